@@ -1,0 +1,334 @@
+"""Carries operations to Redis over redis-py's connections; owns every retry, and maps every failure to a typed error.
+
+On failure: a call is repeated until the client's patience ends (each verb is safe to repeat), then the caller gets
+`Unavailable` or, for a send whose fate is unknown, `Unconfirmed`. No error of the driver passes through.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import redis
+from hiredis import pack_command
+from redis import exceptions as foreign
+
+from restante.core.errors import RestanteError, Unavailable
+from restante.core.exchange import (
+    BLOCK,
+    BLOCK_MARGIN,
+    HANDSHAKE,
+    LOST,
+    Address,
+    Effort,
+    Endpoint,
+    Plain,
+    Server,
+    SlotMap,
+    asking,
+    confirmed,
+    disk_support,
+    durability_command,
+    markers_by_slot,
+    misplaced,
+    not_confirmed,
+)
+from restante.core.operations import Operation
+from restante.core.settings import ClientSettings
+
+T = TypeVar("T")
+
+
+class Link:
+    """One connection and what is known of the server behind it."""
+
+    __slots__ = ("client_id", "connection", "server")
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+        self.server: Server | None = None
+        self.client_id = 0
+
+    def call(self, packed: bytes, replies: int = 1) -> Any:
+        """Writes, then reads that many answers; the last failure among them is raised after all were read."""
+        connection = self.connection
+        connection.send_packed_command((packed,), False)
+        if replies == 1:
+            return connection.read_response(True)
+        answers, failed = [], None
+        for _ in range(replies):
+            try:
+                answers.append(connection.read_response(True))
+            except foreign.ResponseError as error:
+                failed = failed or error
+                answers.append(error)
+        if failed is not None:
+            raise failed
+        return answers
+
+    def close(self) -> None:
+        self.connection.disconnect()
+
+
+class Connection:
+    """The synchronous runner; safe to share between threads, and usable again in a forked child."""
+
+    def __init__(self, url: str, settings: ClientSettings) -> None:
+        self.settings = settings
+        self.endpoint = Endpoint.parse(url, settings)
+        self._idle: dict[Address | None, deque[Link]] = {}
+        self._pid = os.getpid()
+        self._slots = SlotMap()
+        self._master: Address | None = None
+        self._lock = threading.Lock()
+        self._checked = False
+        self._waitaof: bool | None = None
+        self._closed = False
+
+    # -- links ---------------------------------------------------------------------------------------------------
+
+    def _make(self, address: Address | None) -> Link:
+        kind = self.endpoint.options.get("connection_class", redis.Connection)
+        link = Link(kind(**self.endpoint.kwargs(address)))
+        try:
+            first, second, client_id = link.call(HANDSHAKE, 3)
+        except BaseException:
+            link.close()
+            raise
+        link.server = Server.parse(first, second)
+        link.client_id = client_id
+        if not self._checked:
+            link.server.check(self.settings, self.endpoint.shown)
+            self._checked = True
+        return link
+
+    def _take(self, address: Address | None) -> Link:
+        if self._pid != os.getpid():
+            # Sockets shared with a parent would mix two processes' answers.
+            self._idle, self._pid, self._lock = {}, os.getpid(), threading.Lock()
+        if self._closed:
+            raise Unavailable("this client is closed: call restante.connect() again")
+        try:
+            return self._idle[address].pop()
+        except (KeyError, IndexError):
+            return self._make(address)
+
+    def _give(self, address: Address | None, link: Link) -> None:
+        idle = self._idle.get(address)
+        if idle is None:
+            idle = self._idle.setdefault(address, deque())
+        if self._closed or len(idle) >= self.settings.idle_connections:
+            link.close()
+        else:
+            idle.append(link)
+
+    def address_of(self, key: bytes) -> Address | None:
+        """The server that holds a key."""
+        if self.endpoint.mode == "single":
+            return None
+        if self.endpoint.mode == "sentinel":
+            if self._master is None:
+                self._master = self._ask_sentinels()
+            return self._master
+        found = self._slots.of(key)
+        if found is None:
+            self._learn_slots()
+            found = self._slots.of(key)
+            if found is None:
+                raise foreign.ClusterDownError("CLUSTERDOWN no node serves this slot")
+        return found
+
+    def _ask_sentinels(self) -> Address:
+        error: Exception = foreign.ConnectionError("no sentinel answered")
+        for seed in self.endpoint.seeds:
+            link = Link(redis.Connection(**self.endpoint.sentinel_kwargs(seed)))
+            try:
+                reply = link.call(self.endpoint.sentinel_question)
+                if reply:
+                    return reply[0].decode(), int(reply[1])
+                error = foreign.ConnectionError(f"sentinels know no service {self.endpoint.service!r}")
+            except LOST as failure:
+                error = failure
+            finally:
+                link.close()
+        raise error
+
+    def _learn_slots(self) -> None:
+        error: Exception = foreign.ConnectionError("no cluster node answered")
+        known = [address for address in self._idle if address is not None]
+        for address in [*known, *self.endpoint.seeds]:
+            try:
+                link = self._take(address)
+                self._slots.learn(link.call(pack_command(("CLUSTER", "SLOTS"))))
+                self._give(address, link)
+                return
+            except LOST as failure:
+                error = failure
+        raise error
+
+    def _remap(self, address: Address | None) -> None:
+        for link in self._idle.pop(address, ()):
+            link.close()
+        self._master = None
+        if self.endpoint.mode == "cluster":
+            try:
+                self._learn_slots()
+            except LOST:
+                pass  # the next try meets the same failure and reports it
+
+    # -- calls ---------------------------------------------------------------------------------------------------
+
+    def run(self, op: Operation[T], *, patience: float | None = None) -> T:
+        """Runs one operation to its end: an answer, or a typed error."""
+        effort: Effort | None = None
+        ask: Address | None = None
+        while True:
+            address: Address | None = None
+            written = False
+            try:
+                address = ask or self.address_of(op.keys[0])
+                link = self._take(address)
+                written = True
+                reply = self._call(op, address, link, ask is not None)
+            except LOST as error:
+                if effort is None:
+                    effort = Effort(op, self.settings.patience if patience is None else patience)
+                step = effort.next(error, self.endpoint.shown, written)
+                if step.error is not None:
+                    raise step.error from None
+                if step.inspect:
+                    raise misplaced(op, [self.command("TYPE", key, key=key) for key in op.keys]) from None
+                ask = step.ask
+                if step.remap:
+                    self._remap(address)
+                if step.load:
+                    self._load(op, address)
+                if step.pause:
+                    time.sleep(step.pause)
+                op.repeat()
+                continue
+            return op.parse(reply)
+
+    def _call(self, op: Operation[Any], address: Address | None, link: Link, ask: bool) -> Any:
+        server = link.server
+        assert server is not None
+        packed = op.packed(server.modern)
+        try:
+            if op.durability == "memory" and not ask:
+                reply = link.call(packed)
+            else:
+                reply = self._call_with(op, link, packed, ask)
+        except (foreign.ResponseError, RestanteError):
+            self._give(address, link)
+            raise
+        except BaseException:
+            link.close()
+            raise
+        self._give(address, link)
+        return reply
+
+    def _call_with(self, op: Operation[Any], link: Link, packed: bytes, ask: bool) -> Any:
+        """A call that needs a word before it (a slot on the move) or after it (a durability level)."""
+        after = None
+        if op.durability != "memory":
+            if op.durability == "disk" and self._waitaof is None:
+                assert link.server is not None
+                reply = link.call(pack_command(("CONFIG", "GET", "append*")))
+                self._waitaof = disk_support(link.server, reply, self.endpoint.shown)
+            after = durability_command(op.durability, bool(self._waitaof), self.settings)
+        answers = link.call(asking(ask) + packed + (after or b""), 1 + ask + (after is not None))
+        if not ask and after is None:
+            return answers
+        if after is not None and not confirmed(op.durability, answers[-1]):
+            raise not_confirmed(op)
+        return answers[1 if ask else 0]
+
+    def _load(self, op: Operation[Any], address: Address | None) -> None:
+        try:
+            link = self._take(address)
+            assert link.server is not None
+            link.call(pack_command(("SCRIPT", "LOAD", op.script.texts[link.server.modern])))
+            self._give(address, link)
+        except LOST:
+            pass  # the next try meets the same failure and counts it
+
+    def command(self, *words: Any, key: bytes = b"") -> Any:
+        """A plain command, for what needs no script. Safe to repeat, or do not use it."""
+        return self.run(Plain(words, key))
+
+    # -- waiting -------------------------------------------------------------------------------------------------
+
+    def wait(self, markers: Sequence[bytes], seconds: float, bell: Bell | None = None) -> None:
+        """Sleeps until one of the markers is set or the time is over; wake-ups are taken, not seen by others.
+
+        The server's own timeout is coarse, so the time is kept here and the block ended over a second connection.
+        """
+        deadline = time.monotonic() + seconds
+        block = f"{min(BLOCK, seconds + BLOCK_MARGIN):.3f}"
+        parked: list[tuple[Address | None, Link]] = []
+        try:
+            for names in markers_by_slot(self.endpoint, markers):
+                address = self.address_of(names[0])
+                link = self._take(address)
+                parked.append((address, link))
+                link.connection.send_packed_command((pack_command(("BZPOPMIN", *names, block)),), False)
+            sockets = {link.connection._sock: link for _, link in parked}
+            over = min(deadline, time.monotonic() + BLOCK + BLOCK_MARGIN)
+            watched: list[Any] = [*sockets, bell] if bell is not None else [*sockets]
+            woken, _, _ = select.select(watched, (), (), max(0.0, over - time.monotonic()))
+            for address, link in parked:
+                if link.connection._sock not in woken:
+                    self._unblock(address, link)
+                link.connection.read_response(True, timeout=BLOCK_MARGIN)
+            while parked:
+                self._give(*parked.pop())
+        except foreign.ResponseError:
+            pass  # a cluster moved the key or a script failed over: the caller polls and finds out
+        except LOST as error:
+            raise Unavailable(f"{self.endpoint.shown} was lost while waiting: {error}") from None
+        finally:
+            for _, link in parked:
+                link.close()
+
+    def _unblock(self, address: Address | None, link: Link) -> None:
+        helper = self._take(address)
+        helper.call(pack_command(("CLIENT", "UNBLOCK", link.client_id)))
+        self._give(address, helper)
+
+    def close(self) -> None:
+        """Closes idle connections; those in use close when they come back."""
+        self._closed = True
+        for idle in self._idle.values():
+            while idle:
+                idle.pop().close()
+
+
+class Bell:
+    """Wakes a sleeping runner from another thread or a signal handler."""
+
+    def __init__(self) -> None:
+        self._near, self._far = socket.socketpair()
+        self._near.setblocking(False)
+        self._far.setblocking(False)
+        self.rung = False
+
+    def fileno(self) -> int:
+        return self._near.fileno()
+
+    def ring(self) -> None:
+        """From now on no wait with this bell sleeps."""
+        self.rung = True
+        try:
+            self._far.send(b".")
+        except (BlockingIOError, OSError):
+            pass  # full or closed: it is ringing already, or nobody sleeps any more
+
+    def close(self) -> None:
+        self._near.close()
+        self._far.close()

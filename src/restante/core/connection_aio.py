@@ -1,0 +1,305 @@
+"""The asyncio runner: the same operations, decisions and errors as `connection`, awaited.
+
+On failure it acts as its synchronous twin does; a cancelled call closes its connection, never returns it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from hiredis import pack_command
+from redis import exceptions as foreign
+from redis.asyncio import connection as driver
+
+from restante.core.errors import RestanteError, Unavailable
+from restante.core.exchange import (
+    BLOCK,
+    BLOCK_MARGIN,
+    HANDSHAKE,
+    LOST,
+    Address,
+    Effort,
+    Endpoint,
+    Plain,
+    Server,
+    SlotMap,
+    asking,
+    confirmed,
+    disk_support,
+    durability_command,
+    markers_by_slot,
+    misplaced,
+    not_confirmed,
+)
+from restante.core.operations import Operation
+from restante.core.settings import ClientSettings
+
+T = TypeVar("T")
+
+
+class AsyncLink:
+    """One connection and what is known of the server behind it."""
+
+    __slots__ = ("client_id", "connection", "server")
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+        self.server: Server | None = None
+        self.client_id = 0
+
+    async def call(self, packed: bytes, replies: int = 1) -> Any:
+        """Writes, then reads that many answers; the first failure among them is raised after all were read."""
+        connection = self.connection
+        await connection.send_packed_command(packed, False)
+        if replies == 1:
+            return await connection.read_response(True)
+        answers, failed = [], None
+        for _ in range(replies):
+            try:
+                answers.append(await connection.read_response(True))
+            except foreign.ResponseError as error:
+                failed = failed or error
+                answers.append(error)
+        if failed is not None:
+            raise failed
+        return answers
+
+    async def close(self) -> None:
+        await self.connection.disconnect(nowait=True)
+
+
+class AsyncConnection:
+    """The asyncio runner; belongs to the event loop it is first used in."""
+
+    def __init__(self, url: str, settings: ClientSettings) -> None:
+        self.settings = settings
+        self.endpoint = Endpoint.parse(url, settings)
+        self._idle: dict[Address | None, deque[AsyncLink]] = {}
+        self._slots = SlotMap()
+        self._master: Address | None = None
+        self._checked = False
+        self._waitaof: bool | None = None
+        self._closed = False
+
+    # -- links ---------------------------------------------------------------------------------------------------
+
+    async def _make(self, address: Address | None) -> AsyncLink:
+        link = AsyncLink(_async_class(self.endpoint)(**self.endpoint.kwargs(address, aio=True)))
+        try:
+            first, second, client_id = await link.call(HANDSHAKE, 3)
+        except BaseException:
+            await link.close()
+            raise
+        link.server = Server.parse(first, second)
+        link.client_id = client_id
+        if not self._checked:
+            link.server.check(self.settings, self.endpoint.shown)
+            self._checked = True
+        return link
+
+    async def _take(self, address: Address | None) -> AsyncLink:
+        if self._closed:
+            raise Unavailable("this client is closed: call restante.aio.connect() again")
+        try:
+            return self._idle[address].pop()
+        except (KeyError, IndexError):
+            return await self._make(address)
+
+    async def _give(self, address: Address | None, link: AsyncLink) -> None:
+        idle = self._idle.setdefault(address, deque())
+        if self._closed or len(idle) >= self.settings.idle_connections:
+            await link.close()
+        else:
+            idle.append(link)
+
+    async def address_of(self, key: bytes) -> Address | None:
+        """The server that holds a key."""
+        if self.endpoint.mode == "single":
+            return None
+        if self.endpoint.mode == "sentinel":
+            if self._master is None:
+                self._master = await self._ask_sentinels()
+            return self._master
+        found = self._slots.of(key)
+        if found is None:
+            await self._learn_slots()
+            found = self._slots.of(key)
+            if found is None:
+                raise foreign.ClusterDownError("CLUSTERDOWN no node serves this slot")
+        return found
+
+    async def _ask_sentinels(self) -> Address:
+        error: Exception = foreign.ConnectionError("no sentinel answered")
+        for seed in self.endpoint.seeds:
+            link = AsyncLink(driver.Connection(**self.endpoint.sentinel_kwargs(seed, aio=True)))
+            try:
+                reply = await link.call(self.endpoint.sentinel_question)
+                if reply:
+                    return reply[0].decode(), int(reply[1])
+                error = foreign.ConnectionError(f"sentinels know no service {self.endpoint.service!r}")
+            except LOST as failure:
+                error = failure
+            finally:
+                await link.close()
+        raise error
+
+    async def _learn_slots(self) -> None:
+        error: Exception = foreign.ConnectionError("no cluster node answered")
+        known = [address for address in self._idle if address is not None]
+        for address in [*known, *self.endpoint.seeds]:
+            try:
+                link = await self._take(address)
+                self._slots.learn(await link.call(pack_command(("CLUSTER", "SLOTS"))))
+                await self._give(address, link)
+                return
+            except LOST as failure:
+                error = failure
+        raise error
+
+    async def _remap(self, address: Address | None) -> None:
+        for link in self._idle.pop(address, ()):
+            await link.close()
+        self._master = None
+        if self.endpoint.mode == "cluster":
+            try:
+                await self._learn_slots()
+            except LOST:
+                pass  # the next try meets the same failure and reports it
+
+    # -- calls ---------------------------------------------------------------------------------------------------
+
+    async def run(self, op: Operation[T], *, patience: float | None = None) -> T:
+        """Runs one operation to its end: an answer, or a typed error."""
+        effort: Effort | None = None
+        ask: Address | None = None
+        while True:
+            address: Address | None = None
+            written = False
+            try:
+                address = ask or await self.address_of(op.keys[0])
+                link = await self._take(address)
+                written = True
+                reply = await self._call(op, address, link, ask is not None)
+            except LOST as error:
+                if effort is None:
+                    effort = Effort(op, self.settings.patience if patience is None else patience)
+                step = effort.next(error, self.endpoint.shown, written)
+                if step.error is not None:
+                    raise step.error from None
+                if step.inspect:
+                    raise await self._misplaced(op) from None
+                ask = step.ask
+                if step.remap:
+                    await self._remap(address)
+                if step.load:
+                    await self._load(op, address)
+                if step.pause:
+                    await asyncio.sleep(step.pause)
+                op.repeat()
+                continue
+            return op.parse(reply)
+
+    async def _call(self, op: Operation[Any], address: Address | None, link: AsyncLink, ask: bool) -> Any:
+        assert link.server is not None
+        packed = op.packed(link.server.modern)
+        try:
+            if op.durability == "memory" and not ask:
+                reply = await link.call(packed)
+            else:
+                reply = await self._call_with(op, link, packed, ask)
+        except (foreign.ResponseError, RestanteError):
+            await self._give(address, link)
+            raise
+        except BaseException:
+            await link.close()
+            raise
+        await self._give(address, link)
+        return reply
+
+    async def _call_with(self, op: Operation[Any], link: AsyncLink, packed: bytes, ask: bool) -> Any:
+        """A call that needs a word before it (a slot on the move) or after it (a durability level)."""
+        after = None
+        if op.durability != "memory":
+            if op.durability == "disk" and self._waitaof is None:
+                assert link.server is not None
+                reply = await link.call(pack_command(("CONFIG", "GET", "append*")))
+                self._waitaof = disk_support(link.server, reply, self.endpoint.shown)
+            after = durability_command(op.durability, bool(self._waitaof), self.settings)
+        answers = await link.call(asking(ask) + packed + (after or b""), 1 + ask + (after is not None))
+        if not ask and after is None:
+            return answers
+        if after is not None and not confirmed(op.durability, answers[-1]):
+            raise not_confirmed(op)
+        return answers[1 if ask else 0]
+
+    async def _load(self, op: Operation[Any], address: Address | None) -> None:
+        try:
+            link = await self._take(address)
+            assert link.server is not None
+            await link.call(pack_command(("SCRIPT", "LOAD", op.script.texts[link.server.modern])))
+            await self._give(address, link)
+        except LOST:
+            pass  # the next try meets the same failure and counts it
+
+    async def _misplaced(self, op: Operation[Any]) -> RestanteError:
+        return misplaced(op, [await self.command("TYPE", key, key=key) for key in op.keys])
+
+    async def command(self, *words: Any, key: bytes = b"") -> Any:
+        """A plain command, for what needs no script. Safe to repeat, or do not use it."""
+        return await self.run(Plain(words, key))
+
+    # -- waiting -------------------------------------------------------------------------------------------------
+
+    async def wait(self, markers: Sequence[bytes], seconds: float) -> None:
+        """Sleeps until one of the markers is set or the time is over; see the synchronous runner."""
+        block = f"{min(BLOCK, seconds + BLOCK_MARGIN):.3f}"
+        over = time.monotonic() + min(seconds, BLOCK + BLOCK_MARGIN)
+        parked: list[tuple[Address | None, AsyncLink]] = []
+        reading: list[asyncio.Task[Any]] = []
+        try:
+            for names in markers_by_slot(self.endpoint, markers):
+                address = await self.address_of(names[0])
+                link = await self._take(address)
+                parked.append((address, link))
+                await link.connection.send_packed_command(pack_command(("BZPOPMIN", *names, block)), False)
+                reading.append(
+                    asyncio.ensure_future(link.connection.read_response(True, timeout=BLOCK + 2 * BLOCK_MARGIN))
+                )
+            await asyncio.wait(
+                reading, timeout=max(0.0, over - time.monotonic()), return_when=asyncio.FIRST_COMPLETED
+            )
+            for (address, link), task in zip(parked, reading, strict=True):
+                if not task.done():
+                    helper = await self._take(address)
+                    await helper.call(pack_command(("CLIENT", "UNBLOCK", link.client_id)))
+                    await self._give(address, helper)
+                await asyncio.wait_for(task, BLOCK_MARGIN)
+            while parked:
+                await self._give(*parked.pop())
+        except foreign.ResponseError:
+            pass  # a cluster moved the key: the caller polls and finds out
+        except (*LOST, TimeoutError) as error:
+            raise Unavailable(f"{self.endpoint.shown} was lost while waiting: {error}") from None
+        finally:
+            for task in reading:
+                task.cancel()
+            for _, link in parked:
+                await link.close()
+            await asyncio.gather(*reading, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Closes idle connections; those in use close when they come back."""
+        self._closed = True
+        for idle in self._idle.values():
+            while idle:
+                await idle.pop().close()
+
+
+def _async_class(endpoint: Endpoint) -> Any:
+    """The driver's asyncio twin of the connection class the URL asked for."""
+    kind = endpoint.options.get("connection_class")
+    return getattr(driver, kind.__name__) if kind is not None else driver.Connection

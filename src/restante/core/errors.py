@@ -1,0 +1,112 @@
+"""Every error Restante raises; the docstring is the default message and names the remedy.
+
+RestanteError
+├── InvalidInput (also ValueError)      bad input, refused before anything is stored
+│   ├── InvalidName
+│   ├── InvalidPayload
+│   └── PayloadTooLarge
+├── QueueFull                           the queue or the server has no room
+├── LeaseLost                           the message is no longer yours
+├── NotFound                            no such message, queue or task
+├── Held                                somebody holds the message now
+├── Unavailable                         the server cannot be reached or does not answer
+│   ├── NotReady                        it is loading its data or waiting for its cluster
+│   └── ReadOnly                        it refuses writes
+├── Unconfirmed                         a send whose outcome cannot be known
+├── UnsafeServer                        the server would lose messages as configured
+└── Corrupt                             stored data is not what was written
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class RestanteError(Exception):
+    """Something went wrong in Restante."""
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message or " ".join((type(self).__doc__ or "").split()))
+
+
+class InvalidInput(RestanteError, ValueError):
+    """The input is not valid; nothing was stored. Correct the named argument and send again."""
+
+
+class InvalidName(InvalidInput):
+    """A name has 1 to 200 characters of letters, digits and ._:@/+- and does not start with a dash."""
+
+
+class InvalidPayload(InvalidInput):
+    """A payload is any JSON value (no NaN, no lone surrogates, string keys) or bytes. Convert it first."""
+
+
+class PayloadTooLarge(InvalidInput):
+    """The payload is larger than the queue's max_payload. Store it elsewhere and send a reference, or raise the limit."""
+
+
+class QueueFull(RestanteError):
+    """The queue has no room; nothing was stored. Consume or replay what waits, or raise the limit, then send again."""
+
+
+class LeaseLost(RestanteError):
+    """The lease on this message has ended, so ack, nack, bury, release and extend have no effect any more.
+
+    A lease is the right to work on a message until a moment on the Redis server's clock. It ends when
+    that moment passes without `extend()` (the handler took longer than the lease and renewal did not
+    reach the server, or the process was stopped), or when the message was settled already. By then the
+    message may be in another consumer's hands, or done: what this consumer did may be done twice.
+    Nothing is lost. What to do: let this delivery go without further side effects, make the
+    handler's effects idempotent by `message.id`, and if it happens often give the queue a longer
+    `lease` or let `consume()` renew it.
+    """
+
+    def __init__(self, message: str | None = None, *, ids: Sequence[str] = ()) -> None:
+        super().__init__(
+            message
+            or f"the lease on {', '.join(ids) or 'the message'} has ended: this call had no effect; "
+            "give the queue a longer lease or extend() in time"
+        )
+        #: The messages whose lease was lost.
+        self.ids = tuple(ids)
+
+
+class NotFound(RestanteError):
+    """There is no such message, queue or task. Check the id and the queue's name with `restante ls`."""
+
+
+class Held(RestanteError):
+    """A consumer holds this message now. Wait for its lease to end, or stop the consumer, then try again."""
+
+
+class Unavailable(RestanteError):
+    """The Redis server cannot be reached. Check the URL, that the server runs, and the network between."""
+
+
+class NotReady(Unavailable):
+    """The Redis server is up but not ready (loading its data, or its cluster is incomplete). Wait for it."""
+
+
+class ReadOnly(Unavailable):
+    """The Redis server refuses writes. It is a replica, its disk is full, or too few replicas follow it."""
+
+
+class Unconfirmed(RestanteError):
+    """The message may or may not be stored: the server's answer never came. Send again with the same id."""
+
+    def __init__(self, message: str | None = None, *, ids: Sequence[str] = ()) -> None:
+        super().__init__(
+            message
+            or f"no confirmation for {', '.join(ids[:3])}{' …' if len(ids) > 3 else ''}: sending again "
+            "with the same id is safe and stores one message"
+        )
+        #: The messages in doubt, in the order they were sent.
+        self.ids = tuple(ids)
+
+
+class UnsafeServer(RestanteError):
+    """The Redis server would lose messages as it is configured. Run `restante doctor` for each remedy."""
+
+
+class Corrupt(RestanteError):
+    """Stored data is not what was written. Run `restante doctor`, and restore the key from a backup."""

@@ -1,0 +1,338 @@
+"""What both runners share: addresses, what is known of a server, and what to do after each failure, all without I/O."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from hiredis import pack_command
+from redis import exceptions as foreign
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import NoBackoff
+from redis.connection import parse_url
+from redis.crc import key_slot
+from redis.retry import Retry
+
+from restante.core.errors import (
+    Corrupt,
+    InvalidInput,
+    NotReady,
+    PayloadTooLarge,
+    QueueFull,
+    ReadOnly,
+    RestanteError,
+    Unavailable,
+    Unconfirmed,
+    UnsafeServer,
+)
+from restante.core.operations import SEND, Operation
+from restante.core.settings import ClientSettings
+
+Address = tuple[str, int]
+
+#: Seconds a consumer sleeps on the marker at most: a lost wake-up costs no more than this.
+BLOCK = 5.0
+#: Seconds the server may be late to end a block before the connection counts as half-open.
+BLOCK_MARGIN = 3.0
+#: Seconds; first and longest pause between two tries of a call.
+FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5
+#: Oldest server whose commands the scripts need.
+OLDEST = (6, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A server address as parsed from its URL: one server, a cluster, or a name that sentinels resolve."""
+
+    shown: str
+    mode: str
+    options: dict[str, Any]
+    seeds: tuple[Address, ...] = ()
+    service: str = ""
+
+    @classmethod
+    def parse(cls, url: str, settings: ClientSettings) -> Endpoint:
+        parts = urlsplit(url)
+        scheme, _, mode = parts.scheme.partition("+")
+        if scheme not in ("redis", "rediss", "unix") or mode not in ("", "cluster", "sentinel"):
+            raise InvalidInput(
+                f"the URL scheme {parts.scheme!r} is not known: use redis://, rediss://, unix://, redis+cluster:// "
+                "or redis+sentinel://"
+            )
+        seeds: list[Address] = []
+        path, netloc = parts.path, parts.netloc
+        service = ""
+        if mode:
+            login, _, hosts = netloc.rpartition("@")
+            for host in hosts.split(","):
+                name, _, port = host.partition(":")
+                seeds.append((name or "127.0.0.1", int(port or (26379 if mode == "sentinel" else 6379))))
+            if mode == "sentinel":
+                service, _, database = path.strip("/").partition("/")
+                if not service:
+                    raise InvalidInput("a sentinel URL names the service: redis+sentinel://host:26379/mymaster/0")
+                path = f"/{database}" if database else ""
+            netloc = f"{login}@{hosts.split(',')[0]}" if login else hosts.split(",")[0]
+        try:
+            options = dict(parse_url(urlunsplit((scheme, netloc, path, parts.query, ""))))
+        except ValueError as error:
+            raise InvalidInput(f"the Redis URL is not valid: {error}") from None
+        kind = options.pop("connection_class", None)
+        if kind is not None:
+            options["connection_class"] = kind
+        options.setdefault("socket_timeout", settings.socket_timeout)
+        options.setdefault("socket_connect_timeout", settings.connect_timeout)
+        options.setdefault("socket_keepalive", True) if scheme != "unix" else None
+        shown = urlunsplit((parts.scheme, netloc.rpartition("@")[2] or parts.netloc, parts.path, "", ""))
+        return cls(shown, mode or "single", options, tuple(seeds), service)
+
+    def kwargs(self, address: Address | None, *, aio: bool = False) -> dict[str, Any]:
+        """For the driver's connection class; the driver's own retries stay off."""
+        made = {key: value for key, value in self.options.items() if key != "connection_class"}
+        if address is not None:
+            made["host"], made["port"] = address
+        made["retry"] = AsyncRetry(NoBackoff(), 0) if aio else Retry(NoBackoff(), 0)
+        made["protocol"] = 2
+        return made
+
+    def sentinel_kwargs(self, seed: Address, *, aio: bool = False) -> dict[str, Any]:
+        """For a connection to a sentinel, which has no database and a login of its own."""
+        made = self.kwargs(seed, aio=aio)
+        return {key: value for key, value in made.items() if key not in ("db", "username", "password")}
+
+    @property
+    def sentinel_question(self) -> bytes:
+        """Where is the master now?"""
+        return pack_command(("SENTINEL", "get-master-addr-by-name", self.service))
+
+
+@dataclass(slots=True)
+class Step:
+    """What to do after a failed try: raise this, or repair and try again."""
+
+    error: RestanteError | None = None
+    pause: float = 0.0
+    load: bool = False
+    remap: bool = False
+    ask: Address | None = None
+    inspect: bool = False
+
+
+@dataclass(slots=True)
+class Effort:
+    """The tries of one call so far."""
+
+    op: Operation[Any]
+    patience: float
+    started: float = field(default_factory=time.monotonic)
+    tries: int = 0
+    #: Whether any try may have reached the server.
+    written: bool = False
+
+    def next(self, error: BaseException, shown: str, written: bool) -> Step:
+        """Decides from the failure what comes next."""
+        self.tries += 1
+        self.written = self.written or written
+        if isinstance(error, foreign.NoScriptError):
+            return Step(load=True) if self.tries < 20 else Step(error=Unavailable("the server keeps dropping scripts"))
+        if isinstance(error, foreign.MovedError):
+            return self._again(NotReady(f"the cluster keeps moving {self.op.queue}"), remap=True)
+        if isinstance(error, foreign.AskError):
+            return self._again(NotReady(f"the cluster keeps moving {self.op.queue}"), ask=(error.host, error.port))
+        text = str(error)
+        if isinstance(error, foreign.TryAgainError | foreign.ClusterDownError) or text.startswith("CLUSTERDOWN"):
+            return self._again(NotReady(f"the cluster is moving {self.op.queue} or incomplete: {text}"), remap=True)
+        if isinstance(error, foreign.BusyLoadingError) or text.startswith(("LOADING", "BUSY", "MASTERDOWN")):
+            return self._again(NotReady(f"{shown} is not ready: {text}"))
+        if isinstance(error, foreign.AuthenticationError | foreign.AuthorizationError) or text.startswith(
+            ("NOAUTH", "WRONGPASS", "NOPERM")
+        ):
+            return Step(error=Unavailable(f"{shown} refused the login or a command: check user, password and ACL"))
+        if isinstance(error, foreign.ReadOnlyError) or "READONLY" in text:
+            return self._again(ReadOnly(f"{shown} is a replica: point the URL at the master"), remap=True)
+        if "MISCONF" in text or "NOREPLICAS" in text:
+            return self._again(ReadOnly(f"{shown} refuses writes: {text}"))
+        if isinstance(error, foreign.OutOfMemoryError) or "OOM command not allowed" in text:
+            return Step(error=QueueFull(f"{shown} is at maxmemory: consume the backlog or raise maxmemory"))
+        if "WRONGTYPE" in text:
+            return Step(inspect=True)
+        if isinstance(error, foreign.ResponseError):
+            return Step(error=_refusal(text, self.op.queue))
+        # What remains are lost connections and answers that did not come in time.
+        return self._again(
+            Unconfirmed(ids=self.op.sends)
+            if self.op.sends and self.written
+            else Unavailable(f"{shown} cannot be reached: {text or type(error).__name__}; is the server running?"),
+            remap=True,
+        )
+
+    def _again(self, final: RestanteError, *, remap: bool = False, ask: Address | None = None) -> Step:
+        spent = time.monotonic() - self.started
+        if spent >= self.patience:
+            return Step(error=final)
+        pause = 0.0 if ask else random.random() * min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(self.tries, 10))
+        return Step(pause=min(pause, max(0.0, self.patience - spent)), remap=remap, ask=ask)
+
+
+def _refusal(text: str, queue: str) -> RestanteError:
+    """A script's own refusal, or a server error we have no better word for."""
+    _, found, rest = text.partition("RESTANTE ")
+    code, _, detail = rest.partition(" ")
+    if found:
+        if code == "TOOLARGE":
+            return PayloadTooLarge(f"{queue}: {detail}")
+        if code == "FULL":
+            return QueueFull(f"{queue} is full ({detail}): consume what waits or raise max_length")
+        if code == "DEADFULL":
+            return QueueFull(f"{queue} has too many dead letters ({detail}): replay or delete them, or raise max_dead")
+        return InvalidInput(f"{queue}: {detail}")
+    return RestanteError(f"the server refused a call on {queue}: {text}")
+
+
+@dataclass(slots=True)
+class Server:
+    """What a client learns about its server on the first connection."""
+
+    version: tuple[int, ...]
+    policy: str
+    loading: bool
+
+    @classmethod
+    def parse(cls, *sections: bytes) -> Server:
+        found = info(b"\n".join(sections))
+        version = tuple(int(part) for part in found.get("redis_version", "0").split(".")[:3] if part.isdecimal())
+        return cls(version, found.get("maxmemory_policy", "noeviction"), found.get("loading") == "1")
+
+    @property
+    def modern(self) -> bool:
+        """Whether scripts may declare their flags."""
+        return self.version >= (7,)
+
+    def check(self, settings: ClientSettings, shown: str) -> None:
+        """Refuses a server that would lose messages."""
+        if self.version < OLDEST:
+            raise UnsafeServer(
+                f"{shown} is Redis {'.'.join(map(str, self.version))}: Restante needs {'.'.join(map(str, OLDEST))} "
+                "or newer"
+            )
+        if self.policy.startswith("allkeys") and not settings.allow_eviction:
+            raise UnsafeServer(
+                f"{shown} has maxmemory-policy {self.policy} and would delete messages when memory is full: set it "
+                "to noeviction, or pass allow_eviction=True"
+            )
+
+
+def info(text: bytes) -> dict[str, str]:
+    """The fields of an INFO answer."""
+    pairs = (line.partition(":") for line in text.decode("utf-8", "replace").splitlines() if ":" in line)
+    return {name: value.strip() for name, _, value in pairs}
+
+
+HANDSHAKE = pack_command(("INFO", "server")) + pack_command(("INFO", "memory")) + pack_command(("CLIENT", "ID"))
+_ASKING = pack_command(("ASKING",))
+#: Whatever the driver may raise for a lost connection or a refusal.
+LOST = (foreign.RedisError, OSError)
+
+
+def asking(ask: bool) -> bytes:
+    """The word before a call to a node that is taking the slot over."""
+    return _ASKING if ask else b""
+
+
+class SlotMap:
+    """Which address serves a key: always the same one, or by slot in a cluster."""
+
+    def __init__(self) -> None:
+        self._ranges: list[tuple[int, int, Address]] = []
+
+    def learn(self, reply: Iterable[Any]) -> None:
+        """From CLUSTER SLOTS."""
+        self._ranges = [(row[0], row[1], (row[2][0].decode(), row[2][1])) for row in reply if row[2][0]]
+
+    def of(self, key: bytes) -> Address | None:
+        slot = key_slot(key)
+        for first, last, address in self._ranges:
+            if first <= slot <= last:
+                return address
+        return None
+
+
+def durability_command(level: str, waitaof: bool, settings: ClientSettings) -> bytes | None:
+    """The command that follows a send on its connection, or None."""
+    # Below the socket's own timeout, so that the server's "not yet" arrives as an answer.
+    limit = int(settings.socket_timeout * 800)
+    if level == "disk":
+        return pack_command(("WAITAOF", 1, 0, limit)) if waitaof else None
+    return pack_command(("WAIT", int(level.partition(":")[2]), limit))
+
+
+def disk_support(server: Server, reply: list[bytes], shown: str) -> bool:
+    """Whether WAITAOF serves durability disk; False where every write is on disk anyway, else UnsafeServer."""
+    found = dict(zip(reply[::2], reply[1::2], strict=True))
+    if found.get(b"appendonly") == b"yes":
+        if server.version >= (7, 2):
+            return True
+        if found.get(b"appendfsync") == b"always":
+            return False
+    raise UnsafeServer(
+        f"{shown} cannot promise durability disk: set appendonly yes and, before Redis 7.2, appendfsync always"
+    )
+
+
+def confirmed(level: str, reply: Any) -> bool:
+    """Whether WAIT or WAITAOF reached the level."""
+    if level == "disk":
+        return bool(reply[0] >= 1)
+    return bool(reply >= int(level.partition(":")[2]))
+
+
+def not_confirmed(op: Operation[Any]) -> Unconfirmed:
+    """The message is stored, the level was not reached."""
+    return Unconfirmed(
+        f"{', '.join(op.sends[:3])} is stored but not yet at durability {op.durability}: check the replicas or the "
+        "disk; sending again with the same id is safe",
+        ids=op.sends,
+    )
+
+
+def misplaced(op: Operation[Any], types: Sequence[bytes]) -> Corrupt:
+    """Names the key whose type is not what the scripts made."""
+    for key, found in zip(op.keys, types, strict=True):
+        if found != b"none" and found.decode() != TYPES[key.rpartition(b":")[2].decode()]:
+            return Corrupt(
+                f"the key {key.decode()} holds a {found.decode()} that Restante did not write: rename or delete it"
+            )
+    return Corrupt(f"a key of {op.queue} has a type that Restante did not write")
+
+
+def markers_by_slot(endpoint: Endpoint, markers: Sequence[bytes]) -> list[list[bytes]]:
+    """The markers one blocking call may name: all, or in a cluster one at a time."""
+    return [[marker] for marker in markers] if endpoint.mode == "cluster" else [list(markers)]
+
+
+#: The type every key of a queue must have.
+TYPES = {
+    "queue": "hash", "journal": "stream", "messages": "hash", "deliveries": "hash", "history": "hash", "ready": "zset",
+    "scheduled": "zset", "retrying": "zset", "leased": "zset", "dead": "zset", "done": "zset", "marker": "zset",
+    "unique": "hash", "acked": "hash", "acked_before": "hash", "consumers": "hash", "tasks": "hash", "queues": "set",
+}  # fmt: skip
+
+
+class Plain(Operation[Any]):
+    """A command without a script, run with the same retries."""
+
+    __slots__ = ("words",)
+
+    def __init__(self, words: tuple[Any, ...], key: bytes) -> None:
+        super().__init__(SEND, (key,), [], lambda reply: reply, "the server")
+        self.words = words
+
+    def packed(self, modern: bool) -> bytes:
+        return pack_command(self.words)
+
+    def repeat(self) -> None:
+        pass

@@ -1,0 +1,82 @@
+"""The journal: one entry per message moved, in a stream with ids that have no gaps, and the positions of its readers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from restante.core.errors import Corrupt
+from restante.core.message import Event, moment
+
+#: The first value of every packed entry; a reader refuses what it does not know.
+FORMAT = "1"
+#: The columns of a packed entry, in order.
+COLUMNS = (
+    "format", "event", "state", "at", "message_id", "sent_at", "kind", "priority", "size", "attempts", "consumer",
+    "due_at", "error_class", "detail",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Position:
+    """A place in one queue's journal: the sequence number of the last entry read."""
+
+    sequence: int = 0
+
+    @classmethod
+    def parse(cls, stream_id: bytes | str) -> Position:
+        text = stream_id.decode() if isinstance(stream_id, bytes) else stream_id
+        return cls(int(text.rpartition("-")[2]))
+
+    def __str__(self) -> str:
+        return f"0-{self.sequence}"
+
+
+@dataclass(frozen=True, slots=True)
+class JournalEntry:
+    """One line of the journal."""
+
+    queue: str
+    position: Position
+    event: Event
+    #: The state the message is in after it: a State's value, or "gone".
+    state: str
+    at: datetime
+    message_id: str
+    sent_at: datetime | None
+    kind: str
+    priority: int
+    size: int
+    attempts: int
+    #: Who did it: the consumer, or the operator of an admin verb.
+    consumer: str
+    #: due_at or lease_expires_at, by what the event sets.
+    due_at: datetime | None
+    error_class: str
+    detail: str
+
+    @classmethod
+    def parse(cls, queue: str, stream_id: bytes, packed: bytes) -> JournalEntry:
+        """Reads one stream entry."""
+        parts = packed.decode().split("\t")
+        if parts[0] != FORMAT or len(parts) != len(COLUMNS):
+            raise Corrupt(f"journal entry {stream_id!r} of {queue} has format {parts[0]!r}; this client reads {FORMAT}")
+        _, event, state, at, message_id, sent, kind, priority, size, attempts, consumer, due, error_class, detail = parts
+        when = moment(int(at))
+        assert when is not None
+        return cls(
+            queue, Position.parse(stream_id), Event(event), state, when, message_id, moment(int(sent or 0)), kind,
+            int(priority), int(size), int(attempts), consumer, moment(int(due or 0)), error_class, detail,
+        )  # fmt: skip
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: instants as ISO text."""
+        return {
+            "queue": self.queue, "position": self.position.sequence, "event": self.event.value, "state": self.state,
+            "at": self.at.isoformat(), "message_id": self.message_id,
+            "sent_at": self.sent_at.isoformat() if self.sent_at else None, "kind": self.kind,
+            "priority": self.priority, "size": self.size, "attempts": self.attempts, "consumer": self.consumer,
+            "due_at": self.due_at.isoformat() if self.due_at else None, "error_class": self.error_class,
+            "detail": self.detail,
+        }  # fmt: skip

@@ -1,0 +1,55 @@
+"""The only place where Redis keys are named; every key of a queue carries its name in braces, so it lives in one slot.
+
+| key `restante:{queue}:…` | type | members and scores | written by | removed by |
+|---|---|---|---|---|
+| queue | hash | settings, sequence, totals per event, due, journal bookkeeping, readers | every verb | drop |
+| messages | hash | id → stored form (payload and what never changes) | send, edit | ack, delete, purge |
+| deliveries | hash | id → token, lease, attempts, position: what changes once received | receive and later verbs | same |
+| history | hash | id → one line per ended attempt | nack, bury, reclaim | same |
+| ready | zset | id by (255 − priority)·2⁴⁴ + sequence | send, promote, release, reclaim, replay | receive |
+| scheduled, retrying | zset | id by due_at ms | send, release / nack | promote |
+| leased | zset | id by lease_expires_at ms | receive, extend | ack, nack, bury, release, reclaim |
+| dead, done | zset | id by when, ms | nack, bury, reclaim / ack | replay, delete, purge / newer results |
+| marker | zset | one member while there is something to look at; consumers sleep on it | most verbs | the consumer it wakes |
+| journal | stream | id 0-n without gaps, one packed field `e` | every verb | trimming behind the readers |
+| unique | hash | unique key → id that holds it | send and later verbs | leaving the states it holds in |
+| acked, acked_before | hash | id → token, two generations of the dedup window | ack | ageing |
+| consumers | hash | consumer → last seen and card | receive, extend | the registry's own tidying |
+| tasks | hash | task id → progress of a replay | replay | the operator |
+
+Beside them one set, `restante:queues`, of all queue names.
+"""
+
+from __future__ import annotations
+
+from restante.core.names import valid_name
+
+#: The set of all queue names.
+QUEUES = b"restante:queues"
+
+#: Every key a queue may have, by its last word.
+NAMES = (
+    "queue", "journal", "messages", "deliveries", "history", "ready", "scheduled", "retrying", "leased", "dead", "done",
+    "marker", "unique", "acked", "acked_before", "consumers", "tasks",
+)  # fmt: skip
+
+
+class QueueKeys:
+    """The keys of one queue, made once per queue object."""
+
+    __slots__ = ("_groups", "by_name", "name")
+
+    def __init__(self, name: str) -> None:
+        self.name = valid_name(name)
+        self.by_name = {key: f"restante:{{{name}}}:{key}".encode() for key in NAMES}
+        self._groups: dict[tuple[str, ...], tuple[bytes, ...]] = {}
+
+    def __getitem__(self, key: str) -> bytes:
+        return self.by_name[key]
+
+    def group(self, names: tuple[str, ...]) -> tuple[bytes, ...]:
+        """The keys a script declares, in its order."""
+        found = self._groups.get(names)
+        if found is None:
+            found = self._groups[names] = tuple(self.by_name[name] for name in names)
+        return found

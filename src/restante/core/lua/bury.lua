@@ -1,0 +1,23 @@
+-- Refuses leased messages for good: dead at once, whatever attempts are left.
+-- KEYS: queue journal deliveries history leased dead unique marker
+-- ARGV: per message: id, token, error class, error text (JSON)
+-- Returns the positions (1-based) whose lease is lost.
+-- Journal: buried
+local k = { deliveries = KEYS[3], history = KEYS[4], leased = KEYS[5], dead = KEYS[6], unique = KEYS[7] }
+local marker = KEYS[8]
+local set = call('HMGET', queue, 'journal', 'journal_skip', 'max_leased')
+open(set[1], set[2])
+local now, lost = clock(), {}
+for i = 1, #ARGV, 4 do
+  local id, token, class, text = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
+  local d = held(call('HGET', k.deliveries, id), token, now)
+  if not d then
+    lost[#lost + 1] = (i + 3) / 4
+  else
+    write('buried', advance('buried', 1), { table.concat({ 'dead', now, id, d.facts, d.attempts,
+      d.consumer, '', class, '' }, '\t') }, true)
+    to_dead(k, id, d, now, 'buried', class, text)
+  end
+end
+if set[3] then call('ZADD', marker, 0, '0') end
+return lost

@@ -1,0 +1,31 @@
+-- Removes messages by id, in any state but leased.
+-- KEYS: queue journal messages deliveries history ready scheduled retrying dead done leased unique
+-- ARGV: operator, detail for the journal, then message ids
+-- Returns per message the state it was deleted from, "leased" if it is held and stays, "" if there is none.
+-- Journal: deleted
+local messages, deliveries, history, leased, unique = KEYS[3], KEYS[4], KEYS[5], KEYS[11], KEYS[12]
+local places = { ready = KEYS[6], scheduled = KEYS[7], retrying = KEYS[8], dead = KEYS[9], done = KEYS[10] }
+local operator, detail = ARGV[1], ARGV[2]
+local set = call('HMGET', queue, 'journal', 'journal_skip')
+open(set[1], set[2])
+local now, reply = clock(), {}
+for i = 3, #ARGV do
+  local id, from = ARGV[i], ''
+  local body = call('HGET', messages, id)
+  if body and call('ZSCORE', leased, id) then
+    from = 'leased'
+  elseif body then
+    for state, zset in pairs(places) do
+      if call('ZSCORE', zset, id) then from = state end
+    end
+    local before = call('HGET', deliveries, id)
+    local attempts = before and parse(before).attempts or 0
+    write('deleted', advance('deleted', 1), { table.concat({ 'gone', now, id, facts_of(body), attempts, operator, '', '',
+      detail }, '\t') }, true)
+    hold_unique(unique, limits_of(body), id, 'g')
+    if from ~= '' then call('ZREM', places[from], id) end
+    forget(messages, deliveries, history, { id })
+  end
+  reply[i - 2] = from
+end
+return reply

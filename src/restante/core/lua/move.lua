@@ -1,0 +1,56 @@
+-- Moves messages that nobody holds to another queue: due times, headers and errors kept, attempts at 0.
+-- KEYS: queue journal messages deliveries history ready scheduled retrying dead leased unique of the source, then
+--       queue journal messages deliveries history ready scheduled unique marker of the target
+-- ARGV: operator, source name, target name, then message ids
+-- Returns per message the state it was taken from, "leased" if held, "exists" if the target has it, "" if none.
+-- Journal: deleted in the source, sent in the target
+local messages, deliveries, history, ready, scheduled = KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
+local retrying, dead, leased, unique = KEYS[8], KEYS[9], KEYS[10], KEYS[11]
+local to = { queue = KEYS[12], journal = KEYS[13], messages = KEYS[14], deliveries = KEYS[15], history = KEYS[16],
+  ready = KEYS[17], scheduled = KEYS[18], unique = KEYS[19], marker = KEYS[20] }
+local operator, source, target = ARGV[1], ARGV[2], ARGV[3]
+local places = { ready = ready, scheduled = scheduled, retrying = retrying, dead = dead }
+local from = { queue = queue, journal = journal }
+local now, reply = clock(), {}
+local function on(side)
+  queue, journal = side.queue, side.journal
+  local set = call('HMGET', queue, 'journal', 'journal_skip')
+  open(set[1], set[2])
+end
+for i = 4, #ARGV do
+  local id, state, due = ARGV[i], '', nil
+  local body = call('HGET', messages, id)
+  for name, zset in pairs(places) do
+    local score = body and call('ZSCORE', zset, id)
+    if score then state, due = name, name == 'scheduled' and score or nil end
+  end
+  if state == '' and body and call('ZSCORE', leased, id) then state = 'leased' end
+  if places[state] and call('HEXISTS', to.messages, id) == 1 then state = 'exists' end
+  if places[state] then
+    local facts, limits = facts_of(body), limits_of(body)
+    local lines = call('HGET', history, id)
+    hold_unique(unique, limits, id, 'g')
+    on(to)
+    local base = advance('sent', 1)
+    local score = string.format('%.0f', (255 - priority_of(body)) * SPAN + base + 1)
+    write('sent', base, { table.concat({ due and 'scheduled' or 'ready', now, id, facts, 0, operator, due or '', '',
+      'moved from ' .. source }, '\t') }, false)
+    call('HSET', to.messages, id, body)
+    if lines then call('HSET', to.history, id, lines) end
+    hold_unique(to.unique, limits, id, due and 's' or 'r')
+    if due then
+      call('ZADD', to.scheduled, due, id)
+      wake_by(to.marker, call('HGET', queue, 'due'), tonumber(due), now)
+    else
+      call('ZADD', to.ready, score, id)
+      call('ZADD', to.marker, 0, '0')
+    end
+    on(from)
+    write('deleted', advance('deleted', 1), { table.concat({ 'gone', now, id, facts, 0, operator, '', '',
+      'moved to ' .. target }, '\t') }, true)
+    call('ZREM', places[state], id)
+    forget(messages, deliveries, history, { id })
+  end
+  reply[i - 3] = state
+end
+return reply

@@ -1,0 +1,21 @@
+-- Removes up to a bounded number of messages of one state, with one journal entry that counts them.
+-- KEYS: queue journal messages deliveries history zset-of-the-state unique
+-- ARGV: operator, state, limit
+-- Returns how many were removed.
+-- Journal: purged
+local messages, deliveries, history, zset, unique = KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
+local operator, state, limit = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local set = call('HMGET', queue, 'journal', 'journal_skip')
+open(set[1], set[2])
+local ids = call('ZRANGE', zset, 0, limit - 1)
+if #ids == 0 then return 0 end
+local now, bodies = clock(), {}
+if call('EXISTS', unique) == 1 then bodies = call('HMGET', messages, unpack(ids)) end
+write('purged', advance('purged', 1, #ids), { table.concat({ 'gone', now, '', now, '', 0, 0, 0, operator, '', '',
+  state .. ':' .. #ids }, '\t') }, true)
+for i = 1, #ids do
+  if bodies[i] then hold_unique(unique, limits_of(bodies[i]), ids[i], 'g') end
+end
+call('ZREMRANGEBYRANK', zset, 0, #ids - 1)
+forget(messages, deliveries, history, ids)
+return #ids

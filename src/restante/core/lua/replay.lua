@@ -1,0 +1,33 @@
+-- Puts dead messages back to ready, attempts at 0, earlier errors kept, and moves the task's cursor with them.
+-- KEYS: queue journal messages deliveries ready dead unique marker tasks
+-- ARGV: operator, task id ("" for none), task record (JSON), then message ids
+-- Returns per message 1 if replayed, 0 if it was not dead.
+-- Journal: replayed
+local messages, deliveries, ready, dead = KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local unique, marker, tasks = KEYS[7], KEYS[8], KEYS[9]
+local operator, task, progress = ARGV[1], ARGV[2], ARGV[3]
+local set = call('HMGET', queue, 'journal', 'journal_skip')
+open(set[1], set[2])
+local now, reply, moved = clock(), {}, 0
+for i = 4, #ARGV do
+  local id = ARGV[i]
+  local body = call('ZSCORE', dead, id) and call('HGET', messages, id)
+  reply[i - 3] = body and 1 or 0
+  if body then
+    local before = call('HGET', deliveries, id)
+    local base = advance('replayed', 1)
+    local score = string.format('%.0f', (255 - priority_of(body)) * SPAN + base + 1)
+    local d = before and parse(before) or { received = '', consumer = '', replays = 0 }
+    d.token, d.expires, d.attempts, d.score, d.replays = '', 0, 0, score, d.replays + 1
+    d.facts, d.limits = facts_of(body), limits_of(body)
+    write('replayed', base, { table.concat({ 'ready', now, id, d.facts, 0, operator, '', '', task }, '\t') }, false)
+    call('HSET', deliveries, id, pack(d))
+    call('ZADD', ready, score, id)
+    call('ZREM', dead, id)
+    hold_unique(unique, d.limits, id, 'r')
+    moved = moved + 1
+  end
+end
+if task ~= '' then call('HSET', tasks, task, progress) end
+if moved > 0 then call('ZADD', marker, 0, '0') end
+return reply

@@ -1,0 +1,297 @@
+"""What a message is, the states it can be in, and the lifecycle as data that Lua, docs and pages follow."""
+
+from __future__ import annotations
+
+import enum
+import os
+import random
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from restante.core.retry import RetryPolicy
+from restante.core.stored import Stored
+
+
+class State(enum.StrEnum):
+    """Where a message is. Each member says who moves a message out of it and how long it may stay."""
+
+    #: Waits for due_at and has never failed. Left by any receive or the sweeper once due; stays as long as its delay.
+    SCHEDULED = "scheduled"
+    #: May be received now. Left by a consumer; stays until one comes.
+    READY = "ready"
+    #: A consumer holds it. Left by its verdict, or by any receive or the sweeper once the lease has ended.
+    LEASED = "leased"
+    #: Failed and waits for due_at. Left by any receive or the sweeper once due; stays as long as the retry policy says.
+    RETRYING = "retrying"
+    #: Attempts spent, or refused for good. Left only by an operator: replay, delete, move or purge.
+    DEAD = "dead"
+    #: Kept after success where the queue keeps results. Left when newer results push it out.
+    DONE = "done"
+
+
+class Event(enum.StrEnum):
+    """What the journal says happened."""
+
+    SENT = "sent"
+    RECEIVED = "received"
+    ACKED = "acked"
+    NACKED = "nacked"
+    BURIED = "buried"
+    RELEASED = "released"
+    EXTENDED = "extended"
+    PROMOTED = "promoted"
+    EXPIRED = "expired"
+    REPLAYED = "replayed"
+    DELETED = "deleted"
+    PURGED = "purged"
+    EDITED = "edited"
+    CONFIGURED = "configured"
+    PAUSED = "paused"
+    RESUMED = "resumed"
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """One row of the lifecycle: from these states, this verb writes this event and leads to one of those states."""
+
+    sources: frozenset[State | None]
+    verb: str
+    event: Event
+    targets: frozenset[State | None]
+    who: str
+    condition: str
+
+
+def _row(
+    sources: set[State | None], verb: str, event: Event, targets: set[State | None], who: str, condition: str
+) -> Transition:
+    return Transition(frozenset(sources), verb, event, frozenset(targets), who, condition)
+
+
+_S = State
+#: None stands for "not there": before the send, or gone for good.
+LIFECYCLE: tuple[Transition, ...] = (
+    _row({None}, "send", Event.SENT, {_S.READY, _S.SCHEDULED}, "producer", "the same message id again changes nothing"),
+    _row({_S.SCHEDULED, _S.RETRYING}, "promote", Event.PROMOTED, {_S.READY}, "sweeper or receive", "due_at has passed"),
+    _row({_S.READY}, "receive", Event.RECEIVED, {_S.LEASED}, "consumer", "attempts + 1, new lease_token"),
+    _row({_S.LEASED}, "ack", Event.ACKED, {None, _S.DONE}, "consumer", "token matches"),
+    _row({_S.LEASED}, "nack", Event.NACKED, {_S.RETRYING, _S.DEAD}, "consumer", "attempts left / spent"),
+    _row({_S.LEASED}, "bury", Event.BURIED, {_S.DEAD}, "consumer", "token matches"),
+    _row({_S.LEASED}, "release", Event.RELEASED, {_S.READY, _S.SCHEDULED}, "consumer", "attempts - 1"),
+    _row({_S.LEASED}, "extend", Event.EXTENDED, {_S.LEASED}, "consumer", "later lease_expires_at"),
+    _row({_S.LEASED}, "reclaim", Event.EXPIRED, {_S.READY, _S.DEAD}, "sweeper or receive", "the lease has ended"),
+    _row({_S.DEAD}, "replay", Event.REPLAYED, {_S.READY}, "operator", "attempts = 0, replays + 1, errors kept"),
+    _row({*_S} - {_S.LEASED}, "delete", Event.DELETED, {None}, "operator", "by id"),
+    _row(
+        {_S.READY, _S.SCHEDULED, _S.RETRYING, _S.DEAD, _S.DONE},
+        "purge",
+        Event.PURGED,
+        {None},
+        "operator",
+        "one entry with a count",
+    ),
+)
+
+#: The letter that stands for a state inside the stored form of a unique send.
+STATE_LETTERS = {
+    State.SCHEDULED: "s",
+    State.READY: "r",
+    State.LEASED: "l",
+    State.RETRYING: "t",
+    State.DEAD: "d",
+    State.DONE: "k",
+}
+
+_ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]
+
+
+_random = random.Random()
+# A forked child must not repeat its parent's numbers.
+os.register_at_fork(after_in_child=_random.seed)
+
+
+def new_id() -> str:
+    """A message id: 26 characters, ordered by time to the millisecond, random below that."""
+    value = (time.time_ns() // 1_000_000 & 0xFFFFFFFFFFFF) << 80 | _random.getrandbits(80)
+    pairs = _PAIRS
+    return (
+        pairs[value >> 120] + pairs[value >> 110 & 1023] + pairs[value >> 100 & 1023]
+        + pairs[value >> 90 & 1023] + pairs[value >> 80 & 1023] + pairs[value >> 70 & 1023]
+        + pairs[value >> 60 & 1023] + pairs[value >> 50 & 1023] + pairs[value >> 40 & 1023]
+        + pairs[value >> 30 & 1023] + pairs[value >> 20 & 1023] + pairs[value >> 10 & 1023]
+        + pairs[value & 1023]
+    )  # fmt: skip
+
+
+class MessageId(str):
+    """The id of a sent message; `stored` is False when an earlier message already stood for it."""
+
+    __slots__ = ("stored",)
+    stored: bool
+
+    def __new__(cls, value: str, stored: bool = True) -> MessageId:
+        made = super().__new__(cls, value)
+        made.stored = stored
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A message before it is sent, for `send_many` with options of its own per message."""
+
+    payload: Any
+    priority: int = 0
+    delay: float | timedelta = 0
+    due_at: datetime | None = None
+    id: str | None = None
+    kind: str = ""
+    headers: dict[str, Any] | None = None
+    content_type: str | None = None
+    lease: float | timedelta | None = None
+    max_attempts: int | None = None
+    retry: RetryPolicy | None = None
+    unique: str | None = None
+    unique_states: frozenset[State] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One ended attempt of a message, as its history keeps it."""
+
+    attempt: int
+    received_at: datetime | None
+    ended_at: datetime
+    event: Event
+    consumer: str
+    error_class: str
+    error: str
+
+
+def moment(milliseconds: int | float | None) -> datetime | None:
+    """Integer milliseconds as the API's aware datetime."""
+    if not milliseconds:
+        return None
+    try:
+        return datetime.fromtimestamp(milliseconds / 1000, UTC)
+    except (OverflowError, ValueError, OSError):
+        return datetime.max.replace(tzinfo=UTC)
+
+
+class Message:
+    """A message and what is known of it; received messages add the verbs that settle them.
+
+    What the message carries is decoded when it is first asked for, so that moving messages stays cheap.
+    """
+
+    __slots__ = (
+        "_due_ms", "_expires_ms", "_lease_ms", "_received_ms", "_settled_ms", "_stored", "attempts", "consumer", "history", "id",
+        "lease_token", "queue", "replays", "state",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        id: str,
+        queue: str,
+        stored: Stored,
+        *,
+        state: State,
+        attempts: int = 0,
+        replays: int = 0,
+        consumer: str = "",
+        lease_token: str = "",
+        due_ms: int = 0,
+        expires_ms: int = 0,
+        received_ms: int = 0,
+        settled_ms: int = 0,
+        history: tuple[Attempt, ...] = (),
+    ) -> None:
+        self.id = id
+        self.queue = queue
+        self._stored = stored
+        self.state = state
+        self.attempts = attempts
+        self.replays = replays
+        self.consumer = consumer
+        self.lease_token = lease_token
+        self.history = history
+        self._due_ms = due_ms
+        self._expires_ms = expires_ms
+        self._received_ms = received_ms
+        self._lease_ms = expires_ms - received_ms if received_ms else 0
+        self._settled_ms = settled_ms
+
+    @property
+    def payload(self) -> Any:
+        """What was sent: the JSON value, or bytes if bytes were sent."""
+        return self._stored.payload
+
+    @property
+    def kind(self) -> str:
+        """What the message is, in the sender's words."""
+        return self._stored.kind
+
+    @property
+    def priority(self) -> int:
+        """0 to 255, high first."""
+        return self._stored.priority
+
+    @property
+    def size(self) -> int:
+        """Bytes of the payload."""
+        return self._stored.size
+
+    @property
+    def headers(self) -> dict[str, Any]:
+        """What travels beside the payload."""
+        return self._stored.headers
+
+    @property
+    def content_type(self) -> str:
+        """application/json, or what the sender of bytes said they are."""
+        return self._stored.content_type
+
+    @property
+    def max_attempts(self) -> int | None:
+        """This message's own limit, or None where the queue's holds."""
+        return self._stored.max_attempts
+
+    @property
+    def retry(self) -> RetryPolicy | None:
+        """This message's own retry policy, or None where the queue's holds."""
+        return self._stored.retry
+
+    @property
+    def unique(self) -> str | None:
+        """The unique key the message was sent with."""
+        return self._stored.unique
+
+    @property
+    def sent_at(self) -> datetime:
+        """When Redis stored it."""
+        return datetime.fromtimestamp(self._stored.sent_ms / 1000, UTC)
+
+    @property
+    def due_at(self) -> datetime | None:
+        """When it becomes ready, while it is scheduled or retrying."""
+        return moment(self._due_ms)
+
+    @property
+    def lease_expires_at(self) -> datetime | None:
+        """When the lease ends by the server's clock, while it is leased."""
+        return moment(self._expires_ms)
+
+    @property
+    def received_at(self) -> datetime | None:
+        """When it was last received."""
+        return moment(self._received_ms)
+
+    @property
+    def settled_at(self) -> datetime | None:
+        """When it became dead or done."""
+        return moment(self._settled_ms)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} queue={self.queue} state={self.state} attempts={self.attempts}>"

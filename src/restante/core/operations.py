@@ -1,0 +1,419 @@
+"""Every verb as a value: script, keys, arguments and how to read the answer; nothing here does I/O."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from importlib import resources
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import orjson
+from hiredis import pack_command
+
+from restante.core.errors import InvalidInput, LeaseLost, PayloadTooLarge
+from restante.core.keys import QueueKeys
+from restante.core.message import STATE_LETTERS, Draft, Message, MessageId, State, new_id
+from restante.core.names import valid_name
+from restante.core.retry import RetryPolicy
+from restante.core.settings import QueueSettings, milliseconds, valid_durability, whole
+from restante.core.stored import Stored, encode
+
+T = TypeVar("T")
+Argument = bytes | str | int
+
+#: Messages in one call. A longer script would hold the server, and Lua's stack bounds it anyway.
+MAX_BATCH = 1000
+#: Characters of an error kept per attempt; the end of a traceback says most.
+MAX_ERROR = 4000
+#: The states in which a unique key holds unless the send says otherwise: until the message is settled.
+UNIQUE_STATES = frozenset({State.SCHEDULED, State.READY, State.LEASED, State.RETRYING})
+
+_nonce = random.Random().getrandbits
+
+
+class Script:
+    """A verb's Lua with the prelude before it, in the two dialects that servers need."""
+
+    def __init__(self, name: str, keys: str, *, when_full: bool = True) -> None:
+        folder = resources.files("restante.core").joinpath("lua")
+        body = folder.joinpath("prelude.lua").read_text() + folder.joinpath(f"{name}.lua").read_text()
+        self.name = name
+        self.keys = tuple(keys.split())
+        # Redis 7 lets a script declare that it may run at maxmemory; before it, a script whose first write
+        # needs no memory may go on to any other, and the declaration is a syntax error.
+        modern = ("#!lua flags=allow-oom\n" if when_full else "#!lua\n") + body
+        older = ("redis.call('HDEL', KEYS[1], '')\n" if when_full else "") + body
+        self.texts = (older.encode(), modern.encode())
+        self.shas = tuple(hashlib.sha1(text).hexdigest().encode() for text in self.texts)
+
+
+SEND = Script(
+    "send",
+    "queue journal messages ready scheduled marker unique acked acked_before leased retrying dead",
+    when_full=False,
+)
+RECEIVE = Script(
+    "receive",
+    "queue journal messages deliveries history ready scheduled retrying leased dead done marker unique acked "
+    "acked_before consumers",
+)
+ACK = Script("ack", "queue journal messages deliveries history leased done unique acked acked_before ready marker")
+NACK = Script("nack", "queue journal deliveries history retrying leased dead unique marker")
+BURY = Script("bury", "queue journal deliveries history leased dead unique marker")
+RELEASE = Script("release", "queue journal deliveries ready scheduled leased unique marker")
+EXTEND = Script("extend", "queue journal deliveries leased consumers")
+
+
+class Operation(Generic[T]):
+    """One call of one script."""
+
+    __slots__ = ("args", "durability", "keys", "parse", "queue", "script", "sends")
+
+    def __init__(
+        self,
+        script: Script,
+        keys: tuple[bytes, ...],
+        args: list[Argument],
+        parse: Callable[[Any], T],
+        queue: str,
+        *,
+        sends: Sequence[str] = (),
+        durability: str = "memory",
+    ) -> None:
+        self.script = script
+        self.keys = keys
+        self.args = args
+        self.parse = parse
+        self.queue = queue
+        #: Ids whose fate is unknown when the answer does not come.
+        self.sends = sends
+        self.durability = durability
+
+    def packed(self, modern: bool) -> bytes:
+        """The call as it goes over the wire."""
+        return pack_command((b"EVALSHA", self.script.shas[modern], len(self.keys), *self.keys, *self.args))
+
+    def repeat(self) -> None:
+        """Told before the call is made again after a lost answer."""
+        if self.script is SEND:
+            self.args[0] = b"1"
+
+
+class Received(NamedTuple):
+    """The answer to a receive."""
+
+    messages: list[Any]
+    now: int
+    due: int | None
+    version: int
+    promoted: int
+    expired: int
+    lost: list[str]
+
+
+class QueueRef:
+    """What operations need to know of a queue: its keys, its settings as last seen, and who is asking."""
+
+    __slots__ = ("card", "consumer", "keys", "make", "name", "opened", "pending", "seen", "settings")
+
+    def __init__(self, name: str, consumer: str, make: Callable[..., Any]) -> None:
+        self.keys = QueueKeys(name)
+        self.name = name
+        self.consumer = consumer
+        #: Makes a received message from its parts.
+        self.make = make
+        #: Fields to be written to the queue hash before the first call.
+        self.pending: dict[str, str] = {}
+        self.settings = QueueSettings()
+        self.opened = False
+        self.seen = 0.0
+        self.card = b""
+
+
+def error_parts(error: BaseException | str | None) -> tuple[str, bytes]:
+    """Class and JSON text of an error, bounded, as history and journal keep them."""
+    if error is None:
+        return "", b'""'
+    if isinstance(error, BaseException):
+        name = type(error).__name__
+        text = "".join(traceback.format_exception(error))[-MAX_ERROR:]
+    else:
+        name, text = "Error", str(error)[:MAX_ERROR]
+    name = "".join(ch for ch in name if ch.isalnum() or ch in "._")[:80] or "Error"
+    return name, orjson.dumps(text.encode("utf-8", "replace").decode())
+
+
+def _due(delay: float | timedelta, due_at: datetime | None) -> str:
+    if due_at is not None:
+        if delay:
+            raise InvalidInput("give delay or due_at, not both")
+        if not isinstance(due_at, datetime) or due_at.tzinfo is None:
+            raise InvalidInput(f"due_at must be an aware datetime such as datetime.now(UTC), not {due_at!r}")
+        return str(max(0, int(due_at.astimezone(UTC).timestamp() * 1000)))
+    if type(delay) is int and delay == 0:
+        return ""
+    wait = milliseconds(delay, "delay")
+    return f"+{wait}" if wait else ""
+
+
+def _entry(
+    ref: QueueRef,
+    payload: Any,
+    priority: int,
+    delay: float | timedelta,
+    due_at: datetime | None,
+    id: str | None,
+    kind: str,
+    headers: dict[str, Any] | None,
+    content_type: str | None,
+    lease: float | timedelta | None,
+    max_attempts: int | None,
+    retry: RetryPolicy | None,
+    unique: str | None,
+    unique_states: frozenset[State] | None,
+) -> tuple[str, str, int, bytes]:
+    """Checks one message and gives its four arguments."""
+    if type(priority) is not int or not 0 <= priority <= 255:
+        whole(priority, "priority", 0, 255)
+    if id is None:
+        id = new_id()
+    else:
+        valid_name(id, "message id")
+    if retry is not None and not isinstance(retry, RetryPolicy):
+        raise InvalidInput(f"retry must be a RetryPolicy such as restante.exponential(1), not {retry!r}")
+    letters = ""
+    if unique is not None:
+        letters = "".join(STATE_LETTERS[State(state)] for state in sorted(unique_states or UNIQUE_STATES))
+    stored, size = encode(
+        payload,
+        kind=kind,
+        priority=priority,
+        headers=headers,
+        content_type=content_type,
+        lease_ms=None if lease is None else milliseconds(lease, "lease", least=0.001),
+        max_attempts=None if max_attempts is None else whole(max_attempts, "max_attempts", 1, 65535),
+        retry=retry,
+        unique=unique,
+        unique_states=letters,
+    )
+    if size > ref.settings.max_payload:
+        raise PayloadTooLarge(
+            f"the payload has {size} bytes and {ref.name} takes {ref.settings.max_payload}: store it elsewhere "
+            "and send a reference, or raise max_payload"
+        )
+    return id, _due(delay, due_at), priority, stored
+
+
+def send(
+    ref: QueueRef,
+    payload: Any,
+    *,
+    priority: int = 0,
+    delay: float | timedelta = 0,
+    due_at: datetime | None = None,
+    id: str | None = None,
+    kind: str = "",
+    headers: dict[str, Any] | None = None,
+    content_type: str | None = None,
+    lease: float | timedelta | None = None,
+    max_attempts: int | None = None,
+    retry: RetryPolicy | None = None,
+    unique: str | None = None,
+    unique_states: frozenset[State] | None = None,
+    durability: str | None = None,
+) -> Operation[MessageId]:
+    """Puts one message in and returns its id.
+
+    The message waits until it is received and acked. With `delay` or `due_at` it becomes ready then and
+    never before. The same `id` again stores nothing; with `unique` nothing is stored while a message
+    with that key is in one of `unique_states`, and the id returned is that message's (`stored` is False).
+    """
+    entry = _entry(
+        ref, payload, priority, delay, due_at, id, kind, headers, content_type, lease, max_attempts, retry, unique,
+        unique_states,
+    )  # fmt: skip
+    made = entry[0]
+    careful = id is not None or unique is not None
+
+    def parse(reply: Any) -> MessageId:
+        if type(reply) is int or not reply[1]:
+            return MessageId(made)
+        return MessageId(reply[1].decode(), False)
+
+    return Operation(
+        SEND, ref.keys.group(SEND.keys), [b"1" if careful else b"0", *entry], parse, ref.name, sends=(made,),
+        durability=ref.settings.durability if durability is None else valid_durability(durability),
+    )  # fmt: skip
+
+
+def send_many(
+    ref: QueueRef, messages: Sequence[Any], *, durability: str | None = None, **options: Any
+) -> Operation[list[MessageId]]:
+    """Puts up to a thousand messages in by one call, all or none, and returns their ids in order.
+
+    Items are payloads, or `Draft`s with options of their own; the keyword options of `send` apply to payloads.
+    """
+    if not 1 <= len(messages) <= MAX_BATCH:
+        raise InvalidInput(f"send_many takes 1 to {MAX_BATCH} messages, not {len(messages)}")
+    shared = Draft(None, **options)
+    careful = shared.unique is not None
+    args: list[Argument] = [b"0"]
+    ids = []
+    for item in messages:
+        draft = item if type(item) is Draft else shared
+        if draft is not shared and (draft.id is not None or draft.unique is not None):
+            careful = True
+        entry = _entry(
+            ref, item.payload if draft is item else item, draft.priority, draft.delay, draft.due_at, draft.id,
+            draft.kind, draft.headers, draft.content_type, draft.lease, draft.max_attempts, draft.retry, draft.unique,
+            draft.unique_states,
+        )  # fmt: skip
+        ids.append(entry[0])
+        args += entry
+    if shared.id is not None:
+        raise InvalidInput("send_many cannot give every message the same id: use Draft(payload, id=…) per message")
+    if careful:
+        args[0] = b"1"
+
+    def parse(reply: Any) -> list[MessageId]:
+        if type(reply) is int:
+            return [MessageId(made) for made in ids]
+        return [
+            MessageId(other.decode(), False) if other else MessageId(made)
+            for made, other in zip(ids, reply[1:], strict=True)
+        ]
+
+    return Operation(
+        SEND, ref.keys.group(SEND.keys), args, parse, ref.name, sends=ids,
+        durability=ref.settings.durability if durability is None else valid_durability(durability),
+    )  # fmt: skip
+
+
+def receive(
+    ref: QueueRef,
+    count: int,
+    *,
+    lease: float | timedelta | None = None,
+    acks: Sequence[Message] = (),
+    card: bytes = b"",
+) -> Operation[Received]:
+    """Leases up to `count` messages; settles `acks` in the same call. With 0 it only promotes and reclaims."""
+    nonce = f"{_nonce(32):08x}"
+    span = "" if lease is None else str(milliseconds(lease, "lease", least=0.001))
+    args: list[Argument] = [count, nonce, ref.consumer, span, card]
+    for message in acks:
+        args += (message.id, message.lease_token)
+
+    def parse(reply: Any) -> Received:
+        now, due, version, promoted, expired, base, lost = reply[:7]
+        version = int(version)
+        if version != ref.settings.version:
+            ref.opened = False
+        made = []
+        make = ref.make
+        for place in range(7, len(reply), 4):
+            base += 1
+            made.append(
+                make(reply[place].decode(), Stored(reply[place + 3]), reply[place + 1], int(reply[place + 2]),
+                     f"{base}-{nonce}", now)
+            )  # fmt: skip
+        return Received(
+            made, now, int(due) if due else None, version, promoted, expired, [acks[index - 1].id for index in lost]
+        )
+
+    return Operation(RECEIVE, ref.keys.group(RECEIVE.keys), args, parse, ref.name)
+
+
+def _settled(messages: Sequence[Message], lost: Iterable[int]) -> None:
+    ids = [messages[index - 1].id for index in lost]
+    if ids:
+        raise LeaseLost(ids=ids)
+
+
+def _pairs(messages: Sequence[Message]) -> list[Argument]:
+    if not 1 <= len(messages) <= MAX_BATCH:
+        raise InvalidInput(f"give 1 to {MAX_BATCH} messages, not {len(messages)}")
+    args: list[Argument] = []
+    for message in messages:
+        args += (message.id, message.lease_token)
+    return args
+
+
+def ack_many(ref: QueueRef, messages: Sequence[Message]) -> Operation[None]:
+    """Ends messages in success. Those whose lease is lost are named by LeaseLost; the others are acked."""
+    return Operation(
+        ACK, ref.keys.group(ACK.keys), _pairs(messages), lambda lost: _settled(messages, lost), ref.name
+    )  # fmt: skip
+
+
+def nack_many(
+    ref: QueueRef,
+    messages: Sequence[Message],
+    *,
+    delay: float | timedelta | None = None,
+    error: BaseException | str | None = None,
+    retry: RetryPolicy | None = None,
+) -> Operation[list[State]]:
+    """Ends attempts in failure: each message is retrying after `delay` or its retry policy's, or dead at its limit."""
+    _pairs(messages)
+    name, text = error_parts(error)
+    fixed = None if delay is None else str(milliseconds(delay, "delay"))
+    args: list[Argument] = []
+    for message in messages:
+        wait = fixed
+        if wait is None:
+            chosen = (retry or message.retry or ref.settings.retry).next(message.attempts)
+            wait = "dead" if chosen is None else str(milliseconds(max(chosen, 0.0), "delay"))
+        args += (message.id, message.lease_token, wait, name, text)
+
+    def parse(reply: Any) -> list[State]:
+        _settled(messages, reply[0])
+        return [State(state.decode()) for state in reply[1:]]
+
+    return Operation(NACK, ref.keys.group(NACK.keys), args, parse, ref.name)
+
+
+def bury_many(
+    ref: QueueRef, messages: Sequence[Message], *, error: BaseException | str | None = None
+) -> Operation[None]:
+    """Refuses messages for good: dead at once."""
+    _pairs(messages)
+    name, text = error_parts(error)
+    args: list[Argument] = []
+    for message in messages:
+        args += (message.id, message.lease_token, name, text)
+    return Operation(BURY, ref.keys.group(BURY.keys), args, lambda lost: _settled(messages, lost), ref.name)
+
+
+def release_many(
+    ref: QueueRef, messages: Sequence[Message], *, delay: float | timedelta = 0
+) -> Operation[None]:
+    """Gives messages back at their old position with the attempt not counted."""
+    args: list[Argument] = [str(milliseconds(delay, "delay")), *_pairs(messages)]
+    return Operation(RELEASE, ref.keys.group(RELEASE.keys), args, lambda lost: _settled(messages, lost), ref.name)
+
+
+def extend_many(
+    ref: QueueRef,
+    messages: Sequence[Message],
+    *,
+    lease: float | timedelta | None = None,
+    card: bytes = b"",
+) -> Operation[list[str]]:
+    """Keeps leases longer, counted from now; returns the ids whose lease was lost instead of raising."""
+    args: list[Argument] = [ref.consumer, card]
+    given = None if lease is None else milliseconds(lease, "lease", least=0.001)
+    for message in messages:
+        span = given or message._lease_ms or int(ref.settings.lease * 1000)
+        args += (message.id, message.lease_token, str(span))
+
+    def parse(reply: Any) -> list[str]:
+        for message, until in zip(messages, reply[1:], strict=True):
+            if until:
+                message._expires_ms = int(until)
+        return [messages[index - 1].id for index in reply[0]]
+
+    return Operation(EXTEND, ref.keys.group(EXTEND.keys), args, parse, ref.name)

