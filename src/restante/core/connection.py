@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import redis
-from hiredis import pack_command
 from redis import exceptions as foreign
+from redis.crc import key_slot
 
 from restante.core.errors import RestanteError, Unavailable
 from restante.core.exchange import (
@@ -39,7 +39,7 @@ from restante.core.exchange import (
     misplaced,
     not_confirmed,
 )
-from restante.core.operations import Operation
+from restante.core.operations import Operation, pack
 from restante.core.settings import ClientSettings
 
 T = TypeVar("T")
@@ -81,6 +81,7 @@ class Connection:
 
     def __init__(self, url: str, settings: ClientSettings) -> None:
         self.settings = settings
+        self.url = url
         self.endpoint = Endpoint.parse(url, settings)
         self._idle: dict[Address | None, deque[Link]] = {}
         self._pid = os.getpid()
@@ -147,7 +148,7 @@ class Connection:
     def _ask_sentinels(self) -> Address:
         error: Exception = foreign.ConnectionError("no sentinel answered")
         for seed in self.endpoint.seeds:
-            link = Link(redis.Connection(**self.endpoint.sentinel_kwargs(seed)))
+            link = Link(redis.Connection(**self.endpoint.sentinel_kwargs(seed)))  # type: ignore[no-untyped-call]
             try:
                 reply = link.call(self.endpoint.sentinel_question)
                 if reply:
@@ -165,7 +166,7 @@ class Connection:
         for address in [*known, *self.endpoint.seeds]:
             try:
                 link = self._take(address)
-                self._slots.learn(link.call(pack_command(("CLUSTER", "SLOTS"))))
+                self._slots.learn(link.call(pack(("CLUSTER", "SLOTS"))))
                 self._give(address, link)
                 return
             except LOST as failure:
@@ -239,7 +240,7 @@ class Connection:
         if op.durability != "memory":
             if op.durability == "disk" and self._waitaof is None:
                 assert link.server is not None
-                reply = link.call(pack_command(("CONFIG", "GET", "append*")))
+                reply = link.call(pack(("CONFIG", "GET", "append*")))
                 self._waitaof = disk_support(link.server, reply, self.endpoint.shown)
             after = durability_command(op.durability, bool(self._waitaof), self.settings)
         answers = link.call(asking(ask) + packed + (after or b""), 1 + ask + (after is not None))
@@ -253,7 +254,7 @@ class Connection:
         try:
             link = self._take(address)
             assert link.server is not None
-            link.call(pack_command(("SCRIPT", "LOAD", op.script.texts[link.server.modern])))
+            link.call(pack(("SCRIPT", "LOAD", op.script.texts[link.server.modern])))
             self._give(address, link)
         except LOST:
             pass  # the next try meets the same failure and counts it
@@ -277,7 +278,7 @@ class Connection:
                 address = self.address_of(names[0])
                 link = self._take(address)
                 parked.append((address, link))
-                link.connection.send_packed_command((pack_command(("BZPOPMIN", *names, block)),), False)
+                link.connection.send_packed_command((pack(("BZPOPMIN", *names, block)),), False)
             sockets = {link.connection._sock: link for _, link in parked}
             over = min(deadline, time.monotonic() + BLOCK + BLOCK_MARGIN)
             watched: list[Any] = [*sockets, bell] if bell is not None else [*sockets]
@@ -298,8 +299,12 @@ class Connection:
 
     def _unblock(self, address: Address | None, link: Link) -> None:
         helper = self._take(address)
-        helper.call(pack_command(("CLIENT", "UNBLOCK", link.client_id)))
+        helper.call(pack(("CLIENT", "UNBLOCK", link.client_id)))
         self._give(address, helper)
+
+    def same_server(self, one: bytes, other: bytes) -> bool:
+        """Whether one script may name both keys."""
+        return self.endpoint.mode != "cluster" or key_slot(one) == key_slot(other)
 
     def close(self) -> None:
         """Closes idle connections; those in use close when they come back."""

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from hiredis import pack_command
 from redis import exceptions as foreign
 from redis.asyncio import connection as driver
 
@@ -35,7 +34,7 @@ from restante.core.exchange import (
     misplaced,
     not_confirmed,
 )
-from restante.core.operations import Operation
+from restante.core.operations import Operation, pack
 from restante.core.settings import ClientSettings
 
 T = TypeVar("T")
@@ -77,6 +76,7 @@ class AsyncConnection:
 
     def __init__(self, url: str, settings: ClientSettings) -> None:
         self.settings = settings
+        self.url = url
         self.endpoint = Endpoint.parse(url, settings)
         self._idle: dict[Address | None, deque[AsyncLink]] = {}
         self._slots = SlotMap()
@@ -153,7 +153,7 @@ class AsyncConnection:
         for address in [*known, *self.endpoint.seeds]:
             try:
                 link = await self._take(address)
-                self._slots.learn(await link.call(pack_command(("CLUSTER", "SLOTS"))))
+                self._slots.learn(await link.call(pack(("CLUSTER", "SLOTS"))))
                 await self._give(address, link)
                 return
             except LOST as failure:
@@ -226,7 +226,7 @@ class AsyncConnection:
         if op.durability != "memory":
             if op.durability == "disk" and self._waitaof is None:
                 assert link.server is not None
-                reply = await link.call(pack_command(("CONFIG", "GET", "append*")))
+                reply = await link.call(pack(("CONFIG", "GET", "append*")))
                 self._waitaof = disk_support(link.server, reply, self.endpoint.shown)
             after = durability_command(op.durability, bool(self._waitaof), self.settings)
         answers = await link.call(asking(ask) + packed + (after or b""), 1 + ask + (after is not None))
@@ -240,7 +240,7 @@ class AsyncConnection:
         try:
             link = await self._take(address)
             assert link.server is not None
-            await link.call(pack_command(("SCRIPT", "LOAD", op.script.texts[link.server.modern])))
+            await link.call(pack(("SCRIPT", "LOAD", op.script.texts[link.server.modern])))
             await self._give(address, link)
         except LOST:
             pass  # the next try meets the same failure and counts it
@@ -265,17 +265,15 @@ class AsyncConnection:
                 address = await self.address_of(names[0])
                 link = await self._take(address)
                 parked.append((address, link))
-                await link.connection.send_packed_command(pack_command(("BZPOPMIN", *names, block)), False)
+                await link.connection.send_packed_command(pack(("BZPOPMIN", *names, block)), False)
                 reading.append(
                     asyncio.ensure_future(link.connection.read_response(True, timeout=BLOCK + 2 * BLOCK_MARGIN))
                 )
-            await asyncio.wait(
-                reading, timeout=max(0.0, over - time.monotonic()), return_when=asyncio.FIRST_COMPLETED
-            )
+            await asyncio.wait(reading, timeout=max(0.0, over - time.monotonic()), return_when=asyncio.FIRST_COMPLETED)
             for (address, link), task in zip(parked, reading, strict=True):
                 if not task.done():
                     helper = await self._take(address)
-                    await helper.call(pack_command(("CLIENT", "UNBLOCK", link.client_id)))
+                    await helper.call(pack(("CLIENT", "UNBLOCK", link.client_id)))
                     await self._give(address, helper)
                 await asyncio.wait_for(task, BLOCK_MARGIN)
             while parked:

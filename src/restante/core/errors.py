@@ -42,7 +42,7 @@ class InvalidPayload(InvalidInput):
 
 
 class PayloadTooLarge(InvalidInput):
-    """The payload is larger than the queue's max_payload. Store it elsewhere and send a reference, or raise the limit."""
+    """The payload is larger than the queue's max_payload. Send a reference to it, or raise the limit."""
 
 
 class QueueFull(RestanteError):

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from hiredis import pack_command
 from redis import exceptions as foreign
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
@@ -29,7 +28,7 @@ from restante.core.errors import (
     Unconfirmed,
     UnsafeServer,
 )
-from restante.core.operations import SEND, Operation
+from restante.core.operations import SEND, Operation, pack
 from restante.core.settings import ClientSettings
 
 Address = tuple[str, int]
@@ -78,7 +77,8 @@ class Endpoint:
                 path = f"/{database}" if database else ""
             netloc = f"{login}@{hosts.split(',')[0]}" if login else hosts.split(",")[0]
         try:
-            options = dict(parse_url(urlunsplit((scheme, netloc, path, parts.query, ""))))
+            plain = urlunsplit((scheme, netloc, path, parts.query, "")) if mode else url
+            options = dict(parse_url(plain))  # type: ignore[no-untyped-call]
         except ValueError as error:
             raise InvalidInput(f"the Redis URL is not valid: {error}") from None
         kind = options.pop("connection_class", None)
@@ -86,8 +86,10 @@ class Endpoint:
             options["connection_class"] = kind
         options.setdefault("socket_timeout", settings.socket_timeout)
         options.setdefault("socket_connect_timeout", settings.connect_timeout)
-        options.setdefault("socket_keepalive", True) if scheme != "unix" else None
-        shown = urlunsplit((parts.scheme, netloc.rpartition("@")[2] or parts.netloc, parts.path, "", ""))
+        if scheme != "unix":
+            options.setdefault("socket_keepalive", True)
+        # Never the login: this text is for messages and logs.
+        shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
         return cls(shown, mode or "single", options, tuple(seeds), service)
 
     def kwargs(self, address: Address | None, *, aio: bool = False) -> dict[str, Any]:
@@ -107,7 +109,7 @@ class Endpoint:
     @property
     def sentinel_question(self) -> bytes:
         """Where is the master now?"""
-        return pack_command(("SENTINEL", "get-master-addr-by-name", self.service))
+        return pack(("SENTINEL", "get-master-addr-by-name", self.service))
 
 
 @dataclass(slots=True)
@@ -232,8 +234,8 @@ def info(text: bytes) -> dict[str, str]:
     return {name: value.strip() for name, _, value in pairs}
 
 
-HANDSHAKE = pack_command(("INFO", "server")) + pack_command(("INFO", "memory")) + pack_command(("CLIENT", "ID"))
-_ASKING = pack_command(("ASKING",))
+HANDSHAKE = pack(("INFO", "server")) + pack(("INFO", "memory")) + pack(("CLIENT", "ID"))
+_ASKING = pack(("ASKING",))
 #: Whatever the driver may raise for a lost connection or a refusal.
 LOST = (foreign.RedisError, OSError)
 
@@ -266,8 +268,8 @@ def durability_command(level: str, waitaof: bool, settings: ClientSettings) -> b
     # Below the socket's own timeout, so that the server's "not yet" arrives as an answer.
     limit = int(settings.socket_timeout * 800)
     if level == "disk":
-        return pack_command(("WAITAOF", 1, 0, limit)) if waitaof else None
-    return pack_command(("WAIT", int(level.partition(":")[2]), limit))
+        return pack(("WAITAOF", 1, 0, limit)) if waitaof else None
+    return pack(("WAIT", int(level.partition(":")[2]), limit))
 
 
 def disk_support(server: Server, reply: list[bytes], shown: str) -> bool:
@@ -332,7 +334,7 @@ class Plain(Operation[Any]):
         self.words = words
 
     def packed(self, modern: bool) -> bytes:
-        return pack_command(self.words)
+        return pack(self.words)
 
     def repeat(self) -> None:
         pass

@@ -1,4 +1,4 @@
-"""The journal: one entry per message moved, in a stream with ids that have no gaps, and the positions of its readers."""
+"""The journal: one entry per message moved, in a stream whose ids have no gaps, and positions in it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,9 @@ class JournalEntry:
         parts = packed.decode().split("\t")
         if parts[0] != FORMAT or len(parts) != len(COLUMNS):
             raise Corrupt(f"journal entry {stream_id!r} of {queue} has format {parts[0]!r}; this client reads {FORMAT}")
-        _, event, state, at, message_id, sent, kind, priority, size, attempts, consumer, due, error_class, detail = parts
+        _, event, state, at, message_id, sent, kind, priority, size, attempts, consumer, due, error_class, detail = (
+            parts
+        )
         when = moment(int(at))
         assert when is not None
         return cls(

@@ -4,13 +4,13 @@
 |---|---|---|---|---|
 | queue | hash | settings, sequence, totals per event, due, journal bookkeeping, readers | every verb | drop |
 | messages | hash | id → stored form (payload and what never changes) | send, edit | ack, delete, purge |
-| deliveries | hash | id → token, lease, attempts, position: what changes once received | receive and later verbs | same |
+| deliveries | hash | id → token, lease, attempts, position: what changes once received | receive and later | same |
 | history | hash | id → one line per ended attempt | nack, bury, reclaim | same |
 | ready | zset | id by (255 − priority)·2⁴⁴ + sequence | send, promote, release, reclaim, replay | receive |
 | scheduled, retrying | zset | id by due_at ms | send, release / nack | promote |
 | leased | zset | id by lease_expires_at ms | receive, extend | ack, nack, bury, release, reclaim |
 | dead, done | zset | id by when, ms | nack, bury, reclaim / ack | replay, delete, purge / newer results |
-| marker | zset | one member while there is something to look at; consumers sleep on it | most verbs | the consumer it wakes |
+| marker | zset | one member while there is something to look at | most verbs | the consumer it wakes |
 | journal | stream | id 0-n without gaps, one packed field `e` | every verb | trimming behind the readers |
 | unique | hash | unique key → id that holds it | send and later verbs | leaving the states it holds in |
 | acked, acked_before | hash | id → token, two generations of the dedup window | ack | ageing |

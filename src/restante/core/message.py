@@ -187,8 +187,8 @@ class Message:
     """
 
     __slots__ = (
-        "_due_ms", "_expires_ms", "_lease_ms", "_received_ms", "_settled_ms", "_stored", "attempts", "consumer", "history", "id",
-        "lease_token", "queue", "replays", "state",
+        "_due_ms", "_expires_ms", "_lease_ms", "_received_ms", "_settled_ms", "_stored", "attempts", "consumer",
+        "history", "id", "lease_token", "queue", "replays", "state",
     )  # fmt: skip
 
     def __init__(

@@ -10,8 +10,8 @@ from datetime import UTC, datetime, timedelta
 from importlib import resources
 from typing import Any, Generic, NamedTuple, TypeVar
 
+import hiredis
 import orjson
-from hiredis import pack_command
 
 from restante.core.errors import InvalidInput, LeaseLost, PayloadTooLarge
 from restante.core.keys import QueueKeys
@@ -23,6 +23,9 @@ from restante.core.stored import Stored, encode
 
 T = TypeVar("T")
 Argument = bytes | str | int
+
+#: Packs the words of one command for the wire; the library's own annotation knows single words only.
+pack: Callable[[tuple[Any, ...]], bytes] = hiredis.pack_command
 
 #: Messages in one call. A longer script would hold the server, and Lua's stack bounds it anyway.
 MAX_BATCH = 1000
@@ -94,7 +97,7 @@ class Operation(Generic[T]):
 
     def packed(self, modern: bool) -> bytes:
         """The call as it goes over the wire."""
-        return pack_command((b"EVALSHA", self.script.shas[modern], len(self.keys), *self.keys, *self.args))
+        return pack((b"EVALSHA", self.script.shas[modern], len(self.keys), *self.keys, *self.args))
 
     def repeat(self) -> None:
         """Told before the call is made again after a lost answer."""
@@ -209,6 +212,7 @@ def _entry(
 
 def send(
     ref: QueueRef,
+    /,
     payload: Any,
     *,
     priority: int = 0,
@@ -250,7 +254,7 @@ def send(
 
 
 def send_many(
-    ref: QueueRef, messages: Sequence[Any], *, durability: str | None = None, **options: Any
+    ref: QueueRef, /, messages: Sequence[Any], *, durability: str | None = None, **options: Any
 ) -> Operation[list[MessageId]]:
     """Puts up to a thousand messages in by one call, all or none, and returns their ids in order.
 
@@ -294,6 +298,7 @@ def send_many(
 
 def receive(
     ref: QueueRef,
+    /,
     count: int,
     *,
     lease: float | timedelta | None = None,
@@ -342,7 +347,7 @@ def _pairs(messages: Sequence[Message]) -> list[Argument]:
     return args
 
 
-def ack_many(ref: QueueRef, messages: Sequence[Message]) -> Operation[None]:
+def ack_many(ref: QueueRef, /, messages: Sequence[Message]) -> Operation[None]:
     """Ends messages in success. Those whose lease is lost are named by LeaseLost; the others are acked."""
     return Operation(
         ACK, ref.keys.group(ACK.keys), _pairs(messages), lambda lost: _settled(messages, lost), ref.name
@@ -351,6 +356,7 @@ def ack_many(ref: QueueRef, messages: Sequence[Message]) -> Operation[None]:
 
 def nack_many(
     ref: QueueRef,
+    /,
     messages: Sequence[Message],
     *,
     delay: float | timedelta | None = None,
@@ -377,7 +383,7 @@ def nack_many(
 
 
 def bury_many(
-    ref: QueueRef, messages: Sequence[Message], *, error: BaseException | str | None = None
+    ref: QueueRef, /, messages: Sequence[Message], *, error: BaseException | str | None = None
 ) -> Operation[None]:
     """Refuses messages for good: dead at once."""
     _pairs(messages)
@@ -388,9 +394,7 @@ def bury_many(
     return Operation(BURY, ref.keys.group(BURY.keys), args, lambda lost: _settled(messages, lost), ref.name)
 
 
-def release_many(
-    ref: QueueRef, messages: Sequence[Message], *, delay: float | timedelta = 0
-) -> Operation[None]:
+def release_many(ref: QueueRef, /, messages: Sequence[Message], *, delay: float | timedelta = 0) -> Operation[None]:
     """Gives messages back at their old position with the attempt not counted."""
     args: list[Argument] = [str(milliseconds(delay, "delay")), *_pairs(messages)]
     return Operation(RELEASE, ref.keys.group(RELEASE.keys), args, lambda lost: _settled(messages, lost), ref.name)
@@ -398,6 +402,7 @@ def release_many(
 
 def extend_many(
     ref: QueueRef,
+    /,
     messages: Sequence[Message],
     *,
     lease: float | timedelta | None = None,

@@ -89,7 +89,7 @@ def receiving(
                 yield ops.bury_many(ref, spoiled, error=Corrupt("the stored message is not what was sent"))
                 log.error("buried queue=%s error=Corrupt count=%d", ref.name, len(spoiled))
                 got = got._replace(messages=[message for message in got.messages if message not in spoiled])
-            if got.messages or timeout == 0 and len(refs) == 1:
+            if got.messages or (timeout == 0 and len(refs) == 1):
                 return got
             if got.due is not None:
                 wait = max(0.0, (got.due - got.now) / 1000)
@@ -366,9 +366,7 @@ class Queue(_Named):
         self, count: int, timeout: float = 0, *, lease: float | timedelta | None = None, acks: Sequence[Message] = ()
     ) -> list[LeasedMessage]:
         """Up to `count` messages by one call; waits for the first up to `timeout` seconds. `acks` are settled first."""
-        flow = receiving(
-            (self._ref,), check_count(count), timeout=check_timeout(timeout), lease=lease, acks=acks
-        )
+        flow = receiving((self._ref,), check_count(count), timeout=check_timeout(timeout), lease=lease, acks=acks)
         got = self.run(flow)
         return got.messages if got else []
 
@@ -431,9 +429,7 @@ class AsyncQueue(_Named):
         self, count: int, timeout: float = 0, *, lease: float | timedelta | None = None, acks: Sequence[Message] = ()
     ) -> list[AsyncLeasedMessage]:
         """Up to `count` messages by one call; waits for the first up to `timeout` seconds. `acks` are settled first."""
-        flow = receiving(
-            (self._ref,), check_count(count), timeout=check_timeout(timeout), lease=lease, acks=acks
-        )
+        flow = receiving((self._ref,), check_count(count), timeout=check_timeout(timeout), lease=lease, acks=acks)
         got = await self.run(flow)
         return got.messages if got else []
 
@@ -484,10 +480,15 @@ def consumer_name() -> str:
 
 
 class Post:
-    """A connection to one server, from which queues are opened. Closing it stops an embedded server nobody else uses."""
+    """A connection to one server, from which queues are opened. Close it when done."""
 
     def __init__(
-        self, url: str, settings: ClientSettings, *, consumer: str | None = None, on_close: Callable[[], None] | None = None
+        self,
+        url: str,
+        settings: ClientSettings,
+        *,
+        consumer: str | None = None,
+        on_close: Callable[[], None] | None = None,
     ) -> None:
         self.connection = Connection(url, settings)
         self.consumer = valid_name(consumer, "consumer") if consumer else consumer_name()
@@ -536,7 +537,12 @@ class AsyncPost:
     """The same for asyncio: `async with await restante.aio.connect() as post:`."""
 
     def __init__(
-        self, url: str, settings: ClientSettings, *, consumer: str | None = None, on_close: Callable[[], None] | None = None
+        self,
+        url: str,
+        settings: ClientSettings,
+        *,
+        consumer: str | None = None,
+        on_close: Callable[[], None] | None = None,
     ) -> None:
         self.connection = AsyncConnection(url, settings)
         self.consumer = valid_name(consumer, "consumer") if consumer else consumer_name()

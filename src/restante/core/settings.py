@@ -15,6 +15,8 @@ DEFAULT_MAX_PAYLOAD = 16 * 1024 * 1024
 DEFAULT_MAX_ATTEMPTS = 5
 #: Seconds a consumer may hold a message unless told otherwise; too short doubles slow work, too long delays recovery.
 DEFAULT_LEASE = 30.0
+#: How a failed message waits unless told otherwise.
+DEFAULT_RETRY = exponential()
 #: The level a send is confirmed at: memory (Redis said yes), disk, or replica:n.
 DEFAULT_DURABILITY = "memory"
 JOURNAL_LEVELS = ("full", "terminal", "off")
@@ -114,7 +116,7 @@ class QueueSettings:
 
     lease: float = DEFAULT_LEASE
     max_attempts: int = DEFAULT_MAX_ATTEMPTS
-    retry: RetryPolicy = exponential()
+    retry: RetryPolicy = DEFAULT_RETRY
     max_length: int | None = None
     max_dead: int | None = None
     max_payload: int = DEFAULT_MAX_PAYLOAD

@@ -170,7 +170,7 @@ class Stored:
         raw = self.raw
         at = 18 + raw[17]
         at += 1 + raw[at]
-        return at + 2 + _OPTIONS_LENGTH.unpack_from(raw, at)[0]
+        return at + 2 + int.from_bytes(raw[at : at + 2])
 
     @property
     def options(self) -> dict[str, Any]:

@@ -1,0 +1,147 @@
+"""Looks at a server and says what could lose or stall messages, each with its remedy."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from restante.core.admin import Admin
+from restante.core.errors import RestanteError
+from restante.core.exchange import OLDEST, info
+from restante.core.keys import QUEUES
+from restante.core.queue import Post
+
+#: Seconds the server's clock may differ from this machine's before it is worth a word. Only Redis' clock counts.
+CLOCK_SKEW = 5.0
+#: Share of maxmemory above which producers will soon be refused.
+MEMORY_SHARE = 0.8
+#: Milliseconds of a round trip above which one-by-one sends are slow.
+SLOW_PING = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at."""
+
+    #: ok, warning or danger.
+    level: str
+    what: str
+    found: str
+    remedy: str = ""
+
+    def as_dict(self) -> dict[str, str]:
+        return {"level": self.level, "what": self.what, "found": self.found, "remedy": self.remedy}
+
+
+def examine(post: Post) -> list[Finding]:
+    """Every finding about the server behind a post; never raises for what it finds."""
+    started = time.monotonic()
+    command = post.connection.command
+    command("PING", key=QUEUES)
+    ping = (time.monotonic() - started) * 1000
+    facts = info(command("INFO", key=QUEUES))
+    return [
+        _version(facts),
+        _eviction(facts),
+        *_persistence(facts, _config(command, "appendfsync")),
+        _memory(facts),
+        _clock(command),
+        _role(facts),
+        Finding("ok" if ping < SLOW_PING else "warning", "round trip", f"{ping:.1f} ms",
+                "" if ping < SLOW_PING else "send in batches, or move closer to the server"),
+        *_queues(post),
+    ]  # fmt: skip
+
+
+def _config(command: Any, name: str) -> str:
+    try:
+        reply = command("CONFIG", "GET", name, key=QUEUES)
+        return reply[1].decode() if reply else ""
+    except RestanteError:
+        return ""  # some hosted servers forbid CONFIG; what is unknown is not judged
+
+
+def _version(facts: dict[str, str]) -> Finding:
+    text = facts.get("redis_version", "0")
+    version = tuple(int(part) for part in text.split(".")[:2] if part.isdecimal())
+    if version < OLDEST:
+        return Finding("danger", "version", text, f"install Redis {'.'.join(map(str, OLDEST))} or newer")
+    return Finding("ok", "version", text)
+
+
+def _eviction(facts: dict[str, str]) -> Finding:
+    policy = facts.get("maxmemory_policy", "")
+    if policy.startswith("allkeys"):
+        remedy = "CONFIG SET maxmemory-policy noeviction: as it is, a full server deletes messages without an error"
+        return Finding("danger", "eviction", policy, remedy)
+    if policy.startswith("volatile"):
+        remedy = "noeviction is safer; keys with a time to live may be deleted (Restante's own have none)"
+        return Finding("warning", "eviction", policy, remedy)
+    return Finding("ok", "eviction", policy)
+
+
+def _persistence(facts: dict[str, str], fsync: str) -> list[Finding]:
+    made = []
+    if facts.get("aof_enabled") != "1":
+        remedy = "CONFIG SET appendonly yes: without it a crash of the server loses everything since its last snapshot"
+        made.append(Finding("danger", "persistence", "no append-only file", remedy))
+    elif fsync == "no":
+        remedy = "CONFIG SET appendfsync everysec (a power cut loses at most a second) or always"
+        made.append(Finding("warning", "persistence", "append-only file, fsync left to the system", remedy))
+    else:
+        lost = "nothing" if fsync == "always" else "at most about a second of sends on a power cut"
+        made.append(Finding("ok", "persistence", f"append-only file, fsync {fsync or 'unknown'}: loses {lost}"))
+    for name, label in (("aof_last_write_status", "append-only file"), ("rdb_last_bgsave_status", "snapshot")):
+        if facts.get(name, "ok") != "ok":
+            made.append(Finding("danger", "persistence", f"last {label} write failed", "free disk space, see its log"))
+    return made
+
+
+def _memory(facts: dict[str, str]) -> Finding:
+    used, limit = int(facts.get("used_memory", 0)), int(facts.get("maxmemory", 0))
+    total = int(facts.get("total_system_memory", 0))
+    shown = f"{used / 1e6:.0f} MB used"
+    if limit:
+        share = used / limit
+        level = "danger" if share >= 0.95 else "warning" if share >= MEMORY_SHARE else "ok"
+        remedy = "" if level == "ok" else "raise maxmemory or consume the backlog: at the limit sends are refused"
+        return Finding(level, "memory", f"{shown} of {limit / 1e6:.0f} MB ({share:.0%})", remedy)
+    if total and used / total >= MEMORY_SHARE:
+        return Finding(
+            "danger", "memory", f"{shown} of {total / 1e6:.0f} MB in the machine", "set maxmemory, add memory"
+        )
+    remedy = "set maxmemory: without it a backlog ends with the system killing the server instead of refused sends"
+    return Finding("warning", "memory", f"{shown}, no maxmemory", remedy)
+
+
+def _clock(command: Any) -> Finding:
+    before = time.time()
+    seconds, micros = command("TIME", key=QUEUES)
+    skew = int(seconds) + int(micros) / 1e6 - (before + time.time()) / 2
+    if abs(skew) > CLOCK_SKEW:
+        remedy = "run NTP on both; due_at you compute here is off by as much, delays and leases are not affected"
+        return Finding("warning", "clock", f"the server's clock is {skew:+.1f} s from this machine's", remedy)
+    return Finding("ok", "clock", f"{skew * 1000:+.0f} ms from this machine's")
+
+
+def _role(facts: dict[str, str]) -> Finding:
+    if facts.get("role") == "slave":
+        return Finding("danger", "role", "replica", "point the URL at the master, or use redis+sentinel://")
+    return Finding("ok", "role", f"master with {facts.get('connected_slaves', '0')} replicas")
+
+
+def _queues(post: Post) -> list[Finding]:
+    made = []
+    for counts in Admin(post).all_counts():
+        if counts.paused:
+            made.append(Finding("warning", f"queue {counts.queue}", "paused", f"restante resume {counts.queue}"))
+        if counts.overdue:
+            remedy = "no consumer or sweeper looks at it: start one, or `restante up`"
+            made.append(Finding("warning", f"queue {counts.queue}", f"{counts.overdue} leases overdue", remedy))
+        if counts.journal_lost:
+            remedy = "a registered reader fell behind the cap: raise journal_cap or forget the reader"
+            made.append(
+                Finding("warning", f"queue {counts.queue}", f"{counts.journal_lost} journal entries lost", remedy)
+            )  # fmt: skip
+    return made

