@@ -85,7 +85,8 @@ class Counts:
         made = {state.value: getattr(self, state.value) for state in State}
         return {
             "queue": self.queue, "at": self.at.isoformat(), **made, "overdue": self.overdue,
-            "waited_seconds": self.waited, "paused": self.paused, "totals": self.totals, "settings": self.settings.as_dict(),
+            "waited_seconds": self.waited, "paused": self.paused, "totals": self.totals,
+            "settings": self.settings.as_dict(),
         }  # fmt: skip
 
 
@@ -154,15 +155,27 @@ def parse_history(text: bytes) -> tuple[Attempt, ...]:
     return tuple(made)
 
 
+def parse_delivery(text: bytes) -> tuple[int, str, int, int]:
+    """attempts, consumer, received_at and replays of a delivery; the layout is in prelude.lua."""
+    if not text:
+        return 0, "", 0, 0
+    _, facts, place, _ = text.decode().split("\n")
+    *_, attempts, consumer = facts.split("\t")
+    _, received, replays = place.split("\t")
+    return int(attempts), consumer, int(received or 0), int(replays)
+
+
 def parse_message(
     queue: str, id: str, state: State, score: bytes, stored: bytes, delivery: bytes, history: bytes, *, whole: bool
 ) -> Message:
     """A message from what the scripts tell of it."""
     at = int(float(score))
-    parts = delivery.decode().split("\t") if delivery else ["", "0", "0", "", "0", "", "0"]
+    attempts, consumer, received, replays = parse_delivery(delivery)
+    held = Stored(stored)
+    held.whole = whole
     return Message(
-        id, queue, Stored(stored, whole=whole), state=state, attempts=int(parts[2]), replays=int(parts[6]),
-        consumer=parts[5], received_ms=int(parts[4] or 0), history=parse_history(history),
+        id, queue, held, state=state, attempts=attempts, replays=replays,
+        consumer=consumer, received_ms=received, history=parse_history(history),
         due_ms=at if state in (State.SCHEDULED, State.RETRYING) else 0,
         expires_ms=at if state is State.LEASED else 0,
         settled_ms=at if state in (State.DEAD, State.DONE) else 0,
@@ -289,12 +302,20 @@ class Admin:
     ) -> list[JournalEntry]:
         """Entries after a position, oldest first; or the newest, newest first."""
         key = self._ref(queue).keys["journal"]
-        if newest_first:
-            rows = self._post.connection.command("XREVRANGE", key, "+", "-", "COUNT", limit, key=key)
-        else:
-            start = f"(0-{after.sequence}" if after and after.sequence else "-"
-            rows = self._post.connection.command("XRANGE", key, start, "+", "COUNT", limit, key=key)
-        return [JournalEntry.parse(queue, row[0], row[1][1]) for row in rows]
+        read = after.sequence if after is not None else 0
+        words = ("XREVRANGE", key, "+", f"(0-{read}") if newest_first else ("XRANGE", key, f"(0-{read}", "+")
+        found: list[JournalEntry] = []
+        # A stream entry holds the lines of one call, so a page may take several reads, or part of one.
+        while len(found) < limit:
+            rows = self._post.connection.command(*words, "COUNT", limit - len(found), key=key)
+            for stream_id, (_, block) in rows:
+                lines = JournalEntry.parse_block(queue, stream_id, block)
+                found += reversed(lines) if newest_first else lines
+            if not rows:
+                break
+            end = f"({rows[-1][0].decode()}"
+            words = ("XREVRANGE", key, end, f"(0-{read}") if newest_first else ("XRANGE", key, end, "+")
+        return [entry for entry in found if entry.position.sequence > read][:limit]
 
     def follow(
         self, queues: Sequence[str] = (), *, pause: float = 0.2, stop: Callable[[], bool] = lambda: False

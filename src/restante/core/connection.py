@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import select
 import socket
-import threading
 import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+import hiredis
 import redis
 from redis import exceptions as foreign
 from redis.crc import key_slot
@@ -38,6 +38,7 @@ from restante.core.exchange import (
     markers_by_slot,
     misplaced,
     not_confirmed,
+    waiting_failed,
 )
 from restante.core.operations import Operation, pack
 from restante.core.settings import ClientSettings
@@ -45,32 +46,78 @@ from restante.core.settings import ClientSettings
 T = TypeVar("T")
 
 
-class Link:
-    """One connection and what is known of the server behind it."""
+#: Counts the forks behind this process: sockets shared with a parent would mix two processes' answers.
+_forks = 0
 
-    __slots__ = ("client_id", "connection", "server")
+
+def _forked() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_forked)
+
+#: Bytes asked of the socket at once.
+READ_SIZE = 65536
+_WAITING = object()
+
+
+class Link:
+    """One connection and what is known of the server behind it.
+
+    redis-py connects (TLS, login, database); after that commands go straight to the socket and answers straight
+    through hiredis: on the hot path the driver's own layers cost more than the server's work.
+    """
+
+    __slots__ = ("_feed", "_gets", "_socket", "client_id", "connection", "server")
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
         self.server: Server | None = None
         self.client_id = 0
+        connection.connect()
+        self._socket = connection._sock
+        reader = hiredis.Reader(notEnoughData=_WAITING, replyError=connection._parser.parse_error)
+        self._feed, self._gets = reader.feed, reader.gets
+
+    def write(self, packed: bytes) -> None:
+        self._socket.sendall(packed)
+
+    def read(self) -> Any:
+        """The next answer; an error answer is raised."""
+        reply = self._gets()
+        while reply is _WAITING:
+            data = self._socket.recv(READ_SIZE)
+            if not data:
+                raise foreign.ConnectionError("the server closed the connection")
+            self._feed(data)
+            reply = self._gets()
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
 
     def call(self, packed: bytes, replies: int = 1) -> Any:
-        """Writes, then reads that many answers; the last failure among them is raised after all were read."""
-        connection = self.connection
-        connection.send_packed_command((packed,), False)
+        """Writes, then reads that many answers; the first failure among them is raised after all were read."""
+        self._socket.sendall(packed)
         if replies == 1:
-            return connection.read_response(True)
+            return self.read()
         answers, failed = [], None
         for _ in range(replies):
             try:
-                answers.append(connection.read_response(True))
+                answers.append(self.read())
             except foreign.ResponseError as error:
                 failed = failed or error
                 answers.append(error)
         if failed is not None:
             raise failed
         return answers
+
+    def fileno(self) -> int:
+        return int(self._socket.fileno())
+
+    def patient(self, seconds: float | None) -> None:
+        """How long the next answers may take."""
+        self._socket.settimeout(self.connection.socket_timeout if seconds is None else seconds)
 
     def close(self) -> None:
         self.connection.disconnect()
@@ -84,10 +131,9 @@ class Connection:
         self.url = url
         self.endpoint = Endpoint.parse(url, settings)
         self._idle: dict[Address | None, deque[Link]] = {}
-        self._pid = os.getpid()
+        self._generation = _forks
         self._slots = SlotMap()
         self._master: Address | None = None
-        self._lock = threading.Lock()
         self._checked = False
         self._waitaof: bool | None = None
         self._closed = False
@@ -110,9 +156,8 @@ class Connection:
         return link
 
     def _take(self, address: Address | None) -> Link:
-        if self._pid != os.getpid():
-            # Sockets shared with a parent would mix two processes' answers.
-            self._idle, self._pid, self._lock = {}, os.getpid(), threading.Lock()
+        if self._generation != _forks:
+            self._idle, self._generation = {}, _forks
         if self._closed:
             raise Unavailable("this client is closed: call restante.connect() again")
         try:
@@ -172,6 +217,11 @@ class Connection:
             except LOST as failure:
                 error = failure
         raise error
+
+    def _remap_after(self, failure: RestanteError | None) -> None:
+        if failure is not None:
+            raise failure from None
+        self._remap(None)
 
     def _remap(self, address: Address | None) -> None:
         for link in self._idle.pop(address, ()):
@@ -278,19 +328,22 @@ class Connection:
                 address = self.address_of(names[0])
                 link = self._take(address)
                 parked.append((address, link))
-                link.connection.send_packed_command((pack(("BZPOPMIN", *names, block)),), False)
-            sockets = {link.connection._sock: link for _, link in parked}
+                link.write(pack(("BZPOPMIN", *names, block)))
             over = min(deadline, time.monotonic() + BLOCK + BLOCK_MARGIN)
-            watched: list[Any] = [*sockets, bell] if bell is not None else [*sockets]
+            watched: list[Any] = [link for _, link in parked]
+            if bell is not None:
+                watched.append(bell)
             woken, _, _ = select.select(watched, (), (), max(0.0, over - time.monotonic()))
             for address, link in parked:
-                if link.connection._sock not in woken:
+                if link not in woken:
                     self._unblock(address, link)
-                link.connection.read_response(True, timeout=BLOCK_MARGIN)
+                link.patient(BLOCK_MARGIN)
+                link.read()
+                link.patient(None)
             while parked:
                 self._give(*parked.pop())
-        except foreign.ResponseError:
-            pass  # a cluster moved the key or a script failed over: the caller polls and finds out
+        except foreign.ResponseError as error:
+            self._remap_after(waiting_failed(error, markers, self.endpoint.shown))
         except LOST as error:
             raise Unavailable(f"{self.endpoint.shown} was lost while waiting: {error}") from None
         finally:

@@ -33,6 +33,7 @@ from restante.core.exchange import (
     markers_by_slot,
     misplaced,
     not_confirmed,
+    waiting_failed,
 )
 from restante.core.operations import Operation, pack
 from restante.core.settings import ClientSettings
@@ -278,8 +279,11 @@ class AsyncConnection:
                 await asyncio.wait_for(task, BLOCK_MARGIN)
             while parked:
                 await self._give(*parked.pop())
-        except foreign.ResponseError:
-            pass  # a cluster moved the key: the caller polls and finds out
+        except foreign.ResponseError as error:
+            failure = waiting_failed(error, markers, self.endpoint.shown)
+            if failure is not None:
+                raise failure from None
+            await self._remap(None)
         except (*LOST, TimeoutError) as error:
             raise Unavailable(f"{self.endpoint.shown} was lost while waiting: {error}") from None
         finally:

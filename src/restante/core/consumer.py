@@ -20,7 +20,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import orjson
@@ -580,11 +580,11 @@ class Consumer:
     def _finish(self) -> None:
         """Waits for what runs, hands back what does not, and leaves no ack behind."""
         deadline = time.monotonic() + self._grace
-        first = max(self._stops, 1)
-        self._stops = first
+        self._stops = max(self._stops, 1)
+        self._hand_back(self._drain())
         while True:
             with self._changed:
-                if self._outstanding <= 0 or self._stops > first or time.monotonic() >= deadline:
+                if self._outstanding <= 0 or self._stops > 1 or time.monotonic() >= deadline:
                     break
                 self._changed.wait(0.05)
             self._hand_back(self._drain())
@@ -603,9 +603,18 @@ class Consumer:
         self._bell.close()
 
     def _drain(self) -> list[LeasedMessage]:
+        """What was taken and not begun, from the workers and from the inbox they no longer empty."""
         taken = []
         while self._unstarted:
             taken.append(self._unstarted.popleft())
+        while not self._inbox.empty():
+            try:
+                chunk = self._inbox.get_nowait()
+            except Empty:
+                break
+            if chunk is not None:
+                taken += chunk
+                self._left(len(chunk))
         return taken
 
     def _hand_back(self, messages: list[LeasedMessage]) -> None:

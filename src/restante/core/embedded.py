@@ -26,6 +26,8 @@ from restante.core.errors import Unavailable
 DEFAULT_DIRECTORY = ".restante"
 #: Seconds to wait for a server to start; a large file takes time to load.
 START_TIMEOUT = 30.0
+#: Seconds the user that started a server waits for it to stop when leaving.
+LEAVE_TIMEOUT = 0.5
 #: Oldest server that will do.
 OLDEST = (6, 2)
 #: Characters of a socket's path that every system accepts.
@@ -63,6 +65,8 @@ class Embedded:
         self.directory.mkdir(parents=True, exist_ok=True)
         self.socket = socket_path(self.directory)
         self._users: IO[bytes] | None = None
+        # Kept so that the child is not reported as forgotten; it outlives this process on purpose.
+        self._keeper: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
@@ -88,7 +92,7 @@ class Embedded:
     def _start(self, binary: str) -> None:
         self.socket.unlink(missing_ok=True)
         with (self.directory / "keeper.log").open("wb") as output:
-            subprocess.Popen(
+            self._keeper = subprocess.Popen(
                 [sys.executable, "-m", "restante.core.embedded", str(self.directory), binary],
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, cwd=self.directory,
             )  # fmt: skip
@@ -105,6 +109,13 @@ class Embedded:
         if self._users is not None:
             self._users.close()
             self._users = None
+        if self._keeper is not None:
+            # A moment for the server to stop, so that a program that closed its post leaves nothing running.
+            try:
+                self._keeper.wait(LEAVE_TIMEOUT)
+            except subprocess.TimeoutExpired:
+                self._keeper.returncode = 0  # others use it: it outlives this process on purpose
+            self._keeper = None
 
 
 def socket_path(directory: Path) -> Path:

@@ -311,6 +311,17 @@ def misplaced(op: Operation[Any], types: Sequence[bytes]) -> Corrupt:
     return Corrupt(f"a key of {op.queue} has a type that Restante did not write")
 
 
+def waiting_failed(error: foreign.ResponseError, markers: Sequence[bytes], shown: str) -> RestanteError | None:
+    """What a refused sleep means; None where the caller's next look finds out by itself."""
+    text = str(error)
+    if "WRONGTYPE" in text:
+        names = ", ".join(marker.decode() for marker in markers)
+        return Corrupt(f"one of the keys {names} holds a value that Restante did not write: rename or delete it")
+    if isinstance(error, foreign.MovedError | foreign.AskError | foreign.TryAgainError) or text.startswith("UNBLOCKED"):
+        return None
+    return NotReady(f"{shown} is not ready: {text}")
+
+
 def markers_by_slot(endpoint: Endpoint, markers: Sequence[bytes]) -> list[list[bytes]]:
     """The markers one blocking call may name: all, or in a cluster one at a time."""
     return [[marker] for marker in markers] if endpoint.mode == "cluster" else [list(markers)]

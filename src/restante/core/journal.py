@@ -1,4 +1,9 @@
-"""The journal: one entry per message moved, in a stream whose ids have no gaps, and positions in it."""
+"""The journal: one line per message moved, numbered without gaps, and positions in it.
+
+A call writes its lines as one stream entry, newline separated, under the id `0-<number of its last line>`: one append
+however many messages the call moved. The number of an entry's first line is therefore the last line's of the entry
+before it plus one; anything else proves a loss.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +14,9 @@ from typing import Any
 from restante.core.errors import Corrupt
 from restante.core.message import Event, moment
 
-#: The first value of every packed entry; a reader refuses what it does not know.
+#: The first value of every line; a reader refuses what it does not know.
 FORMAT = "1"
-#: The columns of a packed entry, in order.
+#: The columns of a line, tab separated, in order.
 COLUMNS = (
     "format", "event", "state", "at", "message_id", "sent_at", "kind", "priority", "size", "attempts", "consumer",
     "due_at", "error_class", "detail",
@@ -57,18 +62,25 @@ class JournalEntry:
     detail: str
 
     @classmethod
-    def parse(cls, queue: str, stream_id: bytes, packed: bytes) -> JournalEntry:
-        """Reads one stream entry."""
-        parts = packed.decode().split("\t")
+    def parse_block(cls, queue: str, stream_id: bytes, block: bytes) -> list[JournalEntry]:
+        """Reads one stream entry: the lines one call wrote, oldest first; its id is the last line's number."""
+        lines = block.decode().split("\n")
+        first = Position.parse(stream_id).sequence - len(lines) + 1
+        return [cls.parse(queue, Position(first + index), line) for index, line in enumerate(lines)]
+
+    @classmethod
+    def parse(cls, queue: str, position: Position, line: str) -> JournalEntry:
+        """Reads one line."""
+        parts = line.split("\t")
         if parts[0] != FORMAT or len(parts) != len(COLUMNS):
-            raise Corrupt(f"journal entry {stream_id!r} of {queue} has format {parts[0]!r}; this client reads {FORMAT}")
+            raise Corrupt(f"journal entry {position} of {queue} has format {parts[0]!r}; this client reads {FORMAT}")
         _, event, state, at, message_id, sent, kind, priority, size, attempts, consumer, due, error_class, detail = (
             parts
         )
         when = moment(int(at))
         assert when is not None
         return cls(
-            queue, Position.parse(stream_id), Event(event), state, when, message_id, moment(int(sent or 0)), kind,
+            queue, position, Event(event), state, when, message_id, moment(int(sent or 0)), kind,
             int(priority), int(size), int(attempts), consumer, moment(int(due or 0)), error_class, detail,
         )  # fmt: skip
 

@@ -19,7 +19,7 @@ from restante.core.message import STATE_LETTERS, Draft, Message, MessageId, Stat
 from restante.core.names import valid_name
 from restante.core.retry import RetryPolicy
 from restante.core.settings import QueueSettings, milliseconds, valid_durability, whole
-from restante.core.stored import Stored, encode
+from restante.core.stored import Stored, encode, encode_plain, sound
 
 T = TypeVar("T")
 Argument = bytes | str | int
@@ -34,6 +34,10 @@ MAX_ERROR = 4000
 #: The states in which a unique key holds unless the send says otherwise: until the message is settled.
 UNIQUE_STATES = frozenset({State.SCHEDULED, State.READY, State.LEASED, State.RETRYING})
 
+#: Payload types the short way may take; bytes need their content type kept.
+JSON_TYPES = frozenset({dict, list, tuple, str, int, float, bool, type(None)})
+_PLAIN = Draft(None)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _nonce = random.Random().getrandbits
 
 
@@ -115,6 +119,8 @@ class Received(NamedTuple):
     promoted: int
     expired: int
     lost: list[str]
+    #: Leased, but not what was sent: to be buried.
+    spoiled: list[Any]
 
 
 class QueueRef:
@@ -155,7 +161,7 @@ def _due(delay: float | timedelta, due_at: datetime | None) -> str:
             raise InvalidInput("give delay or due_at, not both")
         if not isinstance(due_at, datetime) or due_at.tzinfo is None:
             raise InvalidInput(f"due_at must be an aware datetime such as datetime.now(UTC), not {due_at!r}")
-        return str(max(0, int(due_at.astimezone(UTC).timestamp() * 1000)))
+        return str(max(0, -((_EPOCH - due_at) // timedelta(milliseconds=1))))
     if type(delay) is int and delay == 0:
         return ""
     wait = milliseconds(delay, "delay")
@@ -189,7 +195,10 @@ def _entry(
         raise InvalidInput(f"retry must be a RetryPolicy such as restante.exponential(1), not {retry!r}")
     letters = ""
     if unique is not None:
-        letters = "".join(STATE_LETTERS[State(state)] for state in sorted(unique_states or UNIQUE_STATES))
+        try:
+            letters = "".join(sorted(STATE_LETTERS[State(state)] for state in unique_states or UNIQUE_STATES))
+        except (ValueError, TypeError):
+            raise InvalidInput(f"unique_states must be a set of State members, not {unique_states!r}") from None
     stored, size = encode(
         payload,
         kind=kind,
@@ -203,11 +212,25 @@ def _entry(
         unique_states=letters,
     )
     if size > ref.settings.max_payload:
-        raise PayloadTooLarge(
-            f"the payload has {size} bytes and {ref.name} takes {ref.settings.max_payload}: store it elsewhere "
-            "and send a reference, or raise max_payload"
-        )
+        raise _too_large(ref, size)
     return id, _due(delay, due_at), priority, stored
+
+
+def _plain(ref: QueueRef, payload: Any, priority: int) -> tuple[str, str, int, bytes]:
+    """`_entry` for what most messages are: a JSON value without options."""
+    if type(priority) is not int or not 0 <= priority <= 255:
+        whole(priority, "priority", 0, 255)
+    stored, size = encode_plain(payload, priority)
+    if size > ref.settings.max_payload:
+        raise _too_large(ref, size)
+    return new_id(), "", priority, stored
+
+
+def _too_large(ref: QueueRef, size: int) -> PayloadTooLarge:
+    return PayloadTooLarge(
+        f"the payload has {size} bytes and {ref.name} takes {ref.settings.max_payload}: store it elsewhere "
+        "and send a reference, or raise max_payload"
+    )
 
 
 def send(
@@ -235,17 +258,25 @@ def send(
     never before. The same `id` again stores nothing; with `unique` nothing is stored while a message
     with that key is in one of `unique_states`, and the id returned is that message's (`stored` is False).
     """
-    entry = _entry(
-        ref, payload, priority, delay, due_at, id, kind, headers, content_type, lease, max_attempts, retry, unique,
-        unique_states,
-    )  # fmt: skip
+    entry: tuple[str, str, int, bytes]
+    if (
+        delay == 0 and due_at is None and id is None and not kind and headers is None and content_type is None
+        and lease is None and max_attempts is None and retry is None and unique is None
+        and type(payload) in JSON_TYPES
+    ):  # fmt: skip
+        entry = _plain(ref, payload, priority)
+    else:
+        entry = _entry(
+            ref, payload, priority, delay, due_at, id, kind, headers, content_type, lease, max_attempts, retry, unique,
+            unique_states,
+        )  # fmt: skip
     made = entry[0]
     careful = id is not None or unique is not None
 
     def parse(reply: Any) -> MessageId:
         if type(reply) is int or not reply[1]:
             return MessageId(made)
-        return MessageId(reply[1].decode(), False)
+        return MessageId.of_earlier(reply[1].decode())
 
     return Operation(
         SEND, ref.keys.group(SEND.keys), [b"1" if careful else b"0", *entry], parse, ref.name, sends=(made,),
@@ -266,7 +297,13 @@ def send_many(
     careful = shared.unique is not None
     args: list[Argument] = [b"0"]
     ids = []
+    plain = shared == _PLAIN
     for item in messages:
+        if plain and type(item) in JSON_TYPES:
+            entry = _plain(ref, item, 0)
+            ids.append(entry[0])
+            args += entry
+            continue
         draft = item if type(item) is Draft else shared
         if draft is not shared and (draft.id is not None or draft.unique is not None):
             careful = True
@@ -286,7 +323,7 @@ def send_many(
         if type(reply) is int:
             return [MessageId(made) for made in ids]
         return [
-            MessageId(other.decode(), False) if other else MessageId(made)
+            MessageId.of_earlier(other.decode()) if other else MessageId(made)
             for made, other in zip(ids, reply[1:], strict=True)
         ]
 
@@ -317,17 +354,18 @@ def receive(
         version = int(version)
         if version != ref.settings.version:
             ref.opened = False
-        made = []
+        good: list[Any] = []
+        spoiled: list[Any] = []
         make = ref.make
         for place in range(7, len(reply), 4):
             base += 1
-            made.append(
-                make(reply[place].decode(), Stored(reply[place + 3]), reply[place + 1], int(reply[place + 2]),
-                     f"{base}-{nonce}", now)
-            )  # fmt: skip
+            id, attempts, expires, raw = reply[place : place + 4]
+            message = make(id.decode(), Stored(raw), attempts, int(expires), f"{base}-{nonce}", now)
+            (good if sound(raw) else spoiled).append(message)
         return Received(
-            made, now, int(due) if due else None, version, promoted, expired, [acks[index - 1].id for index in lost]
-        )
+            good, now, int(due) if due else None, version, promoted, expired,
+            [acks[index - 1].id for index in lost] if lost else [], spoiled,
+        )  # fmt: skip
 
     return Operation(RECEIVE, ref.keys.group(RECEIVE.keys), args, parse, ref.name)
 

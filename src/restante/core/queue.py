@@ -84,11 +84,11 @@ def receiving(
             acks = ()
             if got.lost:
                 log.warning("lease lost before ack queue=%s ids=%s", ref.name, ",".join(got.lost[:10]))
-            spoiled = [message for message in got.messages if not message._stored.check()]
-            if spoiled:
-                yield ops.bury_many(ref, spoiled, error=Corrupt("the stored message is not what was sent"))
-                log.error("buried queue=%s error=Corrupt count=%d", ref.name, len(spoiled))
-                got = got._replace(messages=[message for message in got.messages if message not in spoiled])
+            if got.spoiled:
+                yield ops.bury_many(ref, got.spoiled, error=Corrupt("the stored message is not what was sent"))
+                log.error("buried queue=%s error=Corrupt count=%d", ref.name, len(got.spoiled))
+                if not got.messages:
+                    return (yield from receiving(refs, count, timeout=timeout, lease=lease))
             if got.messages or (timeout == 0 and len(refs) == 1):
                 return got
             if got.due is not None:
@@ -158,7 +158,13 @@ def async_method(
 class LeasedMessage(Message):
     """A received message: yours until its lease ends. As a context manager it acks, or nacks with the error."""
 
-    __slots__ = ("_queue", "_renew_at", "_riding", "lease_lost", "settled")
+    state = State.LEASED
+    #: Whether a verdict was given.
+    settled = False
+    #: Set when renewal found the lease gone: another consumer may have the message.
+    lease_lost = False
+    _riding: deque[LeasedMessage] | None = None
+    _renew_at = 0.0
 
     def __init__(self, queue: Queue, id: str, stored: Stored, attempts: int, expires: int, token: str, now: int):
         # Spelled out instead of calling up: this runs once per message received.
@@ -166,22 +172,12 @@ class LeasedMessage(Message):
         self.id = id
         self.queue = queue.name
         self._stored = stored
-        self.state = State.LEASED
         self.attempts = attempts
         self.lease_token = token
         self.consumer = queue._ref.consumer
-        self.replays = 0
-        self.history = ()
         self._expires_ms = expires
         self._lease_ms = expires - now
         self._received_ms = now
-        self._due_ms = self._settled_ms = 0
-        #: Whether a verdict was given.
-        self.settled = False
-        #: Set when renewal found the lease gone: another consumer may have the message.
-        self.lease_lost = False
-        self._riding: deque[LeasedMessage] | None = None
-        self._renew_at = 0.0
 
     def ack(self) -> None:
         """Done: the message is gone, or kept as done. From `consume()` the ack may travel with the next receive."""
@@ -242,7 +238,9 @@ class LeasedMessage(Message):
 class AsyncLeasedMessage(Message):
     """A received message in asyncio; its verbs are awaited, and `async with` acks or nacks."""
 
-    __slots__ = ("_queue", "_renew_at", "lease_lost", "settled")
+    settled = False
+    lease_lost = False
+    _renew_at = 0.0
 
     def __init__(self, queue: AsyncQueue, id: str, stored: Stored, attempts: int, expires: int, token: str, now: int):
         super().__init__(
@@ -250,9 +248,6 @@ class AsyncLeasedMessage(Message):
             lease_token=token, expires_ms=expires, received_ms=now,
         )  # fmt: skip
         self._queue = queue
-        self.settled = False
-        self.lease_lost = False
-        self._renew_at = 0.0
 
     async def ack(self) -> None:
         """Done: the message is gone, or kept as done."""

@@ -47,8 +47,8 @@ class RetryPolicy:
     def text(self) -> str:
         """The form kept in Redis."""
         if self.delays is not None:
-            return "fixed:" + ",".join(f"{delay:g}" for delay in self.delays)
-        return f"exponential:{self.base:g}:{self.factor:g}:{self.cap:g}:{self.jitter:g}"
+            return "fixed:" + ",".join(repr(delay) for delay in self.delays)
+        return f"exponential:{self.base!r}:{self.factor!r}:{self.cap!r}:{self.jitter!r}"
 
     @classmethod
     def parse(cls, text: str) -> RetryPolicy:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import Any, TypedDict
@@ -63,9 +64,9 @@ def whole(value: Any, name: str, least: int, most: int) -> int:
 
 
 def milliseconds(value: float | timedelta, name: str, *, least: float = 0.0) -> int:
-    """The duration in whole milliseconds; anything above nothing counts as at least one."""
-    number = seconds(value, name, least=least)
-    return max(1, round(number * 1000)) if number > 0 else 0
+    """The duration in whole milliseconds, rounded up: a message must not be early by a fraction of one."""
+    # Rounding first keeps 0.1 + 0.2 from counting as more than 300 ms.
+    return math.ceil(round(seconds(value, name, least=least) * 1000, 6))
 
 
 def valid_durability(level: str) -> str:
@@ -99,7 +100,7 @@ def queue_fields(options: QueueOptions) -> dict[str, str]:
         elif name == "rate":
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0.001 <= value <= 1e6:
                 raise InvalidInput(f"rate must be messages per second from 0.001 to 1000000, not {value!r}")
-            text = f"{float(value):g}"
+            text = repr(float(value))
         elif name == "durability":
             text = valid_durability(str(value))
         else:

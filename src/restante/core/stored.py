@@ -1,21 +1,19 @@
 """How a message lies in Redis: one string with what the scripts need in front and the payload behind.
 
-    sent_at (13 digits, put in front by the server) · CRC-32 of the rest (4 bytes)
-    · length (1) and text of the facts   kind ⇥ priority ⇥ payload bytes
-    · length (1) and text of the limits  lease_ms ⇥ max_attempts ⇥ unique states ⇥ unique key, empty for most
-    · length (2) and JSON of the options (encoding, content type, headers, retry policy), empty for most
-    · payload
+    line 1, the facts:  sent_at ⇥ kind ⇥ priority ⇥ payload bytes      (sent_at ⇥ is put in front by the server)
+    line 2, the limits: lease_ms ⇥ max_attempts ⇥ unique states ⇥ unique key, empty for most messages
+    then CRC-32 of all but sent_at (4 bytes), length of the options (2 bytes), options (JSON, empty for most), payload
 
-The facts and limits are text because the scripts paste them into the journal; the options are read by
-clients alone. A bit flipped on disk fails the checksum and the message is buried as Corrupt.
+Facts and limits are text because the scripts paste them into the journal; the options (encoding, content type,
+headers, retry policy) are read by clients alone. A bit flipped on disk fails the checksum and the message is buried
+as Corrupt.
 """
 
 from __future__ import annotations
 
 import json
-import struct
-import zlib
 from typing import Any
+from zlib import crc32
 
 import orjson
 
@@ -24,8 +22,6 @@ from restante.core.names import valid_name
 from restante.core.retry import RetryPolicy
 
 _STRICT = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
-_OPTIONS_LENGTH = struct.Struct(">H")
-_CHECKSUM = struct.Struct(">I")
 #: Bytes; headers and options together. Larger ones belong into the payload.
 MAX_OPTIONS = 65535
 #: Characters of a unique key: it lies beside the limits, whose length is one byte.
@@ -41,11 +37,36 @@ def encode_json(value: Any, what: str = "payload") -> tuple[bytes, str]:
             raise InvalidPayload(
                 f"{what} cannot be sent as JSON: {error}; send JSON values with string keys, or bytes"
             ) from None
+        _check_wide(value, what)
         return _encode_wide(value, what), "wide"
     # The fast encoder turns NaN and infinity into null; a look at the slow one tells whether it did.
     if b"null" in text:
         _encode_wide(value, what)
     return text, ""
+
+
+def _check_wide(value: Any, what: str) -> None:
+    """The slow encoder would turn other keys into strings and take subclasses for their parents."""
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if type(item) is dict:
+            if not all(type(key) is str for key in item):
+                raise InvalidPayload(f"{what} cannot be sent as JSON: dict keys must be strings")
+            waiting += item.values()
+        elif type(item) in (list, tuple):
+            waiting += item
+        elif item is not None and type(item) not in (str, int, float, bool):
+            raise InvalidPayload(f"{what} cannot be sent as JSON: {type(item).__name__} is not a JSON value")
+
+
+def _check_unique(unique: Any) -> None:
+    try:
+        fits = 1 <= len(unique.encode()) <= MAX_UNIQUE and "\t" not in unique and "\n" not in unique
+    except (AttributeError, UnicodeEncodeError):
+        fits = False
+    if not fits:
+        raise InvalidInput(f"unique must be text of 1 to {MAX_UNIQUE} bytes without tabs or line ends, not {unique!r}")
 
 
 def _encode_wide(value: Any, what: str) -> bytes:
@@ -92,92 +113,94 @@ def encode(
         raise InvalidInput(f"headers take {len(extra)} bytes, more than {MAX_OPTIONS}: move them into the payload")
     limits = b""
     if lease_ms is not None or max_attempts is not None or unique is not None:
-        if unique is not None and (not unique or len(unique.encode()) > MAX_UNIQUE or "\t" in unique or "\n" in unique):
-            raise InvalidInput(f"unique must be 1 to {MAX_UNIQUE} bytes without tabs or line ends, not {unique!r}")
+        if unique is not None:
+            _check_unique(unique)
         limits = f"{lease_ms or ''}\t{max_attempts or ''}\t{unique_states}\t{unique or ''}".encode()
-    facts = b"%b\t%d\t%d" % (kind.encode(), priority, len(body))
-    rest = b"%c%b%c%b%b%b%b" % (
-        len(facts), facts, len(limits), limits, _OPTIONS_LENGTH.pack(len(extra)), extra, body,
+    head = b"%b\t%d\t%d\n%b\n" % (kind.encode(), priority, len(body), limits)
+    tail = b"%b%b%b" % (len(extra).to_bytes(2), extra, body)
+    return head + crc32(tail, crc32(head)).to_bytes(4) + tail, len(body)
+
+
+def encode_plain(payload: Any, priority: int) -> tuple[bytes, int]:
+    """`encode` for what most messages are: a JSON value and a priority."""
+    body, reading = encode_json(payload)
+    if reading:
+        return encode(payload, priority=priority)
+    size = len(body)
+    head = b"\t%d\t%d\n\n" % (priority, size)
+    tail = b"\0\0" + body
+    return head + crc32(tail, crc32(head)).to_bytes(4) + tail, size
+
+
+_UNREAD = object()
+
+
+def sound(raw: bytes) -> bool:
+    """Whether the bytes are those that were sent."""
+    at = raw.find(b"\n", raw.find(b"\n") + 1) + 1
+    return (
+        raw[:13].isdigit() and raw[13:14] == b"\t"
+        and int.from_bytes(raw[at : at + 4]) == crc32(raw[at + 4 :], crc32(raw[14:at]))
     )  # fmt: skip
-    return _CHECKSUM.pack(zlib.crc32(rest)) + rest, len(body)
 
 
 class Stored:
     """The stored form read back, each part when it is asked for."""
 
-    __slots__ = ("_facts", "_limits", "_options", "_payload", "raw", "whole")
+    #: False for a page's preview, whose payload is cut and cannot be checked.
+    whole: bool = True
+    _parts: tuple[list[bytes], list[str], int] | None = None
+    _options: dict[str, Any] | None = None
+    _payload: Any = _UNREAD
 
-    def __init__(self, raw: bytes, *, whole: bool = True) -> None:
+    def __init__(self, raw: bytes) -> None:
         self.raw = raw
-        #: False for a page's preview, whose payload is cut and cannot be checked.
-        self.whole = whole
-        self._facts: list[bytes] | None = None
-        self._limits: list[str] | None = None
-        self._options: dict[str, Any] | None = None
-        self._payload: Any = self
 
-    def check(self) -> bool:
-        """Whether the bytes are those that were sent."""
-        raw = self.raw
-        return len(raw) > 20 and zlib.crc32(memoryview(raw)[17:]) == int.from_bytes(raw[13:17])
+    def _split(self) -> tuple[list[bytes], list[str], int]:
+        """Facts, limits, and where the options' length stands."""
+        if self._parts is None:
+            facts, limits, _ = self.raw.split(b"\n", 2)
+            at = len(facts) + len(limits) + 2 + 4
+            self._parts = facts.split(b"\t"), limits.decode().split("\t") if limits else ["", "", "", ""], at
+        return self._parts
 
     @property
     def sent_ms(self) -> int:
-        return int(self.raw[:13])
-
-    def _split_facts(self) -> list[bytes]:
-        if self._facts is None:
-            self._facts = self.raw[18 : 18 + self.raw[17]].split(b"\t")
-        return self._facts
+        return int(self._split()[0][0])
 
     @property
     def kind(self) -> str:
-        return self._split_facts()[0].decode()
+        return self._split()[0][1].decode()
 
     @property
     def priority(self) -> int:
-        return int(self._split_facts()[1])
+        return int(self._split()[0][2])
 
     @property
     def size(self) -> int:
-        return int(self._split_facts()[2])
-
-    def _split_limits(self) -> list[str]:
-        if self._limits is None:
-            start = 18 + self.raw[17]
-            length = self.raw[start]
-            text = self.raw[start + 1 : start + 1 + length].decode()
-            self._limits = text.split("\t") if text else ["", "", "", ""]
-        return self._limits
+        return int(self._split()[0][3])
 
     @property
     def lease_ms(self) -> int | None:
-        return int(self._split_limits()[0] or 0) or None
+        return int(self._split()[1][0] or 0) or None
 
     @property
     def max_attempts(self) -> int | None:
-        return int(self._split_limits()[1] or 0) or None
+        return int(self._split()[1][1] or 0) or None
 
     @property
     def unique_states(self) -> str:
-        return self._split_limits()[2]
+        return self._split()[1][2]
 
     @property
     def unique(self) -> str | None:
-        return self._split_limits()[3] or None
-
-    def _body_start(self) -> int:
-        raw = self.raw
-        at = 18 + raw[17]
-        at += 1 + raw[at]
-        return at + 2 + int.from_bytes(raw[at : at + 2])
+        return self._split()[1][3] or None
 
     @property
     def options(self) -> dict[str, Any]:
         if self._options is None:
-            at = 18 + self.raw[17]
-            at += 1 + self.raw[at]
-            text = self.raw[at + 2 : self._body_start()]
+            at = self._split()[2]
+            text = self.raw[at + 2 : at + 2 + int.from_bytes(self.raw[at : at + 2])]
             self._options = json.loads(text) if text else {}
         return self._options
 
@@ -197,12 +220,18 @@ class Stored:
     @property
     def body(self) -> bytes:
         """The payload's bytes as they were sent."""
-        return self.raw[self._body_start() :]
+        at = self._split()[2]
+        return self.raw[at + 2 + int.from_bytes(self.raw[at : at + 2]) :]
 
     @property
     def payload(self) -> Any:
-        if self._payload is self:
-            body, reading = self.body, self.options.get("e", "")
+        if self._payload is _UNREAD:
+            raw = self.raw
+            at = raw.find(b"\n", raw.find(b"\n") + 1) + 5
+            if raw[at : at + 2] == b"\0\0":
+                body, reading = raw[at + 2 :], ""
+            else:
+                body, reading = self.body, self.options.get("e", "")
             try:
                 if reading == "bytes":
                     self._payload = body

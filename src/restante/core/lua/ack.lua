@@ -8,6 +8,12 @@ local k = { messages = KEYS[3], deliveries = KEYS[4], history = KEYS[5], leased 
 local ready, marker = KEYS[11], KEYS[12]
 local set = call('HMGET', queue, 'journal', 'journal_skip', 'dedup_ms', 'keep_done', 'max_leased', 'acked_since')
 open(set[1], set[2])
-local lost = settle(1, #ARGV, clock(), set[3], set[6], tonumber(set[4]) or 0, k)
+local now, keep = clock(), tonumber(set[4]) or 0
+local gone, lines, graves, lost = plan_acks(1, now, keep, k.deliveries, k.unique, k.acked, k.acked_before)
+if #gone > 0 then
+  local base = advance('acked', #gone)
+  write(base, lines, true)
+  apply_acks(gone, graves, base, now, set[3], set[6], keep, k)
+end
 if set[5] and call('ZCARD', ready) > 0 then call('ZADD', marker, 0, '0') end
 return lost

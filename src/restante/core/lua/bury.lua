@@ -14,8 +14,7 @@ for i = 1, #ARGV, 4 do
   if not d then
     lost[#lost + 1] = (i + 3) / 4
   else
-    write('buried', advance('buried', 1), { table.concat({ 'dead', now, id, d.facts, d.attempts,
-      d.consumer, '', class, '' }, '\t') }, true)
+    write(advance('buried', 1), { line('buried', 'dead', now, id, d.facts, d.attempts, d.consumer, '', class, '') }, true)
     to_dead(k, id, d, now, 'buried', class, text)
   end
 end

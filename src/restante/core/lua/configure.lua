@@ -13,8 +13,8 @@ for i = 3, #ARGV, 2 do
 end
 if #changed > 0 then
   local now = clock()
-  write(event, advance(event, 1), { table.concat({ 'gone', now, '', now, '', 0, 0, 0, operator, '', '',
-    table.concat(changed, ',') }, '\t') }, true)
+  write(advance(event, 1),
+    { line(event, 'gone', now, '', now .. '\t\t0\t0', 0, operator, '', '', table.concat(changed, ',')) }, true)
   for i = 3, #ARGV, 2 do
     if ARGV[i + 1] == '' then call('HDEL', queue, ARGV[i]) else call('HSET', queue, ARGV[i], ARGV[i + 1]) end
   end

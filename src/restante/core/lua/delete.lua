@@ -18,11 +18,12 @@ for i = 3, #ARGV do
     for state, zset in pairs(places) do
       if call('ZSCORE', zset, id) then from = state end
     end
+    local facts, limits = read(body)
     local before = call('HGET', deliveries, id)
     local attempts = before and parse(before).attempts or 0
-    write('deleted', advance('deleted', 1), { table.concat({ 'gone', now, id, facts_of(body), attempts, operator, '', '',
-      detail }, '\t') }, true)
-    hold_unique(unique, limits_of(body), id, 'g')
+    write(advance('deleted', 1),
+      { line('deleted', 'gone', now, id, facts, attempts, operator, '', '', detail) }, true)
+    hold_unique(unique, limits, id, 'g')
     if from ~= '' then call('ZREM', places[from], id) end
     forget(messages, deliveries, history, { id })
   end

@@ -17,15 +17,16 @@ for name, zset in pairs({ ready = ready, scheduled = scheduled, retrying = retry
   if call('ZSCORE', zset, id) then place, state = zset, name end
 end
 if not place then return call('HGET', deliveries, id) and 'leased' or '' end
-local fresh = string.sub(old, 1, 13) .. body
+local fresh = slice(old, 1, 14) .. body
+local facts, limits = read(fresh)
 local before = call('HGET', deliveries, id)
 local d = before and parse(before)
-write('edited', advance('edited', 1), { table.concat({ state, now, id, facts_of(fresh), d and d.attempts or 0, operator,
-  due, '', '' }, '\t') }, false)
+write(advance('edited', 1),
+  { line('edited', state, now, id, facts, d and d.attempts or 0, operator, due, '', '') }, false)
 call('HSET', messages, id, fresh)
-local function moved(score) return string.format('%.0f', (255 - priority) * SPAN + tonumber(score) % SPAN) end
+local function moved(score) return format('%.0f', (255 - priority) * SPAN + tonumber(score) % SPAN) end
 if d then
-  d.score, d.facts, d.limits = moved(d.score), facts_of(fresh), limits_of(fresh)
+  d.score, d.facts, d.limits = moved(d.score), facts, limits
   call('HSET', deliveries, id, pack(d))
 end
 if state == 'ready' then call('ZADD', ready, moved(call('ZSCORE', ready, id)), id) end

@@ -18,8 +18,8 @@ for i = 3, #ARGV, 3 do
     lost[#lost + 1] = at
   else
     d.expires = now + ARGV[i + 2]
-    local until_ = string.format('%.0f', d.expires)
-    lines[#lines + 1] = table.concat({ 'leased', now, id, d.facts, d.attempts, d.consumer, until_, '', '' }, '\t')
+    local until_ = format('%.0f', d.expires)
+    lines[#lines + 1] = line('extended', 'leased', now, id, d.facts, d.attempts, d.consumer, until_, '', '')
     call('HSET', deliveries, id, pack(d))
     call('ZADD', leased, until_, id)
     soonest = math.min(soonest or d.expires, d.expires)
@@ -27,7 +27,7 @@ for i = 3, #ARGV, 3 do
   end
 end
 if #lines > 0 then
-  write('extended', advance('extended', #lines), lines, false)
+  write(advance('extended', #lines), lines, false)
   lower_due(set[3], soonest)
 end
 if ARGV[2] ~= '' then call('HSET', consumers, ARGV[1], now .. '\t' .. ARGV[2]) end

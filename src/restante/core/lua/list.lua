@@ -9,7 +9,7 @@ local reply = { clock() }
 -- Byte order, as the index has it; Lua's own comparison follows the server's locale.
 local function precedes(a, b)
   for i = 1, math.min(#a, #b) do
-    if string.byte(a, i) ~= string.byte(b, i) then return string.byte(a, i) < string.byte(b, i) end
+    if byte(a, i) ~= byte(b, i) then return byte(a, i) < byte(b, i) end
   end
   return #a < #b
 end
@@ -42,8 +42,8 @@ for i = 1, #found, 2 do
   local lines = call('HGET', history, id) or ''
   reply[#reply + 1] = id
   reply[#reply + 1] = found[i + 1]
-  reply[#reply + 1] = string.sub(call('HGET', messages, id) or '', 1, cut)
+  reply[#reply + 1] = slice(call('HGET', messages, id) or '', 1, cut)
   reply[#reply + 1] = call('HGET', deliveries, id) or ''
-  reply[#reply + 1] = string.match(lines, '([^\n]*)\n$') or ''
+  reply[#reply + 1] = match(lines, '([^\n]*)\n$') or ''
 end
 return reply

@@ -27,14 +27,14 @@ for i = 4, #ARGV do
   if state == '' and body and call('ZSCORE', leased, id) then state = 'leased' end
   if places[state] and call('HEXISTS', to.messages, id) == 1 then state = 'exists' end
   if places[state] then
-    local facts, limits = facts_of(body), limits_of(body)
+    local facts, limits = read(body)
     local lines = call('HGET', history, id)
     hold_unique(unique, limits, id, 'g')
     on(to)
     local base = advance('sent', 1)
-    local score = string.format('%.0f', (255 - priority_of(body)) * SPAN + base + 1)
-    write('sent', base, { table.concat({ due and 'scheduled' or 'ready', now, id, facts, 0, operator, due or '', '',
-      'moved from ' .. source }, '\t') }, false)
+    local score = format('%.0f', (255 - priority_of(facts)) * SPAN + base + 1)
+    write(base, { line('sent', due and 'scheduled' or 'ready', now, id, facts, 0, operator, due or '', '',
+      'moved from ' .. source) }, false)
     call('HSET', to.messages, id, body)
     if lines then call('HSET', to.history, id, lines) end
     hold_unique(to.unique, limits, id, due and 's' or 'r')
@@ -46,8 +46,8 @@ for i = 4, #ARGV do
       call('ZADD', to.marker, 0, '0')
     end
     on(from)
-    write('deleted', advance('deleted', 1), { table.concat({ 'gone', now, id, facts, 0, operator, '', '',
-      'moved to ' .. target }, '\t') }, true)
+    write(advance('deleted', 1),
+      { line('deleted', 'gone', now, id, facts, 0, operator, '', '', 'moved to ' .. target) }, true)
     call('ZREM', places[state], id)
     forget(messages, deliveries, history, { id })
   end

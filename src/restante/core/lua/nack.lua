@@ -22,10 +22,10 @@ for i = 1, #ARGV, 5 do
     lost[#lost + 1] = at
   else
     local spent = delay == 'dead' or d.attempts >= allowed_attempts(d.limits, set[3])
-    local due = spent and '' or string.format('%.0f', now + delay)
+    local due = spent and '' or format('%.0f', now + delay)
     states[at] = spent and 'dead' or 'retrying'
-    write('nacked', advance('nacked', 1), { table.concat({ states[at], now, id, d.facts, d.attempts,
-      d.consumer, due, class, '' }, '\t') }, spent)
+    write(advance('nacked', 1),
+      { line('nacked', states[at], now, id, d.facts, d.attempts, d.consumer, due, class, '') }, spent)
     if spent then
       to_dead(k, id, d, now, 'nacked', class, text)
     else

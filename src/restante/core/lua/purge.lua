@@ -11,10 +11,13 @@ local ids = call('ZRANGE', zset, 0, limit - 1)
 if #ids == 0 then return 0 end
 local now, bodies = clock(), {}
 if call('EXISTS', unique) == 1 then bodies = call('HMGET', messages, unpack(ids)) end
-write('purged', advance('purged', 1, #ids), { table.concat({ 'gone', now, '', now, '', 0, 0, 0, operator, '', '',
-  state .. ':' .. #ids }, '\t') }, true)
+write(advance('purged', 1, #ids),
+  { line('purged', 'gone', now, '', now .. '\t\t0\t0', 0, operator, '', '', state .. ':' .. #ids) }, true)
 for i = 1, #ids do
-  if bodies[i] then hold_unique(unique, limits_of(bodies[i]), ids[i], 'g') end
+  if bodies[i] then
+    local _, limits = read(bodies[i])
+    hold_unique(unique, limits, ids[i], 'g')
+  end
 end
 call('ZREMRANGEBYRANK', zset, 0, #ids - 1)
 forget(messages, deliveries, history, ids)

@@ -6,10 +6,10 @@
 local deliveries, ready, scheduled, leased, unique, marker = KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
 local delay = whole(ARGV[1], 0, 4e15)
 if not delay then return refuse('INVALID', 'delay_ms must be a whole number') end
-local set = call('HMGET', queue, 'journal', 'journal_skip', 'due')
+local set = call('HMGET', queue, 'journal', 'journal_skip', 'due', 'max_leased')
 open(set[1], set[2])
 local now, lost = clock(), {}
-local state, due = delay > 0 and 'scheduled' or 'ready', string.format('%.0f', now + delay)
+local state, due = delay > 0 and 'scheduled' or 'ready', format('%.0f', now + delay)
 local lines, moved = {}, {}
 for i = 2, #ARGV, 2 do
   local id = ARGV[i]
@@ -18,8 +18,8 @@ for i = 2, #ARGV, 2 do
     lost[#lost + 1] = i / 2
   else
     moved[#moved + 1] = id
-    lines[#lines + 1] = table.concat({ state, now, id, d.facts, d.attempts - 1, d.consumer, delay > 0 and due or '', '',
-      '' }, '\t')
+    lines[#lines + 1] = line('released', state, now, id, d.facts, d.attempts - 1, d.consumer, delay > 0 and due or '',
+      '', '')
     d.token, d.expires, d.attempts = '', 0, d.attempts - 1
     call('HSET', deliveries, id, pack(d))
     call('ZADD', delay > 0 and scheduled or ready, delay > 0 and due or d.score, id)
@@ -28,7 +28,8 @@ for i = 2, #ARGV, 2 do
   end
 end
 if #moved > 0 then
-  write('released', advance('released', #moved), lines, false)
-  if delay > 0 then wake_by(marker, set[3], now + delay, now) else call('ZADD', marker, 0, '0') end
+  write(advance('released', #moved), lines, false)
+  if delay > 0 then wake_by(marker, set[3], now + delay, now) end
+  if delay == 0 or set[4] then call('ZADD', marker, 0, '0') end
 end
 return lost

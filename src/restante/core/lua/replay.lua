@@ -14,13 +14,14 @@ for i = 4, #ARGV do
   local body = call('ZSCORE', dead, id) and call('HGET', messages, id)
   reply[i - 3] = body and 1 or 0
   if body then
+    local facts, limits = read(body)
     local before = call('HGET', deliveries, id)
     local base = advance('replayed', 1)
-    local score = string.format('%.0f', (255 - priority_of(body)) * SPAN + base + 1)
+    local score = format('%.0f', (255 - priority_of(facts)) * SPAN + base + 1)
     local d = before and parse(before) or { received = '', consumer = '', replays = 0 }
     d.token, d.expires, d.attempts, d.score, d.replays = '', 0, 0, score, d.replays + 1
-    d.facts, d.limits = facts_of(body), limits_of(body)
-    write('replayed', base, { table.concat({ 'ready', now, id, d.facts, 0, operator, '', '', task }, '\t') }, false)
+    d.facts, d.limits = facts, limits
+    write(base, { line('replayed', 'ready', now, id, d.facts, 0, operator, '', '', task) }, false)
     call('HSET', deliveries, id, pack(d))
     call('ZADD', ready, score, id)
     call('ZREM', dead, id)

@@ -8,7 +8,8 @@
 local messages, ready, scheduled, marker, unique = KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
 local acked, acked_before, leased, retrying, dead = KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12]
 local careful, argc = ARGV[1] == '1', #ARGV
-local set = call('HMGET', queue, 'journal', 'journal_skip', 'due', 'max_length', 'max_dead', 'max_payload_bytes')
+local set = call('HMGET', queue, 'journal', 'journal_skip', 'due', 'max_length', 'max_dead', 'max_payload_bytes', 'sequence',
+  'sent')
 local due_hint = set[3]
 open(set[1], set[2])
 local now = clock()
@@ -19,16 +20,15 @@ for i = 2, argc, 4 do
   local due = ARGV[i + 1]
   if due ~= '' and not whole(due, 0, 4e15) then return refuse('INVALID', 'due is not a whole number of milliseconds') end
   if not whole(ARGV[i + 2], 0, 255) then return refuse('INVALID', 'priority must be 0 to 255') end
-  if #ARGV[i + 3] < 8 then return refuse('INVALID', 'the stored form is cut short') end
-  if longest and tonumber(string.match(facts_of(now .. ARGV[i + 3]), '(%d+)$')) > longest then
-    return refuse('TOOLARGE', 'max_payload_bytes is ' .. set[6])
-  end
+  local size = match(ARGV[i + 3], '^[^\t\n]*\t%d+\t(%d+)\n[^\n]*\n')
+  if not size then return refuse('INVALID', 'the stored form does not begin with facts and limits') end
+  if longest and tonumber(size) > longest then return refuse('TOOLARGE', 'max_payload_bytes is ' .. set[6]) end
 end
-local function full()
+local function full(n)
   if set[5] and call('ZCARD', dead) >= tonumber(set[5]) then return refuse('DEADFULL', 'max_dead is ' .. set[5]) end
   if set[4] then
     local length = call('ZCARD', ready) + call('ZCARD', scheduled) + call('ZCARD', retrying) + call('ZCARD', leased)
-    if length + (argc - 1) / 4 > tonumber(set[4]) then return refuse('FULL', 'max_length is ' .. set[4]) end
+    if length + n > tonumber(set[4]) then return refuse('FULL', 'max_length is ' .. set[4]) end
   end
 end
 
@@ -43,12 +43,11 @@ if careful then
     if seen[id] or old[k] or gone[k] or gone_before[k] then
       holder = id
     else
-      local limits = limits_of(now .. ARGV[i + 3])
-      local states, key = string.match(limits, '^[^\t]*\t[^\t]*\t([^\t]*)\t(.*)$')
+      local states, key = match(ARGV[i + 3], '^[^\n]*\n[^\t\n]*\t[^\t\n]*\t([^\t\n]*)\t([^\n]*)\n')
       if key and key ~= '' then
         local first = ARGV[i + 1] == '' and 'r' or 's'
         holder = seen[key .. '\t'] or call('HGET', unique, key) or nil
-        if not holder and string.find(states, first, 1, true) then seen[key .. '\t'] = id end
+        if not holder and find(states, first, 1, true) then seen[key .. '\t'] = id end
       end
       seen[id] = true
     end
@@ -60,29 +59,37 @@ else
 end
 local n = #stored
 if n == 0 then return { 0, unpack(statuses) } end
-local refusal = full()
+local refusal = full(n)
 if refusal then return refusal end
 
-local base = advance('sent', n)
-local lines, bodies, now_ready, later, soonest = {}, {}, {}, {}, nil
+local base = tonumber(set[7]) or 0
+local stamp, lead = now .. '\t', '1\tsent\tready\t' .. now .. '\t'
+local lines, bodies, states, now_ready, later, soonest = {}, {}, {}, {}, {}, nil
 for k = 1, n do
   local i = stored[k]
-  local id, due, body = ARGV[i], ARGV[i + 1], now .. ARGV[i + 3]
+  local id, due, body = ARGV[i], ARGV[i + 1], stamp .. ARGV[i + 3]
+  local facts = match(body, '^[^\n]*')
   bodies[2 * k - 1], bodies[2 * k] = id, body
   local at = now
-  if due ~= '' then at = string.byte(due) == 43 and now + tonumber(due) or tonumber(due) end
+  if due ~= '' then at = byte(due) == 43 and now + tonumber(due) or tonumber(due) end
+  states[k] = at > now and 's' or 'r'
   if at > now then
     later[#later + 1], later[#later + 2] = at, id
     if not soonest or at < soonest then soonest = at end
-    lines[k] = table.concat({ 'scheduled', now, id, facts_of(body), '0', '', string.format('%.0f', at), '', '' }, '\t')
+    lines[k] = line('sent', 'scheduled', now, id, facts, 0, '', format('%.0f', at), '', '')
   else
     now_ready[#now_ready + 1], now_ready[#now_ready + 2] = (255 - ARGV[i + 2]) * SPAN + base + k, id
-    lines[k] = 'ready\t' .. now .. '\t' .. id .. '\t' .. facts_of(body) .. '\t0\t\t\t\t'
+    lines[k] = lead .. id .. '\t' .. facts .. '\t0\t\t\t\t'
   end
-  if careful then hold_unique(unique, limits_of(body), id, at > now and 's' or 'r') end
 end
-write('sent', base, lines, false)
+call('HSET', queue, 'sequence', base + n, 'sent', (tonumber(set[8]) or 0) + n)
+write(base, lines, false)
 call('HSET', messages, unpack(bodies))
+for k = 1, careful and n or 0 do
+  local id, body = bodies[2 * k - 1], bodies[2 * k]
+  local _, limits = read(body)
+  hold_unique(unique, limits, id, states[k])
+end
 if #later > 0 then
   call('ZADD', scheduled, unpack(later))
   lower_due(due_hint, soonest)

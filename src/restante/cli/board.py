@@ -1,0 +1,176 @@
+"""The live table of queues and states, for a terminal, a plain log or a program.
+
+On failure it says that the server is away and goes on when it is back.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from restante import Admin, Event, JournalEntry, RestanteError, State
+from restante.cli import texts
+from restante.cli.session import Session
+from restante.core.admin import Counts
+
+#: Samples of a sparkline, one per look.
+SPARKS = 24
+#: Lines of the journal below the table.
+RECENT = 8
+#: Seconds between two looks: on a terminal, and where lines only add up.
+LIVE_PAUSE, PLAIN_PAUSE = 1.0, 2.0
+#: Lines the board needs besides one per queue.
+_FRAME = RECENT + 7
+_LEVELS = "▁▂▃▄▅▆▇█"
+_FAILED = (Event.NACKED, Event.BURIED, Event.EXPIRED)
+
+
+def sparkline(values: deque[float]) -> str:
+    """The values as a row of bars, the highest filling the line."""
+    top = max(values, default=0.0)
+    if top <= 0:
+        return _LEVELS[0] * len(values)
+    return "".join(_LEVELS[min(7, int(value / top * 7.999))] for value in values)
+
+
+@dataclass
+class Pulse:
+    """One queue's movement between looks."""
+
+    counts: Counts
+    sent: float = 0.0
+    done: float = 0.0
+    failed: float = 0.0
+    history: deque[float] = field(default_factory=lambda: deque([0.0] * SPARKS, maxlen=SPARKS))
+
+    def see(self, counts: Counts) -> None:
+        """Takes the next look."""
+        seconds = (counts.at - self.counts.at).total_seconds()
+        if seconds <= 0:
+            return
+        before, now = self.counts.totals, counts.totals
+
+        def rate(*events: Event) -> float:
+            return max(0.0, sum(now[event.value] - before[event.value] for event in events) / seconds)
+
+        self.sent, self.done, self.failed = rate(Event.SENT), rate(Event.ACKED), rate(*_FAILED)
+        self.history.append(self.done)
+        self.counts = counts
+
+
+class Board:
+    """Looks at a server and draws what it sees."""
+
+    def __init__(self, admin: Admin, title: str, hint: str = "") -> None:
+        self._admin = admin
+        self._title = title
+        self._hint = hint
+        self._pulses: dict[str, Pulse] = {}
+        self._recent: list[JournalEntry] = []
+        self._away = ""
+
+    def look(self) -> None:
+        """One look at every queue; a lost server is shown, not raised."""
+        try:
+            rows = self._admin.all_counts()
+            recent = [
+                entry for row in rows for entry in self._admin.journal(row.queue, limit=RECENT, newest_first=True)
+            ]
+        except RestanteError as error:
+            self._away = str(error)
+            return
+        self._away = ""
+        for gone in self._pulses.keys() - {row.queue for row in rows}:
+            del self._pulses[gone]
+        for row in rows:
+            self._pulses.setdefault(row.queue, Pulse(row)).see(row)
+        self._recent = sorted(recent, key=lambda entry: (entry.at, entry.position))[-RECENT:]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For programs."""
+        rows = [
+            {
+                "queue": name, **{state.value: getattr(one.counts, state.value) for state in State},
+                "sent_per_second": round(one.sent, 2), "done_per_second": round(one.done, 2),
+                "failed_per_second": round(one.failed, 2), "waited_seconds": one.counts.waited,
+                "paused": one.counts.paused,
+            }
+            for name, one in self._pulses.items()
+        ]  # fmt: skip
+        return {"at": texts.utcnow().isoformat(), "away": self._away or None, "queues": rows}
+
+    def render(self, height: int = 0) -> RenderableType:
+        """The whole board; with a height, the queues in most trouble that fit."""
+        pulses = list(self._pulses.values())
+        left_out = 0
+        if height and len(pulses) > max(1, height - _FRAME):
+            pulses.sort(key=lambda one: (-one.counts.dead, -one.counts.retrying, -one.counts.ready))
+            room = max(1, height - _FRAME)
+            left_out = len(pulses) - room
+            pulses = sorted(pulses[:room], key=lambda one: one.counts.queue)
+        parts: list[RenderableType] = [Text.assemble((self._title, "bold"), (f"  {time.strftime('%H:%M:%S')}", "dim"))]
+        if self._away:
+            parts.append(Text(f"● the server is away: {self._away}", style="bold red"))
+        parts += ["", self._table(pulses)]
+        if left_out:
+            parts.append(Text(f"… and {left_out} more queues", style="dim"))
+        if self._recent:
+            parts += ["", *(texts.journal_line(entry) for entry in self._recent)]
+        if self._hint:
+            parts += ["", Text(self._hint, style="dim")]
+        return Group(*parts)
+
+    def _table(self, pulses: list[Pulse]) -> Table:
+        states = [state.value for state in State]
+        rates = ("sent/s", "done/s", "failed/s")
+        made = texts.table("queue", *states, *rates, "", "oldest", "", right=(*states, *rates, "oldest"))
+        for column, state in zip(made.columns[1:], State, strict=False):
+            column.header = texts.dotted(state)
+        for one in pulses:
+            counts = one.counts
+            made.add_row(
+                Text(counts.queue, style="bold"),
+                *(texts.amount(getattr(counts, state.value), state) for state in State),
+                f"{one.sent:.1f}", f"{one.done:.1f}",
+                Text(f"{one.failed:.1f}", style=texts.COLOURS[State.DEAD] if one.failed else "dim"),
+                Text(sparkline(one.history), style=texts.COLOURS[State.LEASED]),
+                texts.span(counts.waited) if counts.ready else "",
+                Text("paused" if counts.paused else "", style="bold yellow"),
+            )  # fmt: skip
+        return made
+
+
+def watch(session: Session, board: Board, stop: threading.Event, *, seconds: float | None = None) -> None:
+    """Shows the board until stopped: redrawn on a terminal, printed again elsewhere, one JSON line per look."""
+    deadline = time.monotonic() + seconds if seconds else float("inf")
+    live = session.out.is_terminal and not session.json
+    pause = LIVE_PAUSE if live else PLAIN_PAUSE
+
+    def looks() -> Any:
+        while True:
+            board.look()
+            yield
+            left = deadline - time.monotonic()
+            if left <= 0 or stop.wait(min(pause, left)):
+                board.look()
+                yield
+                return
+
+    if live:
+        with Live(console=session.out, auto_refresh=False, transient=False) as screen:
+            for _ in looks():
+                screen.update(board.render(session.out.height), refresh=True)
+        return
+    for _ in looks():
+        if session.json:
+            session.emit(board.as_dict())
+        else:
+            session.out.print(board.render(), "", crop=False)

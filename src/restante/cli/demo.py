@@ -1,0 +1,295 @@
+"""A sample shop on a server of its own: orders lead to payments and emails, reports are slow, some of it goes wrong.
+
+The parent keeps the server, the sweeper and the table; each role is a child process, started again when it dies.
+Children end when their standard input closes, so none outlives the parent, however that ends.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import restante
+from restante import Admin, Consumer, Event, LeasedMessage, Post, RestanteError, Sweeper
+from restante.cli.board import Board, watch
+from restante.cli.session import Session, WrongUsage, stopping
+from restante.core.embedded import answers, socket_path
+
+#: What each queue is told. Short leases and retries, so that every state comes and goes while one watches.
+QUEUES: dict[str, dict[str, Any]] = {
+    "orders": {"lease": 5, "max_attempts": 3, "retry": restante.exponential(2, cap=20), "keep_done": 100},
+    "payments": {"lease": 3, "max_attempts": 4, "retry": restante.fixed(1, 3, 8)},
+    "emails": {"lease": 5, "max_attempts": 3, "retry": restante.exponential(1, cap=10), "keep_done": 200},
+    "reports": {"lease": 4, "max_attempts": 2, "retry": restante.fixed(3), "keep_done": 20},
+}
+#: Orders per second; each becomes about three messages.
+ORDERS_PER_SECOND = 12.0
+REPORTS = ("sales", "stock", "refunds", "visits", "costs", "ratings", "search", "returns")
+#: Dead messages of a queue at which the shop's operator puts them back.
+REPLAY_AT = 40
+#: Seconds between two looks at the children.
+TEND = 0.25
+#: Seconds children get to hand back what they hold, and the server to write and stop.
+STOP_TIMEOUT, SERVER_TIMEOUT = 5.0, 10.0
+#: Share of payments during which the whole process is killed, as a machine would be.
+CRASHES = 0.004
+
+
+class CardDeclined(Exception):
+    """The bank says no; another attempt does not help."""
+
+
+class MailboxBusy(Exception):
+    """The mail server asks to come back later."""
+
+
+# -- the roles, each a process ---------------------------------------------------------------------------------------
+
+
+def produce(post: Post, stop: threading.Event) -> None:
+    """Customers order; managers ask for reports, of which one of a name is enough."""
+    orders, reports = post.queue("orders"), post.queue("reports")
+    number = 0
+    while not stop.wait(random.expovariate(ORDERS_PER_SECOND)):
+        number += 1
+        valued = random.random() < 0.15
+        order = {"order": number, "items": random.randint(1, 9), "total": round(random.uniform(5, 400), 2)}
+        orders.send(
+            order, kind="order.placed", priority=200 if valued else 0, headers={"customer": f"c{number % 97}"},
+            delay=random.uniform(2, 15) if random.random() < 0.1 else 0,
+        )  # fmt: skip
+        if random.random() < 0.12:
+            name = random.choice(REPORTS)
+            reports.send({"report": name}, kind=f"report.{name}", unique=f"report-{name}")
+
+
+def sell(post: Post) -> list[restante.Queue]:
+    """Orders: quick, and lead to a payment."""
+    orders, payments = post.queue("orders"), post.queue("payments")
+
+    @orders.handler
+    def place(message: LeasedMessage) -> None:
+        time.sleep(random.uniform(0.005, 0.06))
+        if random.random() < 0.04:
+            raise ConnectionError("the stock service does not answer")
+        number = message.payload["order"]
+        payments.send(
+            message.payload, kind="payment.due", unique=f"payment-{message.id}", priority=message.priority,
+            headers={"order": str(number)},
+        )  # fmt: skip
+
+    return [orders]
+
+
+def charge(post: Post) -> list[restante.Queue]:
+    """Payments: some are declined for good, some time out, and now and then the process is killed."""
+    payments, emails = post.queue("payments"), post.queue("emails")
+
+    @payments.handler
+    def pay(message: LeasedMessage) -> None:
+        time.sleep(random.uniform(0.02, 0.15))
+        chance = random.random()
+        if chance < CRASHES:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if chance < 0.05:
+            message.bury(error=CardDeclined(f"card of order {message.payload['order']} declined"))
+            return
+        if chance < 0.15:
+            raise TimeoutError("the bank took more than its time")
+        delay = random.uniform(3, 20) if random.random() < 0.4 else 0
+        emails.send({"to": message.headers.get("order"), "text": "thank you"}, kind="email.receipt", delay=delay)
+
+    return [payments]
+
+
+def mail(post: Post) -> list[restante.Queue]:
+    """Emails: a busy mailbox now and then."""
+    emails = post.queue("emails")
+
+    @emails.handler
+    def deliver(message: LeasedMessage) -> None:
+        time.sleep(random.uniform(0.01, 0.1))
+        if random.random() < 0.08:
+            raise MailboxBusy("450 try again later")
+
+    return [emails]
+
+
+def report(post: Post) -> list[restante.Queue]:
+    """Reports: slow, so some wait."""
+    reports = post.queue("reports")
+
+    @reports.handler
+    def draw(message: LeasedMessage) -> None:
+        time.sleep(random.uniform(1.0, 4.0))
+        if random.random() < 0.25:
+            raise MemoryError("the report is too large")
+
+    return [reports]
+
+
+#: Role → what makes its queues, and how many handlers run at a time.
+CONSUMERS = {"sell": (sell, 2), "charge": (charge, 3), "mail": (mail, 3), "report": (report, 1)}
+ROLES = ("produce", *CONSUMERS)
+
+
+def play(role: str, url: str) -> None:
+    """A child's whole life."""
+    stop = threading.Event()
+    consumer: Consumer | None = None
+
+    def end() -> None:
+        stop.set()
+        if consumer is not None:
+            consumer.stop()
+
+    def until_parent_ends() -> None:
+        sys.stdin.buffer.read()
+        end()
+        # The server goes with the parent: whoever still waits for it is not needed.
+        time.sleep(STOP_TIMEOUT)
+        os._exit(1)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=until_parent_ends, daemon=True).start()
+    with restante.connect(url, consumer=f"{role}:{os.getpid()}") as post:
+        if role == "produce":
+            while not stop.is_set():
+                try:
+                    produce(post, stop)
+                except RestanteError:
+                    stop.wait(0.5)
+            return
+        make, concurrency = CONSUMERS[role]
+        consumer = Consumer(make(post), concurrency=concurrency, prefetch=5, grace=STOP_TIMEOUT / 2)
+        consumer.run()
+
+
+# -- the parent ------------------------------------------------------------------------------------------------------
+
+
+class Cast:
+    """The children: started, started again when they die, and ended."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._tend, name="restante-demo", daemon=True)
+        self.crashes = 0
+
+    def start(self) -> None:
+        for role in ROLES:
+            self._children[role] = self._spawn(role)
+        self._thread.start()
+
+    def _spawn(self, role: str) -> subprocess.Popen[bytes]:
+        # A group of its own: Ctrl-C in the terminal reaches the parent, which ends the children in order.
+        return subprocess.Popen(
+            [sys.executable, "-m", "restante.cli.demo", role, self._url],
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, process_group=0,
+        )  # fmt: skip
+
+    def _tend(self) -> None:
+        while not self._ending.wait(TEND):
+            for role, child in list(self._children.items()):
+                if child.poll() is not None:
+                    self.crashes += 1
+                    _close_input(child)
+                    self._children[role] = self._spawn(role)
+
+    def end(self) -> None:
+        """Closes their inputs, waits, and kills who stays."""
+        self._ending.set()
+        self._thread.join()
+        children = list(self._children.values())
+        for child in children:
+            _close_input(child)
+        deadline = time.monotonic() + STOP_TIMEOUT
+        for child in children:
+            try:
+                child.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+
+
+def _close_input(child: subprocess.Popen[bytes]) -> None:
+    assert child.stdin is not None
+    child.stdin.close()
+
+
+def operate(admin: Admin, stop: threading.Event) -> None:
+    """The shop's operator: puts dead messages back when there are many."""
+    while not stop.wait(2.0):
+        try:
+            for name in QUEUES:
+                if admin.counts(name).dead >= REPLAY_AT:
+                    admin.replay(name)
+        except RestanteError:
+            pass  # the table says that the server is away
+
+
+def run(session: Session, seconds: float | None) -> None:
+    """The demo from start to end. RESTANTE_URL is not followed: the shop must not open in a real post office."""
+    if session.url is not None:
+        raise WrongUsage("the demo brings its own server: give --directory, or nothing")
+    kept = session.directory is not None
+    directory = Path(session.directory or tempfile.mkdtemp(prefix="restante-demo-")).absolute()
+    stop = threading.Event()
+    with stopping(stop.set):
+        try:
+            post = restante.connect(directory=directory)
+            try:
+                _open_shop(session, post, directory, stop, seconds)
+            finally:
+                post.close()
+                wait_for_server(directory)
+        finally:
+            if not kept:
+                shutil.rmtree(directory, ignore_errors=True)
+
+
+def _open_shop(session: Session, post: Post, directory: Path, stop: threading.Event, seconds: float | None) -> None:
+    admin = Admin(post, operator="shop")
+    for name, options in QUEUES.items():
+        admin.configure(name, **options)
+    sweeper, cast = Sweeper(post), Cast(post.url)
+    sweeping = sweeper.start()
+    operator = threading.Thread(target=operate, args=(admin, stop), daemon=True)
+    hint = f"look closer: restante --directory {directory} ls · show · journal --follow      Ctrl-C to stop"
+    try:
+        cast.start()
+        operator.start()
+        watch(session, Board(admin, "Restante: a sample shop", hint), stop, seconds=seconds)
+    finally:
+        stop.set()
+        cast.end()
+        sweeper.stop()
+        sweeping.join(STOP_TIMEOUT)
+        operator.join(STOP_TIMEOUT)
+    total = {event: sum(row.totals[event.value] for row in admin.all_counts()) for event in Event}
+    session.note(
+        f"closed: {total[Event.SENT]:,} sent, {total[Event.ACKED]:,} acked, {total[Event.NACKED]:,} nacked, "
+        f"{total[Event.BURIED]:,} buried, {total[Event.EXPIRED]:,} expired, {cast.crashes} processes died"
+    )
+
+
+def wait_for_server(directory: Path) -> None:
+    """Returns when the embedded server of a directory that we left has stopped, or others still use it."""
+    deadline = time.monotonic() + SERVER_TIMEOUT
+    while answers(socket_path(directory)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+if __name__ == "__main__":
+    play(sys.argv[1], sys.argv[2])

@@ -1,0 +1,121 @@
+"""The program itself: global options, the commands put together, and every failure turned into a line and a code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Annotated
+
+import orjson
+import typer
+
+from restante.cli import looking, operating, running, traffic
+from restante.cli.session import Code, Context, Session, WrongUsage, code_of
+from restante.core.errors import RestanteError
+
+EPILOG = (
+    "Exit codes: 0 done · 1 nothing found or not done · 2 wrong usage · 3 server unavailable · "
+    "4 refused (full, held, invalid) · 5 the doctor found a danger. "
+    "Global options may stand before or after the command."
+)
+#: Global options that take a value; they may also stand after the command, where people type them.
+_VALUED = ("--url", "--directory")
+
+app = typer.Typer(name="restante", rich_markup_mode="rich", pretty_exceptions_enable=False)
+for part in (traffic, looking, operating, running):
+    part.add_to(app)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"restante {version('restante')}")
+        raise typer.Exit
+
+
+@app.callback(epilog=EPILOG)
+def globals_(
+    context: Context,
+    url: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="The Redis server; else [bold]RESTANTE_URL[/], else an embedded one."),
+    ] = None,
+    directory: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Where the embedded server lives; else .restante here.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="JSON on standard output, and nothing else.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and end.")
+    ] = False,
+) -> None:
+    """A message queue on Redis: mail that waits until it is signed for."""
+    if url is not None and directory is not None:
+        raise WrongUsage("give --url or --directory, not both")
+    context.obj.url, context.obj.directory, context.obj.json = url, directory, json
+
+
+def hoisted(args: Sequence[str]) -> list[str]:
+    """The arguments with the global options in front."""
+    front: list[str] = []
+    rest: list[str] = []
+    words = iter(args)
+    for word in words:
+        if word == "--":
+            rest += [word, *words]
+        elif word == "--json" or word.startswith(tuple(f"{name}=" for name in _VALUED)):
+            front.append(word)
+        elif word in _VALUED:
+            front += [word, *([value] if (value := next(words, None)) is not None else [])]
+        else:
+            rest.append(word)
+    return front + rest
+
+
+def complain(name: str, message: str, *, json: bool) -> None:
+    """One line on standard error."""
+    line = " ".join(message.split())
+    text = orjson.dumps({"error": name, "message": line}).decode() if json else f"error: {line}"
+    print(text, file=sys.stderr)
+
+
+def run(args: Sequence[str]) -> int:
+    """One command from arguments to exit code."""
+    session = Session(json="--json" in args)
+    try:
+        # Completion asks with its own variable and no arguments: it must not become a call for help.
+        asked = hoisted(args) or ([] if "_RESTANTE_COMPLETE" in os.environ else ["--help"])
+        result = app(asked, prog_name="restante", standalone_mode=False, obj=session)
+        return int(result or Code.OK)
+    except WrongUsage as error:
+        complain("WrongUsage", str(error), json=session.json)
+        return Code.USAGE
+    except RestanteError as error:
+        complain(type(error).__name__, str(error), json=session.json)
+        return code_of(error)
+    except (KeyboardInterrupt, typer.Abort):
+        complain("Interrupted", "interrupted", json=session.json)
+        return Code.NOTHING
+    except BrokenPipeError:
+        # Whoever read us has enough; what is still in the buffer must not fail again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Code.NOTHING
+    except Exception as error:
+        # Typer's own complaints; it changed the library their class comes from, so it is known by its shape.
+        if hasattr(error, "format_message"):
+            context = getattr(error, "ctx", None)
+            where = f"; see {context.command_path} --help" if context is not None else ""
+            complain("WrongUsage", f"{error.format_message().rstrip('.')}{where}", json=session.json)
+            return Code.USAGE
+        if os.environ.get("RESTANTE_TRACEBACK"):
+            raise
+        hint = "set RESTANTE_TRACEBACK=1 to see where"
+        complain(type(error).__name__, f"unexpected {type(error).__name__}: {error}; {hint}", json=session.json)
+        return Code.NOTHING
+    finally:
+        session.close()
+
+
+def main() -> None:
+    """The entry point of `restante`."""
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,216 @@
+"""Commands that change nothing: ls, show, journal, consumers, doctor."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+from rich.console import RenderableType
+from rich.panel import Panel
+from rich.text import Text
+
+from restante import Admin, JournalEntry, Position, RestanteError, State
+from restante.cli import texts
+from restante.cli.names import MaybeQueue, OneQueue, complete_queue
+from restante.cli.session import Code, Context, Session, stopping
+from restante.core.doctor import examine
+
+#: Seconds between two looks while following the journal.
+FOLLOW_PAUSE = 0.2
+#: Seconds a server may be away before following ends; less would end at every restart of it.
+FOLLOW_AWAY = 30.0
+#: Entries of one queue's journal read by one call.
+FOLLOW_BATCH = 1000
+_LEVELS = {"ok": "green", "warning": "yellow", "danger": "bold red"}
+
+
+def add_to(app: typer.Typer) -> None:
+    """Registers the commands."""
+    for command in (ls, show, journal, consumers, doctor):
+        app.command(rich_help_panel="Look")(command)
+
+
+def ls(
+    context: Context,
+    queue: MaybeQueue = None,
+    state: Annotated[State | None, typer.Option(help="List the messages in this state.")] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="Messages on a page.")] = 20,
+    after: Annotated[str | None, typer.Option(metavar="PLACE", help="Continue where the page before said so.")] = None,
+    newest: Annotated[bool, typer.Option("--newest", help="Newest first.")] = False,
+) -> None:
+    """Queues and their counts, one queue, or the messages of a state."""
+    session = context.obj
+    if queue is None:
+        return list_queues(session)
+    session.existing(queue)
+    if state is None:
+        return list_one(session, queue)
+    page = session.admin.messages(queue, state, limit=limit, after=after, newest_first=newest)
+    if session.json:
+        found = [texts.message_dict(message) for message in page.messages]
+        session.emit({"queue": queue, "state": state.value, "messages": found, "next": page.next})
+    elif page.messages:
+        counts = session.admin.counts(queue)
+        session.out.print(texts.messages_table(page.messages, counts.at, counts.settings.max_attempts))
+        if page.next:
+            session.note(f"more: restante ls {queue} --state {state.value} --after '{page.next}'")
+    if not page.messages:
+        session.nothing(f"no {state.value} messages in {queue}")
+    return None
+
+
+def list_queues(session: Session) -> None:
+    """Every queue with its counts."""
+    rows = session.admin.all_counts()
+    if session.json:
+        session.emit({"queues": [row.as_dict() for row in rows]})
+    elif rows:
+        session.out.print(texts.queues_table(rows))
+    if not rows:
+        session.nothing("no queues yet: restante send QUEUE '{\"hello\": 1}'")
+
+
+def list_one(session: Session, queue: str) -> None:
+    """One queue: counts, totals since it began, settings."""
+    row = session.admin.counts(queue)
+    if session.json:
+        return session.emit(row.as_dict())
+    session.out.print(texts.queues_table([row]))
+    totals = "  ".join(f"{name} {count:,}" for name, count in row.totals.items() if count)
+    settings = {name: str(value) for name, value in row.settings.as_dict().items() if value is not None}
+    session.out.print()
+    session.out.print(texts.facts({"since the start": totals or "nothing", **settings}))
+    return None
+
+
+def show(context: Context, queue: OneQueue, id: Annotated[str, typer.Argument(help="The message's id.")]) -> None:
+    """One message: its payload and one row per attempt."""
+    session = context.obj
+    message = session.admin.show(session.existing(queue), id)
+    if session.json:
+        return session.emit(texts.message_dict(message))
+    counts = session.admin.counts(queue)
+    rows: dict[str, RenderableType] = {
+        "queue": queue,
+        "state": Text.assemble(texts.dotted(message.state), f"  {texts.when(message, counts.at)}"),
+        "kind": message.kind,
+        "priority": str(message.priority),
+        "attempts": f"{message.attempts} / {message.max_attempts or counts.settings.max_attempts}",
+        "replays": str(message.replays or ""),
+        "sent": texts.clock(message.sent_at),
+        "consumer": message.consumer,
+        "unique": message.unique or "",
+        "headers": Text("  ".join(f"{name}={value}" for name, value in message.headers.items())),
+        "content": f"{message.content_type}, {message.size:,} bytes",
+    }
+    session.out.print(Text(message.id, style="bold"))
+    session.out.print(texts.facts({name: value for name, value in rows.items() if value}))
+    session.out.print(Panel(texts.payload_view(message), title="payload", title_align="left", border_style="dim"))
+    if message.history:
+        attempts = texts.table("attempt", "received", "took", "event", "consumer", "error", right=("attempt", "took"))
+        for one in message.history:
+            took = texts.span((one.ended_at - one.received_at).total_seconds()) if one.received_at else ""
+            attempts.add_row(
+                str(one.attempt), texts.clock(one.received_at), took, one.event.value, one.consumer,
+                Text(f"{one.error_class}: {texts.last_line(one)}" if one.error else one.error_class),
+            )  # fmt: skip
+        session.out.print(attempts)
+    return None
+
+
+def journal(
+    context: Context,
+    queues: Annotated[
+        list[str] | None, typer.Argument(help="Queues; all when none is named.", autocompletion=complete_queue)
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as entries are written.")] = False,
+    count: Annotated[int, typer.Option("-n", "--count", min=0, max=100_000, help="The newest so many.")] = 20,
+) -> None:
+    """What happened, oldest first."""
+    session = context.obj
+    stop = threading.Event()
+    for name in queues or ():
+        session.existing(name)
+    seen = 0
+    with stopping(stop.set):
+        for entry in newest_then_more(session.admin, tuple(queues or ()), count, follow, stop):
+            seen += 1
+            if session.json:
+                session.emit(entry.as_dict())
+            else:
+                session.out.print(texts.journal_line(entry), soft_wrap=not session.out.is_terminal)
+    if not seen and not follow:
+        session.nothing("the journal is empty")
+
+
+def newest_then_more(
+    admin: Admin, queues: tuple[str, ...], count: int, follow: bool, stop: threading.Event
+) -> Iterator[JournalEntry]:
+    """The newest entries of all queues in order of time, then new ones; queues made meanwhile are included."""
+    places: dict[str, Position] = {}
+    found: list[JournalEntry] = []
+    for name in queues or admin.queues():
+        entries = admin.journal(name, limit=max(1, count), newest_first=True)
+        places[name] = entries[0].position if entries else Position(0)
+        found += entries
+    found.sort(key=lambda entry: (entry.at, entry.queue, entry.position))
+    yield from found[-count:] if count else ()
+    failing_since = 0.0
+    while follow and not stop.is_set():
+        fresh: list[JournalEntry] = []
+        try:
+            for name in queues or admin.queues():
+                entries = admin.journal(name, after=places.get(name, Position(0)), limit=FOLLOW_BATCH)
+                if entries:
+                    places[name] = entries[-1].position
+                    fresh += entries
+            failing_since = 0.0
+        except RestanteError:
+            # A server that restarts is waited for; one that stays away is an error.
+            failing_since = failing_since or time.monotonic()
+            if time.monotonic() - failing_since > FOLLOW_AWAY:
+                raise
+        yield from sorted(fresh, key=lambda entry: (entry.at, entry.queue, entry.position))
+        if not fresh:
+            stop.wait(FOLLOW_PAUSE)
+
+
+def consumers(context: Context) -> None:
+    """Who takes messages, seen within the last minute."""
+    session = context.obj
+    found = session.admin.consumers()
+    if session.json:
+        session.emit({"consumers": [texts.consumer_dict(one) for one in found]})
+    elif found:
+        now = texts.utcnow()
+        made = texts.table("consumer", "queues", "concurrency", "host", "pid", "seen", right=("concurrency", "pid"))
+        for one in found:
+            made.add_row(
+                Text(one.name, style="bold"), ", ".join(one.queues), str(one.concurrency), one.host, str(one.pid),
+                f"{texts.span(max(0.0, (now - one.last_seen).total_seconds()))} ago",
+            )  # fmt: skip
+        session.out.print(made)
+    if not found:
+        session.nothing("no consumer was seen within the last minute")
+
+
+def doctor(context: Context) -> None:
+    """What on this server could lose or stall messages, each with its remedy."""
+    session = context.obj
+    # A server that evicts is what the doctor is for; any other command refuses it.
+    findings = examine(session.connect(allow_eviction=True))
+    if session.json:
+        session.emit({"findings": [finding.as_dict() for finding in findings]})
+    else:
+        made = texts.table("level", "what", "found", "remedy")
+        made.columns[2].no_wrap = made.columns[3].no_wrap = False
+        made.columns[2].overflow = made.columns[3].overflow = "fold"
+        for finding in findings:
+            level = Text(f"● {finding.level}", style=_LEVELS[finding.level])
+            made.add_row(level, finding.what, Text(finding.found), Text(finding.remedy))
+        session.out.print(made)
+    if any(finding.level == "danger" for finding in findings):
+        raise typer.Exit(Code.DANGER)

@@ -1,0 +1,234 @@
+"""Commands of the operator: replay, delete, purge, pause, resume, move, edit, configure."""
+
+from __future__ import annotations
+
+import threading
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from restante import QueueSettings, RetryPolicy, State
+from restante.cli import texts
+from restante.cli.names import OneQueue, complete_queue
+from restante.cli.session import Context, Session, WrongUsage, stopping
+from restante.core.admin import ReplayTask
+
+Ids = Annotated[list[str], typer.Argument(metavar="IDS…", help="Message ids.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Registers the commands."""
+    for command in (replay, delete, purge, pause, resume, move, edit, configure):
+        app.command(rich_help_panel="Operate")(command)
+
+
+def _bar(session: Session) -> Progress:
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    quiet = session.json or not session.err.is_terminal
+    return Progress(*columns, console=session.err, transient=True, disable=quiet)
+
+
+def replay(
+    context: Context,
+    queue: OneQueue,
+    ids: Annotated[list[str] | None, typer.Argument(metavar="[IDS…]", help="Only these.")] = None,
+    kind: Annotated[str | None, typer.Option(help="Only messages of this kind.")] = None,
+    error: Annotated[str | None, typer.Option(metavar="CLASS", help="Only those that died of this error.")] = None,
+    rate: Annotated[float | None, typer.Option(metavar="N", help="At most so many per second.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count.")] = False,
+    task: Annotated[str | None, typer.Option(metavar="ID", help="Go on with an interrupted replay.")] = None,
+    yes: Yes = False,
+) -> None:
+    """Put dead messages back to ready, attempts reset. Ctrl-C stops it and says how to go on."""
+    session = context.obj
+    admin = session.admin
+    session.existing(queue)
+    if task is not None and (ids or kind or error):
+        raise WrongUsage("--task goes on with its own filter: give no ids, --kind or --error")
+    chosen: dict[str, Any] = {"ids": ids or None, "kind": kind, "error_class": error}
+    if not dry_run:
+        count = _matching(session, queue, task, chosen)
+        session.confirm(f"Replay {count:,} dead messages of {queue}?", yes=yes, needed=False)
+    stop = threading.Event()
+    with stopping(stop.set), _bar(session) as progress:
+        bar = progress.add_task("replaying")
+
+        def moved(work: ReplayTask) -> None:
+            progress.update(bar, completed=work.seen, total=work.total, description=f"{work.replayed:,} replayed")
+
+        done = admin.replay(
+            queue, **chosen, rate=rate, dry_run=dry_run, task=task, progress=moved, cancel=stop.is_set
+        )  # fmt: skip
+    if session.json:
+        session.emit(
+            {
+                "queue": queue, "task": done.id, "status": done.status, "seen": done.seen, "replayed": done.replayed,
+                "dry_run": done.dry_run,
+            }
+        )  # fmt: skip
+    if done.status == "cancelled":
+        how = "" if dry_run else f"; go on with: restante replay {queue} --task {done.id}"
+        session.nothing(f"stopped after {done.replayed:,} replayed{how}")
+    if not done.replayed:
+        session.nothing(f"no dead message of {queue} matches")
+    session.note(f"{done.replayed:,} {'would be ' if dry_run else ''}replayed in {queue}")
+
+
+def _matching(session: Session, queue: str, task: str | None, chosen: dict[str, Any]) -> int:
+    """How many messages a replay would put back, for the question; counted only when it will be asked."""
+    admin = session.admin
+    if task is not None:
+        work = admin.task(queue, task)
+        return max(0, work.total - work.seen)
+    if chosen["ids"] is not None:
+        return len(chosen["ids"])
+    if session.out.is_terminal and not session.json and (chosen["kind"] or chosen["error_class"]):
+        return admin.replay(queue, **chosen, dry_run=True).replayed
+    return admin.counts(queue).dead
+
+
+def delete(context: Context, queue: OneQueue, ids: Ids) -> None:
+    """Remove messages by id; those a consumer holds stay."""
+    session = context.obj
+    count = session.admin.delete(session.existing(queue), ids)
+    _report(session, "deleted", queue, count, f"{queue} has none of these messages")
+
+
+def _report(session: Session, verb: str, queue: str, count: int, otherwise: str, **more: str) -> None:
+    if session.json:
+        session.emit({"queue": queue, verb: count, **more})
+    if not count:
+        session.nothing(otherwise)
+    session.note(f"{count:,} {verb}")
+
+
+def purge(
+    context: Context,
+    queue: OneQueue,
+    state: Annotated[list[State] | None, typer.Option(help="Only this state; may be repeated.")] = None,
+    yes: Yes = False,
+) -> None:
+    """Remove every message that nobody holds, or those of some states."""
+    session = context.obj
+    admin = session.admin
+    counts = admin.counts(session.existing(queue))
+    states = state or [one for one in State if one is not State.LEASED]
+    total = sum(getattr(counts, one.value) for one in states)
+    if total:
+        words = ", ".join(one.value for one in states)
+        session.confirm(f"Remove {total:,} messages ({words}) of {queue} for good?", yes=yes, needed=True)
+    with _bar(session) as progress:
+        bar = progress.add_task("purging", total=total)
+        count = admin.purge(queue, states, progress=lambda gone: progress.update(bar, completed=gone))
+    _report(session, "purged", queue, count, f"nothing to purge in {queue}")
+
+
+def pause(context: Context, queue: OneQueue) -> None:
+    """Let nothing be received until resumed; sends go on."""
+    context.obj.admin.pause(context.obj.existing(queue))
+    _settled(context.obj, queue, "paused")
+
+
+def resume(context: Context, queue: OneQueue) -> None:
+    """End a pause."""
+    context.obj.admin.resume(context.obj.existing(queue))
+    _settled(context.obj, queue, "resumed")
+
+
+def _settled(session: Session, queue: str, event: str) -> None:
+    if session.json:
+        session.emit({"queue": queue, "paused": event == "paused"})
+    session.note(f"{queue} {event}")
+
+
+def move(
+    context: Context,
+    queue: OneQueue,
+    target: Annotated[str, typer.Argument(help="The queue to move to.", autocompletion=complete_queue)],
+    ids: Ids,
+) -> None:
+    """Move messages that nobody holds to another queue."""
+    session = context.obj
+    count = session.admin.move(session.existing(queue), target, ids)
+    _report(session, "moved", queue, count, f"none of these messages of {queue} could be moved", target=target)
+
+
+def edit(
+    context: Context,
+    queue: OneQueue,
+    id: Annotated[str, typer.Argument(help="The message's id.")],
+    payload: Annotated[str | None, typer.Option(metavar="JSON", help="The new payload.")] = None,
+    priority: Annotated[int | None, typer.Option(min=0, max=255, help="The new priority.")] = None,
+    delay: Annotated[
+        float | None, typer.Option(parser=texts.duration, metavar="TIME", help="Ready so long from now.")
+    ] = None,
+    header: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Headers instead of its own.")] = None,
+) -> None:
+    """Change a message that nobody holds; what is not named stays."""
+    session = context.obj
+    changes: dict[str, Any] = {"priority": priority, "delay": delay}
+    if payload is not None:
+        changes["payload"] = texts.parse_json(payload, "the payload")
+    if header:
+        changes["headers"] = dict(texts.pair(one, "--header") for one in header)
+    if all(value is None for value in changes.values()) and payload is None:
+        raise WrongUsage("name what to change: --payload, --priority, --delay or --header")
+    message = session.admin.edit(session.existing(queue), id, **changes)
+    if session.json:
+        return session.emit(texts.message_dict(message))
+    session.note(f"{id} edited, now {message.state.value}")
+    return None
+
+
+def configure(
+    context: Context,
+    queue: OneQueue,
+    pairs: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME=VALUE…]", help="Settings; an empty value restores the default.")
+    ] = None,
+) -> None:
+    """Show or change a queue's settings, for every client from now on.
+
+    For example: configure orders lease=2m max_attempts=8 retry=fixed:1,5,30 keep_done=1000 max_length=
+    """
+    session = context.obj
+    if pairs:
+        options = {name: _setting(name, value) for name, value in (texts.pair(one, "a setting") for one in pairs)}
+        settings: QueueSettings = session.admin.configure(queue, **options)
+    else:
+        settings = session.admin.counts(session.existing(queue)).settings
+    if session.json:
+        return session.emit({"queue": queue, "settings": settings.as_dict()})
+    shown = {name: str(value) for name, value in settings.as_dict().items() if value is not None}
+    session.out.print(texts.facts({**shown}))
+    return None
+
+
+def _setting(name: str, value: str) -> Any:
+    """The value in the type the setting has; what has none of them is refused by the core, by name."""
+    if value in ("", "none", "default"):
+        return None
+    if name in ("lease", "dedup"):
+        return texts.duration(value)
+    if name == "retry":
+        return RetryPolicy.parse(value)
+    if name == "rate":
+        return _number(value, float)
+    if name in ("durability", "journal"):
+        return value
+    return _number(value, int)
+
+
+def _number(text: str, kind: type[int] | type[float]) -> Any:
+    try:
+        return kind(text)
+    except ValueError:
+        return text

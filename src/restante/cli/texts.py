@@ -1,0 +1,264 @@
+"""How values are read from the command line and shown to people: durations, moments, states, messages, tables."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from datetime import UTC, datetime
+from typing import Any, NoReturn
+
+from rich.console import RenderableType
+from rich.json import JSON
+from rich.table import Table
+from rich.text import Text
+
+from restante import InvalidPayload, JournalEntry, Message, State
+from restante.cli.session import WrongUsage
+from restante.core.admin import ConsumerInfo, Counts
+from restante.core.message import Attempt
+
+#: The colour of each state, the same in the terminal as in the dashboard; the word always stands beside it.
+COLOURS = {
+    State.SCHEDULED: "#818cf8",
+    State.READY: "#3b82f6",
+    State.LEASED: "#10b981",
+    State.RETRYING: "#f59e0b",
+    State.DEAD: "#f43f5e",
+    State.DONE: "#9ca3af",
+}
+#: Characters of a payload or an error in one row of a table.
+GLANCE = 60
+_UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhd]?)")
+
+
+def duration(text: str) -> float:
+    """Seconds from `90`, `1.5`, `250ms`, `10m`, `2h` or `3d`."""
+    found = _DURATION.fullmatch(text.strip())
+    if found is None:
+        raise WrongUsage(f"not a duration: {text!r}; write 90, 1.5s, 250ms, 10m, 2h or 3d")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def span(seconds: float) -> str:
+    """A duration at a glance: 350 ms, 12 s, 4 m 10 s, 3 h 5 m, 2 d 4 h."""
+    if seconds < 0:
+        return f"-{span(-seconds)}"
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for size, name, below, least in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
+        if whole >= size:
+            rest = whole % size // below
+            return f"{whole // size} {name} {rest} {least}" if rest else f"{whole // size} {name}"
+    return f"{whole} s"
+
+
+def clock(at: datetime | None) -> str:
+    """A moment in this machine's time zone."""
+    return at.astimezone().strftime("%Y-%m-%d %H:%M:%S") if at else ""
+
+
+def dotted(state: State | str) -> Text:
+    """Dot and word of a state."""
+    if state not in set(State):
+        return Text(f"○ {state}", style="dim")
+    return Text.assemble(("● ", COLOURS[State(state)]), State(state).value)
+
+
+def amount(count: int, state: State) -> Text:
+    """A count in its state's colour, quiet when it is none."""
+    return Text(f"{count:,}", style=COLOURS[state]) if count else Text("·", style="dim")
+
+
+def table(*columns: str, title: str | None = None, right: tuple[str, ...] = ()) -> Table:
+    """An empty table in the house's style."""
+    made = Table(title=title, title_justify="left", title_style="bold", header_style="dim", box=None, pad_edge=False)
+    made.padding = (0, 2, 0, 0)
+    for name in columns:
+        made.add_column(name, justify="right" if name in right else "left", no_wrap=True, overflow="ellipsis")
+    return made
+
+
+def facts(rows: dict[str, RenderableType]) -> Table:
+    """Names and values, one pair per line."""
+    made = Table.grid(padding=(0, 2, 0, 0))
+    made.add_column(style="dim", no_wrap=True)
+    made.add_column(overflow="fold")
+    for name, value in rows.items():
+        made.add_row(name, value)
+    return made
+
+
+def oneline(text: str, width: int = GLANCE) -> str:
+    """The text on one line, cut, without control characters that could play with the terminal."""
+    cut = "".join(ch if ch.isprintable() else " " for ch in text[: width + 1])
+    return cut[: width - 1] + "…" if len(text) > width else cut
+
+
+def queues_table(rows: list[Counts]) -> Table:
+    """Queues by states."""
+    names = [state.value for state in State]
+    made = table("queue", *names, "oldest", "", right=(*names, "oldest"))
+    for column, state in zip(made.columns[1:], State, strict=False):
+        column.header = dotted(state)
+    for row in rows:
+        flags = Text()
+        if row.paused:
+            flags.append("paused ", style="bold yellow")
+        if row.overdue:
+            flags.append(f"{row.overdue} overdue", style="yellow")
+        made.add_row(
+            Text(row.queue, style="bold"), *(amount(getattr(row, state.value), state) for state in State),
+            span(row.waited) if row.ready else "", flags,
+        )  # fmt: skip
+    return made
+
+
+def payload_bytes(message: Message) -> bytes:
+    """The payload as stored; on a page of a list perhaps only its start."""
+    try:
+        return message._stored.body
+    except IndexError:
+        return b""  # the headers alone are longer than a page shows
+
+
+def is_whole(message: Message) -> bool:
+    return message._stored.whole
+
+
+def glance(message: Message) -> str:
+    """The payload's start on one line."""
+    return oneline(payload_bytes(message)[: 4 * GLANCE].decode("utf-8", "replace"))
+
+
+def payload_view(message: Message) -> RenderableType:
+    """The payload for reading: JSON highlighted, text as it is, anything else by its size."""
+    body = payload_bytes(message)
+    if not isinstance(message.payload, bytes):
+        return JSON(body.decode(), indent=2)
+    try:
+        return Text(body.decode())
+    except UnicodeDecodeError:
+        return Text(f"{len(body)} bytes of {message.content_type}: {body[:32].hex(' ')}{' …' if body[32:] else ''}")
+
+
+def when(message: Message, now: datetime) -> str:
+    """The one time that matters in a state: age, countdown, due in, dead since."""
+    if message.state is State.LEASED and message.lease_expires_at:
+        left = (message.lease_expires_at - now).total_seconds()
+        return f"lease {span(left)}" if left >= 0 else f"overdue {span(-left)}"
+    if message.due_at:
+        left = (message.due_at - now).total_seconds()
+        return f"due in {span(left)}" if left >= 0 else f"due {span(-left)} ago"
+    if message.settled_at:
+        return f"{message.state} {span((now - message.settled_at).total_seconds())}"
+    return f"sent {span((now - message.sent_at).total_seconds())} ago"
+
+
+def messages_table(messages: list[Message], now: datetime, max_attempts: int) -> Table:
+    """Messages of one state."""
+    made = table("id", "kind", "priority", "attempts", "when", "last error", "payload", right=("priority", "attempts"))
+    for message in messages:
+        last = message.history[-1] if message.history else None
+        made.add_row(
+            Text(message.id, style="bold"), message.kind, str(message.priority),
+            f"{message.attempts} / {message.max_attempts or max_attempts}", when(message, now),
+            Text(last_line(last), style=COLOURS[State.DEAD]), Text(glance(message), style="dim"),
+        )  # fmt: skip
+    # An id is there to be copied: it is never cut, whatever the terminal's width.
+    made.columns[0].min_width = max((len(message.id) for message in messages), default=0)
+    return made
+
+
+def last_line(attempt: Attempt | None) -> str:
+    """What an attempt's error comes to in one line."""
+    if attempt is None:
+        return ""
+    lines = attempt.error.strip().splitlines()
+    return oneline(lines[-1] if lines else attempt.error_class or attempt.event.value)
+
+
+def _iso(at: datetime | None) -> str | None:
+    return at.isoformat() if at else None
+
+
+def message_dict(message: Message) -> dict[str, Any]:
+    """A message for programs; bytes as base64, and a payload a list shows only in part as its start."""
+    made: dict[str, Any] = {
+        "id": message.id, "queue": message.queue, "state": message.state.value, "kind": message.kind,
+        "priority": message.priority, "attempts": message.attempts, "max_attempts": message.max_attempts,
+        "replays": message.replays, "size": message.size, "consumer": message.consumer, "unique": message.unique,
+        "sent_at": _iso(message.sent_at), "due_at": _iso(message.due_at), "received_at": _iso(message.received_at),
+        "lease_expires_at": _iso(message.lease_expires_at), "settled_at": _iso(message.settled_at),
+    }  # fmt: skip
+    if message.lease_token:
+        made["lease_token"] = message.lease_token
+    if not is_whole(message):
+        made["payload_start"] = payload_bytes(message).decode("utf-8", "replace")
+    else:
+        made |= {"headers": message.headers, "content_type": message.content_type}
+        if isinstance(message.payload, bytes):
+            made["payload_base64"] = base64.b64encode(message.payload).decode()
+        else:
+            made["payload"] = message.payload
+    made["history"] = [
+        {
+            "attempt": one.attempt, "received_at": _iso(one.received_at), "ended_at": _iso(one.ended_at),
+            "event": one.event.value, "consumer": one.consumer, "error_class": one.error_class, "error": one.error,
+        }
+        for one in message.history
+    ]  # fmt: skip
+    return made
+
+
+def consumer_dict(one: ConsumerInfo) -> dict[str, Any]:
+    return {
+        "name": one.name, "queues": list(one.queues), "last_seen_at": one.last_seen.isoformat(), "host": one.host,
+        "pid": one.pid, "concurrency": one.concurrency,
+    }  # fmt: skip
+
+
+def journal_line(entry: JournalEntry) -> Text:
+    """One entry of the journal for people."""
+    line = Text(no_wrap=True, overflow="ellipsis")
+    line.append(entry.at.astimezone().strftime("%H:%M:%S.%f")[:-3], style="dim")
+    line.append(f"  {entry.queue:<12} ", style="bold")
+    colour = COLOURS[State(entry.state)] if entry.state in set(State) else "dim"
+    line.append(f"{entry.event.value:<10}", style=colour)
+    line.append(f" → {entry.state:<9} ", style="dim")
+    line.append(entry.message_id)
+    for name, value in (
+        ("kind", entry.kind), ("attempts", entry.attempts if entry.attempts else ""), ("consumer", entry.consumer),
+        ("error", entry.error_class), ("", oneline(entry.detail)),
+    ):  # fmt: skip
+        if value:
+            line.append(f"  {name}={value}" if name else f"  {value}", style="dim")
+    return line
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def parse_json(text: str | bytes, what: str) -> Any:
+    """A JSON value from the command line. Not by the fast decoder, which rounds numbers beyond 64 bits."""
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise InvalidPayload(f"{what} is not JSON ({error}); a text is written '\"hello\"'") from None
+
+
+def pair(text: str, what: str) -> tuple[str, str]:
+    """Name and value of `name=value`."""
+    name, found, value = text.partition("=")
+    if not found or not name:
+        raise WrongUsage(f"{what} is written name=value, not {text!r}")
+    return name, value
+
+
+def utcnow() -> datetime:
+    return datetime.now(UTC)
