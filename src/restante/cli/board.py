@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,11 +23,13 @@ from restante.cli.session import Session
 from restante.core.admin import Counts
 
 #: Samples of a sparkline, one per look.
-SPARKS = 24
+SPARKS = 16
 #: Lines of the journal below the table.
 RECENT = 8
 #: Seconds between two looks: on a terminal, and where lines only add up.
 LIVE_PAUSE, PLAIN_PAUSE = 1.0, 2.0
+#: Columns from which the rates and then the trend of done messages find room.
+RATES_WIDTH, TREND_WIDTH = 110, 130
 #: Lines the board needs besides one per queue.
 _FRAME = RECENT + 7
 _LEVELS = "▁▂▃▄▅▆▇█"
@@ -107,7 +110,7 @@ class Board:
         ]  # fmt: skip
         return {"at": texts.utcnow().isoformat(), "away": self._away or None, "queues": rows}
 
-    def render(self, height: int = 0) -> RenderableType:
+    def render(self, width: int, height: int = 0) -> RenderableType:
         """The whole board; with a height, the queues in most trouble that fit."""
         pulses = list(self._pulses.values())
         left_out = 0
@@ -119,7 +122,7 @@ class Board:
         parts: list[RenderableType] = [Text.assemble((self._title, "bold"), (f"  {time.strftime('%H:%M:%S')}", "dim"))]
         if self._away:
             parts.append(Text(f"● the server is away: {self._away}", style="bold red"))
-        parts += ["", self._table(pulses)]
+        parts += ["", self._table(pulses, width)]
         if left_out:
             parts.append(Text(f"… and {left_out} more queues", style="dim"))
         if self._recent:
@@ -128,23 +131,26 @@ class Board:
             parts += ["", Text(self._hint, style="dim")]
         return Group(*parts)
 
-    def _table(self, pulses: list[Pulse]) -> Table:
+    def _table(self, pulses: list[Pulse], width: int) -> Table:
         states = [state.value for state in State]
-        rates = ("sent/s", "done/s", "failed/s")
-        made = texts.table("queue", *states, *rates, "", "oldest", "", right=(*states, *rates, "oldest"))
+        rates = ("sent/s", "done/s", "failed/s") if width >= RATES_WIDTH else ()
+        trend = ("trend",) if width >= TREND_WIDTH else ()
+        made = texts.table(
+            "queue", *states, "oldest", *rates, *trend, "", right=(*states, "oldest", *rates), shrinking=("queue",)
+        )
         for column, state in zip(made.columns[1:], State, strict=False):
             column.header = texts.dotted(state)
         for one in pulses:
             counts = one.counts
+            failed = Text(f"{one.failed:.1f}", style=texts.COLOURS[State.DEAD] if one.failed else "dim")
             made.add_row(
-                Text(counts.queue, style="bold"),
+                texts.cell(counts.queue, "bold"),
                 *(texts.amount(getattr(counts, state.value), state) for state in State),
-                f"{one.sent:.1f}", f"{one.done:.1f}",
-                Text(f"{one.failed:.1f}", style=texts.COLOURS[State.DEAD] if one.failed else "dim"),
-                Text(sparkline(one.history), style=texts.COLOURS[State.LEASED]),
                 texts.span(counts.waited) if counts.ready else "",
+                *((f"{one.sent:.1f}", f"{one.done:.1f}", failed) if rates else ()),
+                *((Text(sparkline(one.history), style=texts.COLOURS[State.LEASED]),) if trend else ()),
                 Text("paused" if counts.paused else "", style="bold yellow"),
-            )  # fmt: skip
+            )
         return made
 
 
@@ -154,23 +160,21 @@ def watch(session: Session, board: Board, stop: threading.Event, *, seconds: flo
     live = session.out.is_terminal and not session.json
     pause = LIVE_PAUSE if live else PLAIN_PAUSE
 
-    def looks() -> Any:
+    def looks() -> Iterator[None]:
         while True:
             board.look()
             yield
             left = deadline - time.monotonic()
             if left <= 0 or stop.wait(min(pause, left)):
-                board.look()
-                yield
                 return
 
     if live:
         with Live(console=session.out, auto_refresh=False, transient=False) as screen:
             for _ in looks():
-                screen.update(board.render(session.out.height), refresh=True)
+                screen.update(board.render(*session.out.size), refresh=True)
         return
     for _ in looks():
         if session.json:
             session.emit(board.as_dict())
         else:
-            session.out.print(board.render(), "", crop=False)
+            session.out.print(board.render(session.out.width), "", crop=False)

@@ -61,14 +61,13 @@ def produce(post: Post, stop: threading.Event) -> None:
     number = 0
     while not stop.wait(random.expovariate(ORDERS_PER_SECOND)):
         number += 1
-        valued = random.random() < 0.15
+        valued = number % 7 == 0
         order = {"order": number, "items": random.randint(1, 9), "total": round(random.uniform(5, 400), 2)}
         orders.send(
             order, kind="order.placed", priority=200 if valued else 0, headers={"customer": f"c{number % 97}"},
-            delay=random.uniform(2, 15) if random.random() < 0.1 else 0,
+            delay=random.uniform(3, 15) if number % 10 == 2 else 0,
         )  # fmt: skip
-        if random.random() < 0.12:
-            name = random.choice(REPORTS)
+        for name in REPORTS if number == 1 else random.sample(REPORTS, 1) if number % 8 == 0 else ():
             reports.send({"report": name}, kind=f"report.{name}", unique=f"report-{name}")
 
 
@@ -97,13 +96,13 @@ def charge(post: Post) -> list[restante.Queue]:
     @payments.handler
     def pay(message: LeasedMessage) -> None:
         time.sleep(random.uniform(0.02, 0.15))
-        chance = random.random()
-        if chance < CRASHES:
+        number = message.payload["order"]
+        if random.random() < CRASHES:
             os.kill(os.getpid(), signal.SIGKILL)
-        if chance < 0.05:
-            message.bury(error=CardDeclined(f"card of order {message.payload['order']} declined"))
+        if number % 25 == 3:
+            message.bury(error=CardDeclined(f"card of order {number} declined"))
             return
-        if chance < 0.15:
+        if number % 9 == 5 and random.random() < 0.9:
             raise TimeoutError("the bank took more than its time")
         delay = random.uniform(3, 20) if random.random() < 0.4 else 0
         emails.send({"to": message.headers.get("order"), "text": "thank you"}, kind="email.receipt", delay=delay)

@@ -80,9 +80,8 @@ def list_one(session: Session, queue: str) -> None:
         return session.emit(row.as_dict())
     session.out.print(texts.queues_table([row]))
     totals = "  ".join(f"{name} {count:,}" for name, count in row.totals.items() if count)
-    settings = {name: str(value) for name, value in row.settings.as_dict().items() if value is not None}
     session.out.print()
-    session.out.print(texts.facts({"since the start": totals or "nothing", **settings}))
+    session.out.print(texts.facts({"since the start": totals or "nothing", **texts.settings_rows(row.settings)}))
     return None
 
 
@@ -108,13 +107,22 @@ def show(context: Context, queue: OneQueue, id: Annotated[str, typer.Argument(he
     }
     session.out.print(Text(message.id, style="bold"))
     session.out.print(texts.facts({name: value for name, value in rows.items() if value}))
-    session.out.print(Panel(texts.payload_view(message), title="payload", title_align="left", border_style="dim"))
+    session.out.print(Panel.fit(texts.payload_view(message), title="payload", title_align="left", border_style="dim"))
     if message.history:
-        attempts = texts.table("attempt", "received", "took", "event", "consumer", "error", right=("attempt", "took"))
+        attempts = texts.table(
+            "attempt",
+            "received",
+            "took",
+            "event",
+            "consumer",
+            "error",
+            right=("attempt", "took"),
+            shrinking=("consumer", "error"),
+        )
         for one in message.history:
             took = texts.span((one.ended_at - one.received_at).total_seconds()) if one.received_at else ""
             attempts.add_row(
-                str(one.attempt), texts.clock(one.received_at), took, one.event.value, one.consumer,
+                str(one.attempt), texts.clock(one.received_at), took, one.event.value, texts.cell(one.consumer),
                 Text(f"{one.error_class}: {texts.last_line(one)}" if one.error else one.error_class),
             )  # fmt: skip
         session.out.print(attempts)
@@ -186,10 +194,20 @@ def consumers(context: Context) -> None:
         session.emit({"consumers": [texts.consumer_dict(one) for one in found]})
     elif found:
         now = texts.utcnow()
-        made = texts.table("consumer", "queues", "concurrency", "host", "pid", "seen", right=("concurrency", "pid"))
+        made = texts.table(
+            "consumer",
+            "queues",
+            "concurrency",
+            "host",
+            "pid",
+            "seen",
+            right=("concurrency", "pid"),
+            shrinking=("queues", "host"),
+        )
         for one in found:
             made.add_row(
-                Text(one.name, style="bold"), ", ".join(one.queues), str(one.concurrency), one.host, str(one.pid),
+                Text(one.name, style="bold"), texts.cell(", ".join(one.queues)), str(one.concurrency),
+                texts.cell(one.host), str(one.pid),
                 f"{texts.span(max(0.0, (now - one.last_seen).total_seconds()))} ago",
             )  # fmt: skip
         session.out.print(made)

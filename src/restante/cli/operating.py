@@ -207,8 +207,7 @@ def configure(
         settings = session.admin.counts(session.existing(queue)).settings
     if session.json:
         return session.emit({"queue": queue, "settings": settings.as_dict()})
-    shown = {name: str(value) for name, value in settings.as_dict().items() if value is not None}
-    session.out.print(texts.facts({**shown}))
+    session.out.print(texts.facts(texts.settings_rows(settings)))
     return None
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import json
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -18,6 +20,8 @@ import restante
 from restante import Admin, Post
 from restante.core import errors
 
+#: Columns where nobody watches: a pipe or a file is for searching in, so nothing is cut to a screen's width.
+PLAIN_WIDTH = 200
 #: Seconds; a command gives up on a dead server before a person does. Consumers keep the client's own settings.
 QUICK: dict[str, Any] = {"connect_timeout": 1.5, "socket_timeout": 3.0, "patience": 1.5}
 
@@ -63,7 +67,7 @@ class Session:
     directory: str | None = None
     json: bool = False
     #: For people, on standard output.
-    out: Console = field(default_factory=lambda: Console(highlight=False, soft_wrap=False))
+    out: Console = field(default_factory=lambda: _console())
     #: For progress, notes and errors.
     err: Console = field(default_factory=lambda: Console(stderr=True, highlight=False, soft_wrap=True))
     _post: Post | None = None
@@ -93,7 +97,11 @@ class Session:
 
     def emit(self, value: Any) -> None:
         """One JSON document on one line of standard output."""
-        typer.echo(orjson.dumps(value, default=str).decode())
+        try:
+            text = orjson.dumps(value).decode()
+        except TypeError:
+            text = json.dumps(value, ensure_ascii=False)  # a number beyond 64 bits
+        typer.echo(text)
 
     def note(self, text: str) -> None:
         """A word to the person, never to the program that reads standard output."""
@@ -120,6 +128,13 @@ class Session:
         if self._post is not None:
             self._post.close()
             self._post = None
+
+
+def _console() -> Console:
+    made = Console(highlight=False)
+    if not made.is_terminal and "COLUMNS" not in os.environ:
+        made.width = PLAIN_WIDTH
+    return made
 
 
 class Context(typer.Context):

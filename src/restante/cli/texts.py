@@ -8,12 +8,12 @@ import re
 from datetime import UTC, datetime
 from typing import Any, NoReturn
 
-from rich.console import RenderableType
+from rich.console import JustifyMethod, RenderableType
 from rich.json import JSON
 from rich.table import Table
 from rich.text import Text
 
-from restante import InvalidPayload, JournalEntry, Message, State
+from restante import InvalidPayload, JournalEntry, Message, QueueSettings, State
 from restante.cli.session import WrongUsage
 from restante.core.admin import ConsumerInfo, Counts
 from restante.core.message import Attempt
@@ -33,8 +33,10 @@ _UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhd]?)")
 
 
-def duration(text: str) -> float:
-    """Seconds from `90`, `1.5`, `250ms`, `10m`, `2h` or `3d`."""
+def duration(text: str | float) -> float:
+    """Seconds from `90`, `1.5`, `250ms`, `10m`, `2h` or `3d`; a number is an option's default."""
+    if not isinstance(text, str):
+        return float(text)
     found = _DURATION.fullmatch(text.strip())
     if found is None:
         raise WrongUsage(f"not a duration: {text!r}; write 90, 1.5s, 250ms, 10m, 2h or 3d")
@@ -74,13 +76,19 @@ def amount(count: int, state: State) -> Text:
     return Text(f"{count:,}", style=COLOURS[state]) if count else Text("·", style="dim")
 
 
-def table(*columns: str, title: str | None = None, right: tuple[str, ...] = ()) -> Table:
-    """An empty table in the house's style."""
-    made = Table(title=title, title_justify="left", title_style="bold", header_style="dim", box=None, pad_edge=False)
+def table(*columns: str, right: tuple[str, ...] = (), shrinking: tuple[str, ...] = ()) -> Table:
+    """An empty table in the house's style; only the shrinking columns are cut on a narrow terminal."""
+    made = Table(header_style="dim", box=None, pad_edge=False)
     made.padding = (0, 2, 0, 0)
     for name in columns:
-        made.add_column(name, justify="right" if name in right else "left", no_wrap=True, overflow="ellipsis")
+        justify: JustifyMethod = "right" if name in right else "left"
+        made.add_column(name, justify=justify, no_wrap=name not in shrinking, overflow="ellipsis")
     return made
+
+
+def cell(text: str, style: str = "") -> Text:
+    """A cell of a shrinking column: cut where it does not fit, not broken into lines."""
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
 
 
 def facts(rows: dict[str, RenderableType]) -> Table:
@@ -99,10 +107,20 @@ def oneline(text: str, width: int = GLANCE) -> str:
     return cut[: width - 1] + "…" if len(text) > width else cut
 
 
+def settings_rows(settings: QueueSettings) -> dict[str, RenderableType]:
+    """A queue's settings that hold, one per line."""
+    hidden = ("paused", "version")  # the counts say the first, the second only matters to clients
+    return {
+        name: Text(f"{value:g} s" if name in ("lease", "dedup") else str(value))
+        for name, value in settings.as_dict().items()
+        if value is not None and name not in hidden
+    }
+
+
 def queues_table(rows: list[Counts]) -> Table:
     """Queues by states."""
     names = [state.value for state in State]
-    made = table("queue", *names, "oldest", "", right=(*names, "oldest"))
+    made = table("queue", *names, "oldest", "", right=(*names, "oldest"), shrinking=("queue",))
     for column, state in zip(made.columns[1:], State, strict=False):
         column.header = dotted(state)
     for row in rows:
@@ -112,7 +130,7 @@ def queues_table(rows: list[Counts]) -> Table:
         if row.overdue:
             flags.append(f"{row.overdue} overdue", style="yellow")
         made.add_row(
-            Text(row.queue, style="bold"), *(amount(getattr(row, state.value), state) for state in State),
+            cell(row.queue, "bold"), *(amount(getattr(row, state.value), state) for state in State),
             span(row.waited) if row.ready else "", flags,
         )  # fmt: skip
     return made
@@ -161,16 +179,17 @@ def when(message: Message, now: datetime) -> str:
 
 def messages_table(messages: list[Message], now: datetime, max_attempts: int) -> Table:
     """Messages of one state."""
-    made = table("id", "kind", "priority", "attempts", "when", "last error", "payload", right=("priority", "attempts"))
+    made = table(
+        "id", "kind", "prio", "attempts", "when", "last error", "payload",
+        right=("prio", "attempts"), shrinking=("kind", "last error", "payload"),
+    )  # fmt: skip
     for message in messages:
         last = message.history[-1] if message.history else None
         made.add_row(
-            Text(message.id, style="bold"), message.kind, str(message.priority),
+            Text(message.id, style="bold"), cell(message.kind), str(message.priority),
             f"{message.attempts} / {message.max_attempts or max_attempts}", when(message, now),
-            Text(last_line(last), style=COLOURS[State.DEAD]), Text(glance(message), style="dim"),
+            cell(last_line(last), COLOURS[State.DEAD]), cell(glance(message), "dim"),
         )  # fmt: skip
-    # An id is there to be copied: it is never cut, whatever the terminal's width.
-    made.columns[0].min_width = max((len(message.id) for message in messages), default=0)
     return made
 
 

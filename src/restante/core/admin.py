@@ -19,11 +19,11 @@ from restante.core import operations as ops
 from restante.core.errors import Held, InvalidInput, NotFound
 from restante.core.journal import JournalEntry, Position
 from restante.core.keys import QUEUES
-from restante.core.message import Attempt, Event, Message, State, moment, new_id
+from restante.core.message import STATE_LETTERS, Attempt, Event, Message, State, moment, new_id
 from restante.core.names import valid_name
 from restante.core.operations import MAX_BATCH, Operation, QueueRef, Script
 from restante.core.queue import Post, open_queue
-from restante.core.settings import QueueSettings, queue_fields, whole
+from restante.core.settings import QueueSettings, milliseconds, queue_fields, whole
 from restante.core.stored import Stored, encode
 
 LIST = Script("list", "queue journal messages deliveries history")
@@ -42,8 +42,8 @@ _MOVE_TARGET = ("queue", "journal", "messages", "deliveries", "history", "ready"
 
 #: Messages on one page of a list.
 PAGE = 100
-#: Bytes of each stored message a list returns; enough for the facts, the headers and the start of the payload.
-PREVIEW = 2048
+#: Bytes of each payload a list returns.
+PREVIEW = 1024
 #: Seconds without a word after which a consumer is no longer shown.
 CONSUMER_GONE = 60.0
 #: Messages handled by one call of replay or purge.
@@ -131,14 +131,8 @@ class ReplayTask:
     dry_run: bool = False
 
     def matches(self, message: Message) -> bool:
-        return (
-            (self.kind is None or message.kind == self.kind)
-            and (
-                self.error_class is None
-                or (bool(message.history) and message.history[-1].error_class == self.error_class)
-            )
-            and (self.ids is None or message.id in self.ids)
-        )
+        died_of = message.history[-1].error_class if message.history else ""
+        return (self.kind is None or message.kind == self.kind) and self.error_class in (None, died_of)
 
 
 def parse_history(text: bytes) -> tuple[Attempt, ...]:
@@ -166,16 +160,16 @@ def parse_delivery(text: bytes) -> tuple[int, str, int, int]:
 
 
 def parse_message(
-    queue: str, id: str, state: State, score: bytes, stored: bytes, delivery: bytes, history: bytes, *, whole: bool
+    queue: str, id: str, state: State, score: bytes, stored: bytes, delivery: bytes, history: bytes
 ) -> Message:
     """A message from what the scripts tell of it."""
     at = int(float(score))
     attempts, consumer, received, replays = parse_delivery(delivery)
     held = Stored(stored)
-    held.whole = whole
+    held.whole = len(held.body) == held.size
     return Message(
-        id, queue, held, state=state, attempts=attempts, replays=replays,
-        consumer=consumer, received_ms=received, history=parse_history(history),
+        id, queue, held, state=state, attempts=attempts, replays=replays, consumer=consumer, received_ms=received,
+        history=parse_history(history),
         due_ms=at if state in (State.SCHEDULED, State.RETRYING) else 0,
         expires_ms=at if state is State.LEASED else 0,
         settled_ms=at if state in (State.DEAD, State.DONE) else 0,
@@ -238,9 +232,8 @@ class Admin:
         for i in range(1, len(reply), 5):
             id, at, stored, delivery, line = reply[i : i + 5]
             if stored:
-                complete = len(stored) < PREVIEW
                 history = line + b"\n" if line else b""
-                messages.append(parse_message(queue, id.decode(), state, at, stored, delivery, history, whole=complete))
+                messages.append(parse_message(queue, id.decode(), state, at, stored, delivery, history))
         end = f"{reply[-4].decode()}~{reply[-5].decode()}" if len(reply) > 5 * limit else None
         return Page(messages, end)
 
@@ -263,7 +256,7 @@ class Admin:
         _, state, score, stored, delivery, history = self._run(SHOW, queue, [valid_name(id, "message id")])
         if not state:
             raise NotFound(f"{queue} has no message {id}: it was never sent, or is settled or deleted; see the journal")
-        return parse_message(queue, id, State(state.decode()), score, stored, delivery, history, whole=True)
+        return parse_message(queue, id, State(state.decode()), score, stored, delivery, history)
 
     def consumers(self) -> list[ConsumerInfo]:
         """Who has been seen taking messages within the last minute; forgets those long gone."""
@@ -321,18 +314,20 @@ class Admin:
         self, queues: Sequence[str] = (), *, pause: float = 0.2, stop: Callable[[], bool] = lambda: False
     ) -> Iterator[JournalEntry]:
         """Entries as they are written, from now on."""
-        names = list(queues) or self.queues()
         places: dict[str, Position] = {}
-        for name in names:
-            newest = self.journal(name, limit=1, newest_first=True)
-            places[name] = newest[0].position if newest else Position(0)
+        begun = False
         while not stop():
             quiet = True
-            for name in names:
+            for name in queues or self.queues():
+                if name not in places:
+                    # A queue that appears later is followed from its beginning.
+                    newest = [] if begun else self.journal(name, limit=1, newest_first=True)
+                    places[name] = newest[0].position if newest else Position(0)
                 for entry in self.journal(name, after=places[name]):
                     places[name] = entry.position
                     quiet = False
                     yield entry
+            begun = True
             if quiet:
                 time.sleep(pause)
 
@@ -440,9 +435,8 @@ class Admin:
         )  # fmt: skip
         due = ""
         if delay is not None:
-            due_at = datetime.fromtimestamp(self._now_ms() / 1000, UTC) + (
-                delay if isinstance(delay, timedelta) else timedelta(seconds=delay)
-            )
+            wait = timedelta(milliseconds=milliseconds(delay, "delay"))
+            due_at = datetime.fromtimestamp(self._now_ms() / 1000, UTC) + wait
         if due_at is not None:
             due = ops._due(0, due_at)
         state = self._run(EDIT, queue, [self.operator, id, body, str(level), due])
@@ -457,6 +451,8 @@ class Admin:
         if queue == target:
             raise InvalidInput("source and target are the same queue")
         to = self._ref(target)
+        if not any(self._run(SHOW, queue, [valid_name(id, "message id")])[1] for id in ids):
+            return 0  # a target that gets nothing must not come into being
         self._post.connection.command("SADD", QUEUES, target, key=QUEUES)
         moved = 0
         for start in range(0, len(ids), SLICE):
@@ -472,17 +468,25 @@ class Admin:
 
     def _move_apart(self, queue: str, target: str, id: str) -> bool:
         """Between two slots of a cluster: copy under the same id, then delete; killed in between, both have it."""
-        message = self.show(queue, id)
+        _, state, score, stored, delivery, history = self._run(SHOW, queue, [id])
+        if not state or self._run(SHOW, target, [id])[1]:
+            return False
+        message = parse_message(queue, id, State(state.decode()), score, stored, delivery, history)
         if message.state in (State.LEASED, State.DONE):
             return False
-        stored = message._stored
-        self._post.queue(target).send(
+        if history:
+            key = self._ref(target).keys["history"]
+            self._post.connection.command("HSET", key, id, history, key=key)
+        kept = message._stored
+        letters = {letter: state for state, letter in STATE_LETTERS.items()}
+        sent = self._post.queue(target).send(
             message.payload, id=id, priority=message.priority, kind=message.kind, headers=message.headers,
-            content_type=message.content_type if stored.options.get("e") == "bytes" else None,
+            content_type=message.content_type if kept.options.get("e") == "bytes" else None,
             due_at=message.due_at if message.state is State.SCHEDULED else None, retry=message.retry,
-            max_attempts=message.max_attempts, lease=stored.lease_ms / 1000 if stored.lease_ms else None,
+            max_attempts=message.max_attempts, lease=kept.lease_ms / 1000 if kept.lease_ms else None,
+            unique=message.unique, unique_states=frozenset(letters[one] for one in kept.unique_states) or None,
         )  # fmt: skip
-        return self.delete(queue, [id], detail=f"moved to {target}") == 1
+        return sent.stored and self.delete(queue, [id], detail=f"moved to {target}") == 1
 
     # -- replay --------------------------------------------------------------------------------------------------
 
@@ -511,13 +515,7 @@ class Admin:
         started, paced = time.monotonic(), 0
         size = SLICE if rate is None else max(1, min(SLICE, int(rate / 10)))
         while not cancel():
-            page = self.messages(queue, State.DEAD, limit=size, after=work.cursor or None)
-            fresh = [m for m in page.messages if m._settled_ms <= work.until_ms]
-            chosen = [message.id for message in fresh if work.matches(message)]
-            work.seen += len(fresh)
-            if fresh:
-                work.cursor = f"{fresh[-1]._settled_ms}~{fresh[-1].id}"
-            over = page.next is None or len(fresh) < len(page.messages)
+            chosen, over = self._replay_page(queue, work, size)
             if over:
                 work.status = "finished"
             work.replayed += len(chosen)
@@ -539,12 +537,38 @@ class Admin:
             self._run(REPLAY, queue, [self.operator, work.id, orjson.dumps(asdict(work))])
         return work
 
+    def _replay_page(self, queue: str, work: ReplayTask, size: int) -> tuple[list[str], bool]:
+        """The next messages of a task, its cursor moved behind them, and whether they are the last."""
+        if work.ids is not None:
+            start = int(work.cursor or 0)
+            asked = work.ids[start : start + size]
+            work.seen += len(asked)
+            work.cursor = str(start + len(asked))
+            over = work.cursor == str(len(work.ids))
+            if not work.dry_run:
+                return list(asked), over  # the script itself passes over what is not dead
+            found = [self._run(SHOW, queue, [id]) for id in asked]
+            dead = [id for id, (_, state, *_) in zip(asked, found, strict=True) if state == State.DEAD.value.encode()]
+            return dead, over
+        page = self.messages(queue, State.DEAD, limit=size, after=work.cursor or None)
+        fresh = [message for message in page.messages if message._settled_ms <= work.until_ms]
+        work.seen += len(fresh)
+        if fresh:
+            work.cursor = f"{fresh[-1]._settled_ms}~{fresh[-1].id}"
+        over = page.next is None or len(fresh) < len(page.messages)
+        return [message.id for message in fresh if work.matches(message)], over
+
     def _new_task(
         self, queue: str, ids: Sequence[str] | None, kind: str | None, error_class: str | None, dry_run: bool
     ) -> ReplayTask:
+        if ids is not None:
+            if kind is not None or error_class is not None:
+                raise InvalidInput("name ids, or filter by kind and error class, not both")
+            for id in ids:
+                valid_name(id, "message id")
         return ReplayTask(
             new_id(), queue, self._now_ms(), kind, error_class, tuple(ids) if ids is not None else None,
-            total=self.counts(queue).dead, operator=self.operator, dry_run=dry_run,
+            total=self.counts(queue).dead if ids is None else len(ids), operator=self.operator, dry_run=dry_run,
         )  # fmt: skip
 
     def task(self, queue: str, id: str) -> ReplayTask:

@@ -320,20 +320,19 @@ class Connection:
 
         The server's own timeout is coarse, so the time is kept here and the block ended over a second connection.
         """
-        deadline = time.monotonic() + seconds
-        block = f"{min(BLOCK, seconds + BLOCK_MARGIN):.3f}"
+        # A full block is left to the server's own timeout: one command less for an idle consumer.
+        limit = seconds if seconds < BLOCK else BLOCK + BLOCK_MARGIN
         parked: list[tuple[Address | None, Link]] = []
         try:
             for names in markers_by_slot(self.endpoint, markers):
                 address = self.address_of(names[0])
                 link = self._take(address)
                 parked.append((address, link))
-                link.write(pack(("BZPOPMIN", *names, block)))
-            over = min(deadline, time.monotonic() + BLOCK + BLOCK_MARGIN)
+                link.write(pack(("BZPOPMIN", *names, BLOCK)))
             watched: list[Any] = [link for _, link in parked]
             if bell is not None:
                 watched.append(bell)
-            woken, _, _ = select.select(watched, (), (), max(0.0, over - time.monotonic()))
+            woken, _, _ = select.select(watched, (), (), limit)
             for address, link in parked:
                 if link not in woken:
                     self._unblock(address, link)

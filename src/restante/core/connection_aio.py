@@ -6,7 +6,6 @@ On failure it acts as its synchronous twin does; a cancelled call closes its con
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -257,8 +256,7 @@ class AsyncConnection:
 
     async def wait(self, markers: Sequence[bytes], seconds: float) -> None:
         """Sleeps until one of the markers is set or the time is over; see the synchronous runner."""
-        block = f"{min(BLOCK, seconds + BLOCK_MARGIN):.3f}"
-        over = time.monotonic() + min(seconds, BLOCK + BLOCK_MARGIN)
+        limit = seconds if seconds < BLOCK else BLOCK + BLOCK_MARGIN
         parked: list[tuple[Address | None, AsyncLink]] = []
         reading: list[asyncio.Task[Any]] = []
         try:
@@ -266,11 +264,11 @@ class AsyncConnection:
                 address = await self.address_of(names[0])
                 link = await self._take(address)
                 parked.append((address, link))
-                await link.connection.send_packed_command(pack(("BZPOPMIN", *names, block)), False)
+                await link.connection.send_packed_command(pack(("BZPOPMIN", *names, BLOCK)), False)
                 reading.append(
                     asyncio.ensure_future(link.connection.read_response(True, timeout=BLOCK + 2 * BLOCK_MARGIN))
                 )
-            await asyncio.wait(reading, timeout=max(0.0, over - time.monotonic()), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(reading, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
             for (address, link), task in zip(parked, reading, strict=True):
                 if not task.done():
                     helper = await self._take(address)

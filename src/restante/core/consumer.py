@@ -13,7 +13,6 @@ import inspect
 import logging
 import os
 import platform
-import random
 import signal
 import threading
 import time
@@ -28,7 +27,7 @@ import orjson
 from restante.core import operations as ops
 from restante.core.connection import Bell, Connection
 from restante.core.errors import InvalidInput, LeaseLost, RestanteError, Unavailable
-from restante.core.exchange import BLOCK
+from restante.core.exchange import BLOCK, away
 from restante.core.message import Message
 from restante.core.operations import MAX_BATCH, QueueRef
 from restante.core.queue import (
@@ -46,8 +45,6 @@ log = logging.getLogger("restante")
 BUFFERED_WORK = 0.1
 #: Seconds of handling above which an ack travels at once: waiting for the next receive would invite doubles.
 SLOW_HANDLER = 0.005
-#: Seconds; longest pause between two tries while the server is away. Recovery takes at most this long.
-LONGEST_PAUSE = 1.0
 #: Share of its lease after which a held message is renewed.
 RENEW_AFTER = 1 / 3
 #: Seconds between two looks at held messages, at least and at most.
@@ -163,11 +160,6 @@ class Pace:
     @property
     def quick(self) -> bool:
         return self.seconds < SLOW_HANDLER
-
-
-def away(failures: int) -> float:
-    """Seconds to pause after this many failures in a row, spread so that many consumers do not return at once."""
-    return random.random() * min(LONGEST_PAUSE, 0.05 * 2.0 ** min(failures, 10))
 
 
 @contextlib.contextmanager

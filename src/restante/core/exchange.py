@@ -39,8 +39,21 @@ BLOCK = 5.0
 BLOCK_MARGIN = 3.0
 #: Seconds; first and longest pause between two tries of a call.
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5
+#: Seconds; longest pause of a service while the server is away. Recovery takes at most this long.
+LONGEST_AWAY = 1.0
 #: Oldest server whose commands the scripts need.
 OLDEST = (6, 2)
+
+
+_BAD_URL = (
+    "the Redis URL is not valid: it reads redis://user:password@host:port/database, with user and password "
+    "percent-encoded and the port a number"
+)
+
+
+def away(failures: int) -> float:
+    """Seconds a service pauses after this many failures in a row, spread so that many do not return at once."""
+    return random.random() * min(LONGEST_AWAY, 0.05 * 2.0 ** min(failures, 10))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +68,10 @@ class Endpoint:
 
     @classmethod
     def parse(cls, url: str, settings: ClientSettings) -> Endpoint:
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+        except ValueError:
+            raise InvalidInput(_BAD_URL) from None
         scheme, _, mode = parts.scheme.partition("+")
         if scheme not in ("redis", "rediss", "unix") or mode not in ("", "cluster", "sentinel"):
             raise InvalidInput(
@@ -69,6 +85,8 @@ class Endpoint:
             login, _, hosts = netloc.rpartition("@")
             for host in hosts.split(","):
                 name, _, port = host.partition(":")
+                if port and not port.isdecimal():
+                    raise InvalidInput(_BAD_URL)
                 seeds.append((name or "127.0.0.1", int(port or (26379 if mode == "sentinel" else 6379))))
             if mode == "sentinel":
                 service, _, database = path.strip("/").partition("/")
@@ -79,8 +97,9 @@ class Endpoint:
         try:
             plain = urlunsplit((scheme, netloc, path, parts.query, "")) if mode else url
             options = dict(parse_url(plain))  # type: ignore[no-untyped-call]
-        except ValueError as error:
-            raise InvalidInput(f"the Redis URL is not valid: {error}") from None
+        except ValueError:
+            # The driver's own words may quote part of a password.
+            raise InvalidInput(_BAD_URL) from None
         kind = options.pop("connection_class", None)
         if kind is not None:
             options["connection_class"] = kind

@@ -241,6 +241,16 @@ class Message:
         return self._stored.payload
 
     @property
+    def whole(self) -> bool:
+        """Whether the payload is all here; pages of a list carry its start only."""
+        return self._stored.whole
+
+    @property
+    def preview(self) -> bytes:
+        """The payload's bytes, or their start on a page of a list."""
+        return self._stored.body
+
+    @property
     def kind(self) -> str:
         """What the message is, in the sender's words."""
         return self._stored.kind

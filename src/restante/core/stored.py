@@ -226,6 +226,8 @@ class Stored:
     @property
     def payload(self) -> Any:
         if self._payload is _UNREAD:
+            if not self.whole:
+                raise InvalidInput("a page of a list has only the start of this payload: ask for the message by its id")
             raw = self.raw
             at = raw.find(b"\n", raw.find(b"\n") + 1) + 5
             if raw[at : at + 2] == b"\0\0":

@@ -12,8 +12,8 @@ import time
 from dataclasses import dataclass
 
 from restante.core import operations as ops
-from restante.core.consumer import away
 from restante.core.errors import RestanteError
+from restante.core.exchange import away
 from restante.core.keys import QUEUES
 from restante.core.queue import Post
 

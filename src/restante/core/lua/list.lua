@@ -1,11 +1,17 @@
 -- One page of a state in the order of its index, from a cursor that stays valid while messages come and go.
 -- KEYS: queue journal messages deliveries history zset-of-the-state
--- ARGV: limit, bytes of each stored form to return, cursor score ("" from the start), cursor id, "1" for newest first
+-- ARGV: limit, bytes of each payload to return, cursor score ("" from the start), cursor id, "1" for newest first
 -- Returns now, then per message: id, score, stored form (cut), delivery or "", last line of its history or "".
 -- Journal: none
 local messages, deliveries, history, zset = KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local limit, cut, score, after, back = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5] == '1'
 local reply = { clock() }
+-- Facts, limits and options whole, and the start of the payload; see stored.py for the layout.
+local function preview(stored)
+  local _, ends = find(stored, '^[^\n]*\n[^\n]*\n')
+  local high, low = byte(stored, (ends or 0) + 5, (ends or 0) + 6)
+  return slice(stored, 1, (ends or 0) + 6 + (high or 0) * 256 + (low or 0) + cut)
+end
 -- Byte order, as the index has it; Lua's own comparison follows the server's locale.
 local function precedes(a, b)
   for i = 1, math.min(#a, #b) do
@@ -42,7 +48,7 @@ for i = 1, #found, 2 do
   local lines = call('HGET', history, id) or ''
   reply[#reply + 1] = id
   reply[#reply + 1] = found[i + 1]
-  reply[#reply + 1] = slice(call('HGET', messages, id) or '', 1, cut)
+  reply[#reply + 1] = preview(call('HGET', messages, id) or '')
   reply[#reply + 1] = call('HGET', deliveries, id) or ''
   reply[#reply + 1] = match(lines, '([^\n]*)\n$') or ''
 end

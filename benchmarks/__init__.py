@@ -1,0 +1,1 @@
+"""Benchmarks of Restante, its peers and the server they share."""

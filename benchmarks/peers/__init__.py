@@ -1,0 +1,1 @@
+"""One script per peer system, all speaking the same measuring protocol."""
