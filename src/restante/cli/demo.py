@@ -39,7 +39,7 @@ REPLAY_AT = 40
 #: Seconds between two looks at the children.
 TEND = 0.25
 #: Seconds children get to hand back what they hold, and the server to write and stop.
-STOP_TIMEOUT, SERVER_TIMEOUT = 5.0, 10.0
+STOP_TIMEOUT, SERVER_TIMEOUT = 3.0, 10.0
 #: Share of payments during which the whole process is killed, as a machine would be.
 CRASHES = 0.004
 

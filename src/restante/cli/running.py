@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import threading
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.text import Text
+from rich.markup import escape
+from rich.progress import Progress, SpinnerColumn, TextColumn
 
-from restante import NotFound, Sweeper
+from restante import Sweeper
 from restante.cli import texts
 from restante.cli.board import Board, watch
-from restante.cli.session import Code, Context, stopping
+from restante.cli.session import Context, stopping
 
 
 def add_to(app: typer.Typer) -> None:
@@ -60,25 +61,29 @@ def bench(
     quick: Annotated[bool, typer.Option("--quick", help="A minute at most; rougher numbers.")] = False,
 ) -> None:
     """Measure this server: sends, receives, latency, beside Redis' own limit."""
+    from restante import bench as measuring  # what it imports is for this command alone
+
     session = context.obj
-    try:
-        from restante import bench as measuring  # type: ignore[attr-defined]
-    except ImportError:
-        raise NotFound("this installation has no benchmark: install a release that carries restante.bench") from None
-    rows: list[dict[str, Any]] = measuring.run(session.post.url, quick)
+    session.admin.queues()  # a server that is not there ends this at once
+    quiet = session.json or not session.err.is_terminal
+    with Progress(SpinnerColumn(), TextColumn("{task.description}"), console=session.err, disable=quiet) as progress:
+        bar = progress.add_task("measuring")
+        rows = measuring.run(
+            session.post.url, quick=quick, step=lambda text: progress.update(bar, description=escape(text))
+        )
     if session.json:
-        return session.emit({"results": rows})
-    if not rows:
-        raise typer.Exit(Code.NOTHING)
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    made = texts.table(*columns, right=tuple(columns[1:]))
+        return session.emit({"results": [row.as_dict() for row in rows]})
+    figures = ("value", "unit", "× limit", "server µs", "client µs")
+    made = texts.table("measure", *figures, right=("value", *figures[2:]))
     for row in rows:
-        made.add_row(*(_cell(row.get(name)) for name in columns))
+        made.add_row(
+            row.name, _figure(row.value), row.unit, _figure(row.ratio), _figure(row.server_us), _figure(row.client_us)
+        )
     session.out.print(made)
     return None
 
 
-def _cell(value: Any) -> Text:
-    if isinstance(value, float):
-        return Text(f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}")
-    return Text("" if value is None else f"{value:,}" if isinstance(value, int) else str(value))
+def _figure(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

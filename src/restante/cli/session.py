@@ -23,7 +23,7 @@ from restante.core import errors
 #: Columns where nobody watches: a pipe or a file is for searching in, so nothing is cut to a screen's width.
 PLAIN_WIDTH = 200
 #: Seconds; a command gives up on a dead server before a person does. Consumers keep the client's own settings.
-QUICK: dict[str, Any] = {"connect_timeout": 1.5, "socket_timeout": 3.0, "patience": 1.5}
+QUICK: dict[str, Any] = {"connect_timeout": 1.5, "socket_timeout": 1.5, "patience": 1.0}
 
 
 class Code(enum.IntEnum):

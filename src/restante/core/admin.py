@@ -207,7 +207,7 @@ class Admin:
         return Counts(
             queue, at, ready, scheduled, retrying, leased, dead, done, overdue,
             max(0.0, (now - int(first)) / 1000) if first else 0.0,
-            found.get("paused") == "1", {event.value: int(found.get(event.value, 0)) for event in Event},
+            found.get("pause") == "1", {event.value: int(found.get(event.value, 0)) for event in Event},
             QueueSettings.parse(found), last, int(found.get("journal_lost", 0)),
         )  # fmt: skip
 
@@ -350,11 +350,11 @@ class Admin:
 
     def pause(self, queue: str) -> None:
         """Nothing is received until resumed; sends go on, and leases and delays keep their times."""
-        self._configure(queue, {"paused": "1"}, "paused")
+        self._configure(queue, {"pause": "1"}, "paused")
 
     def resume(self, queue: str) -> None:
         """Ends a pause."""
-        self._configure(queue, {"paused": ""}, "resumed")
+        self._configure(queue, {"pause": ""}, "resumed")
 
     def _configure(self, queue: str, fields: dict[str, str], event: str) -> QueueSettings:
         ref = self._ref(queue)
@@ -370,7 +370,7 @@ class Admin:
         count, held = 0, []
         for start in range(0, len(ids), SLICE):
             part = ids[start : start + SLICE]
-            states = self._run(DELETE, queue, [self.operator, detail, *part])
+            states = self._run(DELETE, queue, [self.operator, " ".join(detail.split()), *part])
             for id, state in zip(part, states, strict=True):
                 if state == b"leased":
                     held.append(id)

@@ -46,7 +46,11 @@ class Script:
 
     def __init__(self, name: str, keys: str, *, when_full: bool = True) -> None:
         folder = resources.files("restante.core").joinpath("lua")
-        body = folder.joinpath("prelude.lua").read_text() + folder.joinpath(f"{name}.lua").read_text()
+        prelude, moves, settling, verb = (
+            folder.joinpath(f"{part}.lua").read_text() for part in ("prelude", "moves", "settling", name)
+        )
+        wrapped = f"moves = function()\n{moves}end\nsettling = function()\n{settling}end\n"
+        body = prelude + wrapped + verb
         self.name = name
         self.keys = tuple(keys.split())
         # Redis 7 lets a script declare that it may run at maxmemory; before it, a script whose first write
@@ -59,9 +63,11 @@ class Script:
 
 SEND = Script(
     "send",
-    "queue journal messages ready scheduled marker unique acked acked_before leased retrying dead",
+    "queue journal messages ready marker scheduled unique acked acked_before leased retrying dead",
     when_full=False,
 )
+#: The keys that suffice for a send whose ids are new, into a queue without limits; every key costs at every call.
+FEW_KEYS = SEND.keys[:6]
 RECEIVE = Script(
     "receive",
     "queue journal messages deliveries history ready scheduled retrying leased dead done marker unique acked "
@@ -77,7 +83,7 @@ EXTEND = Script("extend", "queue journal deliveries leased consumers")
 class Operation(Generic[T]):
     """One call of one script."""
 
-    __slots__ = ("args", "durability", "keys", "parse", "queue", "script", "sends")
+    __slots__ = ("_all_keys", "args", "durability", "keys", "parse", "queue", "script", "sends")
 
     def __init__(
         self,
@@ -89,7 +95,9 @@ class Operation(Generic[T]):
         *,
         sends: Sequence[str] = (),
         durability: str = "memory",
+        all_keys: tuple[bytes, ...] = (),
     ) -> None:
+        self._all_keys = all_keys
         self.script = script
         self.keys = keys
         self.args = args
@@ -104,9 +112,9 @@ class Operation(Generic[T]):
         return pack((b"EVALSHA", self.script.shas[modern], len(self.keys), *self.keys, *self.args))
 
     def repeat(self) -> None:
-        """Told before the call is made again after a lost answer."""
-        if self.script is SEND:
-            self.args[0] = b"1"
+        """Told before the call is made again: a send may have been stored by the try before."""
+        if self._all_keys:
+            self.args[0], self.keys = b"1", self._all_keys
 
 
 class Received(NamedTuple):
@@ -233,6 +241,18 @@ def _too_large(ref: QueueRef, size: int) -> PayloadTooLarge:
     )
 
 
+def _sending(
+    ref: QueueRef, args: list[Argument], parse: Callable[[Any], T], ids: Sequence[str], durability: str | None
+) -> Operation[T]:
+    every = ref.keys.group(SEND.keys)
+    settings = ref.settings
+    few = args[0] == b"0" and settings.max_length is None and settings.max_dead is None
+    return Operation(
+        SEND, ref.keys.group(FEW_KEYS) if few else every, args, parse, ref.name, sends=ids, all_keys=every,
+        durability=settings.durability if durability is None else valid_durability(durability),
+    )  # fmt: skip
+
+
 def send(
     ref: QueueRef,
     /,
@@ -278,10 +298,7 @@ def send(
             return MessageId(made)
         return MessageId.of_earlier(reply[1].decode())
 
-    return Operation(
-        SEND, ref.keys.group(SEND.keys), [b"1" if careful else b"0", *entry], parse, ref.name, sends=(made,),
-        durability=ref.settings.durability if durability is None else valid_durability(durability),
-    )  # fmt: skip
+    return _sending(ref, [b"1" if careful else b"0", *entry], parse, (made,), durability)
 
 
 def send_many(
@@ -327,10 +344,7 @@ def send_many(
             for made, other in zip(ids, reply[1:], strict=True)
         ]
 
-    return Operation(
-        SEND, ref.keys.group(SEND.keys), args, parse, ref.name, sends=ids,
-        durability=ref.settings.durability if durability is None else valid_durability(durability),
-    )  # fmt: skip
+    return _sending(ref, args, parse, ids, durability)
 
 
 def receive(
@@ -343,6 +357,8 @@ def receive(
     card: bytes = b"",
 ) -> Operation[Received]:
     """Leases up to `count` messages; settles `acks` in the same call. With 0 it only promotes and reclaims."""
+    if len(acks) > MAX_BATCH:
+        raise InvalidInput(f"one call settles at most {MAX_BATCH} acks, not {len(acks)}")
     nonce = f"{_nonce(32):08x}"
     span = "" if lease is None else str(milliseconds(lease, "lease", least=0.001))
     args: list[Argument] = [count, nonce, ref.consumer, span, card]
@@ -360,7 +376,7 @@ def receive(
         for place in range(7, len(reply), 4):
             base += 1
             id, attempts, expires, raw = reply[place : place + 4]
-            message = make(id.decode(), Stored(raw), attempts, int(expires), f"{base}-{nonce}", now)
+            message = make(id.decode(), Stored(raw), int(attempts), int(expires), f"{base}-{nonce}", now)
             (good if sound(raw) else spoiled).append(message)
         return Received(
             good, now, int(due) if due else None, version, promoted, expired,

@@ -42,7 +42,7 @@ class RetryPolicy:
             return self.delays[attempts - 1] if attempts <= len(self.delays) else None
         exponent = min(attempts - 1, 1000)
         delay = min(self.cap, self.base * self.factor**exponent if self.factor > 1 else self.base)
-        return delay * (1 + self.jitter * (2 * random.random() - 1))
+        return min(LONGEST_DELAY, delay * (1 + self.jitter * (2 * random.random() - 1)))
 
     def text(self) -> str:
         """The form kept in Redis."""

@@ -135,7 +135,7 @@ class QueueSettings:
     @classmethod
     def parse(cls, stored: dict[str, str]) -> QueueSettings:
         """Reads the queue hash."""
-        made: dict[str, Any] = {"paused": stored.get("paused") == "1", "version": int(stored.get("version", 0))}
+        made: dict[str, Any] = {"paused": stored.get("pause") == "1", "version": int(stored.get("version", 0))}
         for name, key in _FIELDS.items():
             text = stored.get(key)
             if not text:

@@ -1,8 +1,9 @@
 """How a message lies in Redis: one string with what the scripts need in front and the payload behind.
 
-    line 1, the facts:  sent_at ⇥ kind ⇥ priority ⇥ payload bytes      (sent_at ⇥ is put in front by the server)
-    line 2, the limits: lease_ms ⇥ max_attempts ⇥ unique states ⇥ unique key, empty for most messages
-    then CRC-32 of all but sent_at (4 bytes), length of the options (2 bytes), options (JSON, empty for most), payload
+    line 1, the sequence number it was sent under          (put in front by the server, as is sent_at)
+    line 2, the facts:  sent_at ⇥ kind ⇥ priority ⇥ payload bytes
+    line 3, the limits: lease_ms ⇥ max_attempts ⇥ unique states ⇥ unique key, empty for most messages
+    then CRC-32 of what the client wrote (4 bytes), length of the options (2 bytes), options (JSON), payload
 
 Facts and limits are text because the scripts paste them into the journal; the options (encoding, content type,
 headers, retry policy) are read by clients alone. A bit flipped on disk fails the checksum and the message is buried
@@ -137,10 +138,12 @@ _UNREAD = object()
 
 def sound(raw: bytes) -> bool:
     """Whether the bytes are those that were sent."""
-    at = raw.find(b"\n", raw.find(b"\n") + 1) + 1
+    start = raw.find(b"\t") + 1
+    at = raw.find(b"\n", raw.find(b"\n", start) + 1) + 1
+    sequence, _, sent = raw[: start - 1].partition(b"\n")
     return (
-        raw[:13].isdigit() and raw[13:14] == b"\t"
-        and int.from_bytes(raw[at : at + 4]) == crc32(raw[at + 4 :], crc32(raw[14:at]))
+        sequence.isdigit() and sent.isdigit()
+        and int.from_bytes(raw[at : at + 4]) == crc32(raw[at + 4 :], crc32(raw[start:at]))
     )  # fmt: skip
 
 
@@ -159,8 +162,8 @@ class Stored:
     def _split(self) -> tuple[list[bytes], list[str], int]:
         """Facts, limits, and where the options' length stands."""
         if self._parts is None:
-            facts, limits, _ = self.raw.split(b"\n", 2)
-            at = len(facts) + len(limits) + 2 + 4
+            sequence, facts, limits, _ = self.raw.split(b"\n", 3)
+            at = len(sequence) + len(facts) + len(limits) + 3 + 4
             self._parts = facts.split(b"\t"), limits.decode().split("\t") if limits else ["", "", "", ""], at
         return self._parts
 
@@ -229,7 +232,7 @@ class Stored:
             if not self.whole:
                 raise InvalidInput("a page of a list has only the start of this payload: ask for the message by its id")
             raw = self.raw
-            at = raw.find(b"\n", raw.find(b"\n") + 1) + 5
+            at = raw.find(b"\n", raw.find(b"\n", raw.find(b"\t")) + 1) + 5
             if raw[at : at + 2] == b"\0\0":
                 body, reading = raw[at + 2 :], ""
             else:

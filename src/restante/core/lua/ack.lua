@@ -6,14 +6,21 @@
 local k = { messages = KEYS[3], deliveries = KEYS[4], history = KEYS[5], leased = KEYS[6], done = KEYS[7],
   unique = KEYS[8], acked = KEYS[9], acked_before = KEYS[10] }
 local ready, marker = KEYS[11], KEYS[12]
-local set = call('HMGET', queue, 'journal', 'journal_skip', 'dedup_ms', 'keep_done', 'max_leased', 'acked_since')
-open(set[1], set[2])
-local now, keep = clock(), tonumber(set[4]) or 0
-local gone, lines, graves, lost = plan_acks(1, now, keep, k.deliveries, k.unique, k.acked, k.acked_before)
-if #gone > 0 then
-  local base = advance('acked', #gone)
-  write(base, lines, true)
-  apply_acks(gone, graves, base, now, set[3], set[6], keep, k)
+local set = call('HMGET', queue, 'settings', 'sequence', 'acked', 'acked_since', 'journal_skip')
+local dedup, keep, max_leased, _
+if set[1] and #set[1] > 11 then
+  _, level, _, _, _, dedup, keep, max_leased = match(set[1], SETTINGS)
+  level = level ~= '' and level or 'full'
 end
-if set[5] and call('ZCARD', ready) > 0 then call('ZADD', marker, 0, '0') end
+keep, skip = tonumber(keep) or 0, tonumber(set[5]) or 0
+local now, base = clock(), tonumber(set[2]) or 0
+if #ARGV > 2000 then return refuse('INVALID', 'at most 1000 messages') end
+local plan, apply = settling()
+local gone, lines, graves, lost = plan(1, now, keep, k.deliveries, k.unique, k.acked, k.acked_before)
+if #gone > 0 then
+  call('HSET', queue, 'sequence', format('%d', base + #gone), 'acked', format('%d', (tonumber(set[3]) or 0) + #gone))
+  write(base, lines, true)
+  apply(gone, graves, base, now, dedup, set[4], keep, k)
+end
+if tonumber(max_leased) and call('ZCARD', ready) > 0 then call('ZADD', marker, 0, '0') end
 return lost

@@ -3,19 +3,20 @@
 -- ARGV: per message: id, token, error class, error text (JSON)
 -- Returns the positions (1-based) whose lease is lost.
 -- Journal: buried
+local m = moves()
 local k = { deliveries = KEYS[3], history = KEYS[4], leased = KEYS[5], dead = KEYS[6], unique = KEYS[7] }
 local marker = KEYS[8]
 local set = call('HMGET', queue, 'journal', 'journal_skip', 'max_leased')
-open(set[1], set[2])
+m.open(set[1], set[2])
 local now, lost = clock(), {}
 for i = 1, #ARGV, 4 do
   local id, token, class, text = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
-  local d = held(call('HGET', k.deliveries, id), token, now)
+  local d = m.held(call('HGET', k.deliveries, id), token, now)
   if not d then
     lost[#lost + 1] = (i + 3) / 4
   else
-    write(advance('buried', 1), { line('buried', 'dead', now, id, d.facts, d.attempts, d.consumer, '', class, '') }, true)
-    to_dead(k, id, d, now, 'buried', class, text)
+    write(m.advance('buried', 1), { m.line('buried', 'dead', now, id, d.facts, d.attempts, d.consumer, '', class, '') }, true)
+    m.to_dead(k, id, d, now, 'buried', class, text)
   end
 end
 if set[3] then call('ZADD', marker, 0, '0') end

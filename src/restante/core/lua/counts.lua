@@ -9,5 +9,5 @@ local now = clock()
 local first = call('ZRANGE', ready, 0, 0)[1]
 local body = first and call('HGET', messages, first)
 return { now, call('ZCARD', ready), call('ZCARD', scheduled), call('ZCARD', retrying), call('ZCARD', leased),
-  call('ZCARD', dead), call('ZCARD', done), call('ZCOUNT', leased, '-inf', now), body and slice(body, 1, 13) or '',
+  call('ZCARD', dead), call('ZCARD', done), call('ZCOUNT', leased, '-inf', now), body and match(body, '^%d+\n(%d+)') or '',
   call('HGETALL', queue) }

@@ -3,11 +3,12 @@
 -- ARGV: operator, detail for the journal, then message ids
 -- Returns per message the state it was deleted from, "leased" if it is held and stays, "" if there is none.
 -- Journal: deleted
+local m = moves()
 local messages, deliveries, history, leased, unique = KEYS[3], KEYS[4], KEYS[5], KEYS[11], KEYS[12]
 local places = { ready = KEYS[6], scheduled = KEYS[7], retrying = KEYS[8], dead = KEYS[9], done = KEYS[10] }
 local operator, detail = ARGV[1], ARGV[2]
 local set = call('HMGET', queue, 'journal', 'journal_skip')
-open(set[1], set[2])
+m.open(set[1], set[2])
 local now, reply = clock(), {}
 for i = 3, #ARGV do
   local id, from = ARGV[i], ''
@@ -18,14 +19,14 @@ for i = 3, #ARGV do
     for state, zset in pairs(places) do
       if call('ZSCORE', zset, id) then from = state end
     end
-    local facts, limits = read(body)
+    local facts, limits = m.read(body)
     local before = call('HGET', deliveries, id)
-    local attempts = before and parse(before).attempts or 0
-    write(advance('deleted', 1),
-      { line('deleted', 'gone', now, id, facts, attempts, operator, '', '', detail) }, true)
-    hold_unique(unique, limits, id, 'g')
+    local attempts = before and m.parse(before).attempts or 0
+    write(m.advance('deleted', 1),
+      { m.line('deleted', 'gone', now, id, facts, attempts, operator, '', '', detail) }, true)
+    m.hold_unique(unique, limits, id, 'g')
     if from ~= '' then call('ZREM', places[from], id) end
-    forget(messages, deliveries, history, { id })
+    m.forget(messages, deliveries, history, { id })
   end
   reply[i - 2] = from
 end

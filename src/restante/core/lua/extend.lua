@@ -3,32 +3,34 @@
 -- ARGV: consumer, consumer's card ("" for none), then per message: id, token, lease_ms
 -- Returns the positions (1-based) whose lease is lost, then lease_expires_at per message ("" if lost).
 -- Journal: extended
+local m = moves()
 local deliveries, leased, consumers = KEYS[3], KEYS[4], KEYS[5]
+local consumer, card = ARGV[1], ARGV[2]
 local set = call('HMGET', queue, 'journal', 'journal_skip', 'due')
-open(set[1], set[2])
+m.open(set[1], set[2])
 local now, lost, reply, lines, soonest = clock(), {}, {}, {}, nil
 for i = 3, #ARGV, 3 do
   if not whole(ARGV[i + 2], 1, 4e12) then return refuse('INVALID', 'lease_ms must be at least 1') end
 end
 for i = 3, #ARGV, 3 do
   local id, at = ARGV[i], i / 3
-  local d = held(call('HGET', deliveries, id), ARGV[i + 1], now)
+  local d = m.held(call('HGET', deliveries, id), ARGV[i + 1], now)
   reply[at] = ''
   if not d then
     lost[#lost + 1] = at
   else
     d.expires = now + ARGV[i + 2]
-    local until_ = format('%.0f', d.expires)
-    lines[#lines + 1] = line('extended', 'leased', now, id, d.facts, d.attempts, d.consumer, until_, '', '')
-    call('HSET', deliveries, id, pack(d))
+    local until_ = format('%d', d.expires)
+    lines[#lines + 1] = m.line('extended', 'leased', now, id, d.facts, d.attempts, d.consumer, until_, '', '')
+    call('HSET', deliveries, id, m.pack(d))
     call('ZADD', leased, until_, id)
     soonest = math.min(soonest or d.expires, d.expires)
     reply[at] = until_
   end
 end
 if #lines > 0 then
-  write(advance('extended', #lines), lines, false)
-  lower_due(set[3], soonest)
+  write(m.advance('extended', #lines), lines, false)
+  m.lower_due(set[3], soonest)
 end
-if ARGV[2] ~= '' then call('HSET', consumers, ARGV[1], now .. '\t' .. ARGV[2]) end
+if card ~= '' then call('HSET', consumers, consumer, now .. '\t' .. card) end
 return { lost, unpack(reply) }

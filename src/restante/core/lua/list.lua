@@ -8,14 +8,14 @@ local limit, cut, score, after, back = tonumber(ARGV[1]), tonumber(ARGV[2]), ARG
 local reply = { clock() }
 -- Facts, limits and options whole, and the start of the payload; see stored.py for the layout.
 local function preview(stored)
-  local _, ends = find(stored, '^[^\n]*\n[^\n]*\n')
-  local high, low = byte(stored, (ends or 0) + 5, (ends or 0) + 6)
-  return slice(stored, 1, (ends or 0) + 6 + (high or 0) * 256 + (low or 0) + cut)
+  local _, ends = string.find(stored, '^[^\n]*\n[^\n]*\n[^\n]*\n')
+  local high, low = string.byte(stored, (ends or 0) + 5, (ends or 0) + 6)
+  return string.sub(stored, 1, (ends or 0) + 6 + (high or 0) * 256 + (low or 0) + cut)
 end
 -- Byte order, as the index has it; Lua's own comparison follows the server's locale.
 local function precedes(a, b)
   for i = 1, math.min(#a, #b) do
-    if byte(a, i) ~= byte(b, i) then return byte(a, i) < byte(b, i) end
+    if string.byte(a, i) ~= string.byte(b, i) then return string.byte(a, i) < string.byte(b, i) end
   end
   return #a < #b
 end

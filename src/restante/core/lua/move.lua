@@ -4,6 +4,7 @@
 -- ARGV: operator, source name, target name, then message ids
 -- Returns per message the state it was taken from, "leased" if held, "exists" if the target has it, "" if none.
 -- Journal: deleted in the source, sent in the target
+local m = moves()
 local messages, deliveries, history, ready, scheduled = KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
 local retrying, dead, leased, unique = KEYS[8], KEYS[9], KEYS[10], KEYS[11]
 local to = { queue = KEYS[12], journal = KEYS[13], messages = KEYS[14], deliveries = KEYS[15], history = KEYS[16],
@@ -15,41 +16,41 @@ local now, reply = clock(), {}
 local function on(side)
   queue, journal = side.queue, side.journal
   local set = call('HMGET', queue, 'journal', 'journal_skip')
-  open(set[1], set[2])
+  m.open(set[1], set[2])
 end
 for i = 4, #ARGV do
   local id, state, due = ARGV[i], '', nil
   local body = call('HGET', messages, id)
   for name, zset in pairs(places) do
     local score = body and call('ZSCORE', zset, id)
-    if score then state, due = name, name == 'scheduled' and score or nil end
+    if score then state, due = name, (name == 'scheduled' or name == 'retrying') and score or nil end
   end
   if state == '' and body and call('ZSCORE', leased, id) then state = 'leased' end
   if places[state] and call('HEXISTS', to.messages, id) == 1 then state = 'exists' end
   if places[state] then
-    local facts, limits = read(body)
+    local facts, limits = m.read(body)
     local lines = call('HGET', history, id)
-    hold_unique(unique, limits, id, 'g')
+    m.hold_unique(unique, limits, id, 'g')
     on(to)
-    local base = advance('sent', 1)
-    local score = format('%.0f', (255 - priority_of(facts)) * SPAN + base + 1)
-    write(base, { line('sent', due and 'scheduled' or 'ready', now, id, facts, 0, operator, due or '', '',
+    local base = m.advance('sent', 1)
+    local sequence = format('%d', base + 1)
+    write(base, { m.line('sent', due and 'scheduled' or 'ready', now, id, facts, 0, operator, due or '', '',
       'moved from ' .. source) }, false)
-    call('HSET', to.messages, id, body)
+    call('HSET', to.messages, id, sequence .. string.sub(body, string.find(body, '\n', 1, true), -1))
     if lines then call('HSET', to.history, id, lines) end
-    hold_unique(to.unique, limits, id, due and 's' or 'r')
+    m.hold_unique(to.unique, limits, id, due and 's' or 'r')
     if due then
       call('ZADD', to.scheduled, due, id)
-      wake_by(to.marker, call('HGET', queue, 'due'), tonumber(due), now)
+      m.wake_by(to.marker, call('HGET', queue, 'due'), tonumber(due), now)
     else
-      call('ZADD', to.ready, score, id)
+      call('ZADD', to.ready, m.position(facts, sequence), id)
       call('ZADD', to.marker, 0, '0')
     end
     on(from)
-    write(advance('deleted', 1),
-      { line('deleted', 'gone', now, id, facts, 0, operator, '', '', 'moved to ' .. target) }, true)
+    write(m.advance('deleted', 1),
+      { m.line('deleted', 'gone', now, id, facts, 0, operator, '', '', 'moved to ' .. target) }, true)
     call('ZREM', places[state], id)
-    forget(messages, deliveries, history, { id })
+    m.forget(messages, deliveries, history, { id })
   end
   reply[i - 3] = state
 end

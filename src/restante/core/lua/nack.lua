@@ -3,11 +3,12 @@
 -- ARGV: per message: id, token, delay_ms ("dead" if the retry policy gives up), error class, error text (JSON)
 -- Returns the positions (1-based) whose lease is lost, then the state reached per message ("" if lost).
 -- Journal: nacked
+local m = moves()
 local k = { deliveries = KEYS[3], history = KEYS[4], retrying = KEYS[5], leased = KEYS[6], dead = KEYS[7],
   unique = KEYS[8] }
 local marker = KEYS[9]
 local set = call('HMGET', queue, 'journal', 'journal_skip', 'max_attempts', 'due', 'max_leased')
-open(set[1], set[2])
+m.open(set[1], set[2])
 local now, lost, states, soonest = clock(), {}, {}, nil
 for i = 1, #ARGV, 5 do
   local delay = ARGV[i + 2]
@@ -16,29 +17,29 @@ end
 for i = 1, #ARGV, 5 do
   local id, token, delay, class, text = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4]
   local at = (i + 4) / 5
-  local d = held(call('HGET', k.deliveries, id), token, now)
+  local d = m.held(call('HGET', k.deliveries, id), token, now)
   states[at] = ''
   if not d then
     lost[#lost + 1] = at
   else
-    local spent = delay == 'dead' or d.attempts >= allowed_attempts(d.limits, set[3])
-    local due = spent and '' or format('%.0f', now + delay)
+    local spent = delay == 'dead' or d.attempts >= m.allowed_attempts(d.limits, set[3])
+    local due = spent and '' or format('%d', now + delay)
     states[at] = spent and 'dead' or 'retrying'
-    write(advance('nacked', 1),
-      { line('nacked', states[at], now, id, d.facts, d.attempts, d.consumer, due, class, '') }, spent)
+    write(m.advance('nacked', 1),
+      { m.line('nacked', states[at], now, id, d.facts, d.attempts, d.consumer, due, class, '') }, spent)
     if spent then
-      to_dead(k, id, d, now, 'nacked', class, text)
+      m.to_dead(k, id, d, now, 'nacked', class, text)
     else
-      remember(k.history, id, d, now, 'nacked', class, text)
+      m.remember(k.history, id, d, now, 'nacked', class, text)
       d.token, d.expires = '', 0
-      call('HSET', k.deliveries, id, pack(d))
+      call('HSET', k.deliveries, id, m.pack(d))
       call('ZADD', k.retrying, due, id)
       call('ZREM', k.leased, id)
-      hold_unique(k.unique, d.limits, id, 't')
+      m.hold_unique(k.unique, d.limits, id, 't')
       soonest = math.min(soonest or tonumber(due), tonumber(due))
     end
   end
 end
-if soonest then wake_by(marker, set[4], soonest, now) end
+if soonest then m.wake_by(marker, set[4], soonest, now) end
 if set[5] then call('ZADD', marker, 0, '0') end
 return { lost, unpack(states) }

@@ -10,64 +10,81 @@ local retrying, leased, dead, done, marker, unique = KEYS[8], KEYS[9], KEYS[10],
 local acked, acked_before, consumers = KEYS[14], KEYS[15], KEYS[16]
 local n, nonce, consumer, lease, card = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local BATCH = 200 -- messages promoted or reclaimed in one call, so that no call holds the server for long
-local set = call('HMGET', queue, 'journal', 'journal_skip', 'due', 'paused', 'lease_ms', 'max_attempts', 'dedup_ms',
-  'keep_done', 'version', 'max_leased', 'rate', 'acked_since', 'sequence', 'received', 'acked')
-local due, known, keep = tonumber(set[3]), set[3], tonumber(set[8]) or 0
-local sequence = tonumber(set[13]) or 0
-open(set[1], set[2])
+local set = call('HMGET', queue, 'settings', 'sequence', 'due', 'received', 'acked', 'acked_since', 'journal_skip')
+local sequence, due, known = tonumber(set[2]) or 0, tonumber(set[3]), tonumber(set[3])
+local version, paused = set[1] or '0', ''
+local queue_lease, max_attempts, dedup, keep, max_leased, rate
+if #version > 11 then
+  version, level, paused, queue_lease, max_attempts, dedup, keep, max_leased, rate = match(version, SETTINGS)
+  level = level ~= '' and level or 'full'
+end
+keep, skip = tonumber(keep) or 0, tonumber(set[7]) or 0
 local now = clock()
-if not whole(ARGV[1], 0, 1000) then return refuse('INVALID', 'n must be 0 to 1000') end
+if not n or n < 0 or n > 1000 or n % 1 ~= 0 then return refuse('INVALID', 'n must be 0 to 1000') end
+if #ARGV > 2005 then return refuse('INVALID', 'at most 1000 acks') end
 if lease ~= '' and not whole(lease, 1, 4e12) then return refuse('INVALID', 'lease_ms must be at least 1') end
-local gone, lines, graves, lost = plan_acks(6, now, keep, deliveries, unique, acked, acked_before)
 
--- scheduled and retrying become ready in order of due_at; what was delivered before keeps its position.
-local function promote(from)
-  local ids = call('ZRANGEBYSCORE', from, '-inf', now, 'LIMIT', 0, BATCH)
-  if #ids == 0 then return 0 end
-  local stored, given = call('HMGET', messages, unpack(ids)), call('HMGET', deliveries, unpack(ids))
-  if drop_orphans(from, ids, stored, now) then return 0 end
-  local base, scored, moved = advance('promoted', #ids), {}, {}
-  for i = 1, #ids do
-    local facts, limits = read(stored[i])
-    local d = given[i] and parse(given[i])
-    scored[2 * i - 1] = d and d.score or (255 - priority_of(facts)) * SPAN + base + i
-    scored[2 * i] = ids[i]
-    moved[i] = line('promoted', 'ready', now, ids[i], facts, d and d.attempts or 0, '', '', '', '')
-    hold_unique(unique, limits, ids[i], 'r')
-  end
-  write(base, moved, false)
-  call('ZADD', ready, unpack(scored))
-  call('ZREM', from, unpack(ids))
-  return #ids
+local gone, lines, graves, lost, apply = {}, {}, nil, {}, nil
+if #ARGV > 5 then
+  local plan
+  plan, apply = settling()
+  gone, lines, graves, lost = plan(6, now, keep, deliveries, unique, acked, acked_before)
 end
 
--- A lease that ran out is a failed attempt: back to its position, or dead when none is left.
-local function reclaim()
-  local ids = call('ZRANGEBYSCORE', leased, '-inf', now, 'LIMIT', 0, BATCH)
-  if #ids == 0 then return 0 end
-  local given, base = call('HMGET', deliveries, unpack(ids)), advance('expired', #ids)
-  local k = { deliveries = deliveries, history = history, dead = dead, leased = leased, unique = unique }
-  for i = 1, #ids do
-    local id, d = ids[i], parse(given[i])
-    local spent = d.attempts >= allowed_attempts(d.limits, set[6])
-    write(base + i - 1, { line('expired', spent and 'dead' or 'ready', now, id, d.facts, d.attempts, d.consumer, '',
-      'LeaseExpired', '') }, spent)
-    if spent then
-      to_dead(k, id, d, now, 'expired', 'LeaseExpired', '"the lease ran out on the last attempt"')
-    else
-      remember(history, id, d, now, 'expired', 'LeaseExpired', '"the lease ran out"')
-      d.token, d.expires = '', 0
-      call('HSET', deliveries, id, pack(d))
-      call('ZADD', ready, d.score, id)
-      call('ZREM', leased, id)
-      hold_unique(unique, d.limits, id, 'r')
-    end
-  end
-  return #ids
-end
-
-local promoted, expired = 0, 0
+local promoted, expired, m = 0, 0, nil
 if due and due <= now then
+  m = moves()
+  -- scheduled and retrying become ready in order of due_at; what was delivered before keeps its position.
+  local function promote(from)
+    local ids = call('ZRANGEBYSCORE', from, '-inf', now, 'LIMIT', 0, BATCH)
+    if #ids == 0 then return 0 end
+    local stored, given = call('HMGET', messages, unpack(ids)), call('HMGET', deliveries, unpack(ids))
+    if m.drop_orphans(from, ids, stored, now) then return 0 end
+    local base, scored, moved = m.advance('promoted', #ids), {}, {}
+    for i = 1, #ids do
+      local facts, limits = m.read(stored[i])
+      local d = given[i] and m.parse(given[i])
+      if not d then
+        -- Its place is that of the moment it became ready, and is kept if the message comes back.
+        d = { token = '', expires = 0, attempts = 0, sequence = format('%d', base + i), received = '', consumer = '',
+          replays = '0', facts = facts, limits = limits }
+        call('HSET', deliveries, ids[i], m.pack(d))
+      end
+      scored[2 * i - 1], scored[2 * i] = m.position(facts, d.sequence), ids[i]
+      moved[i] = m.line('promoted', 'ready', now, ids[i], facts, d.attempts, '', '', '', '')
+      m.hold_unique(unique, limits, ids[i], 'r')
+    end
+    write(base, moved, false)
+    call('ZADD', ready, unpack(scored))
+    call('ZREM', from, unpack(ids))
+    return #ids
+  end
+
+  -- A lease that ran out is a failed attempt: back to its position, or dead when none is left.
+  local function reclaim()
+    local ids = call('ZRANGEBYSCORE', leased, '-inf', now, 'LIMIT', 0, BATCH)
+    if #ids == 0 then return 0 end
+    local given, base = call('HMGET', deliveries, unpack(ids)), m.advance('expired', #ids)
+    local k = { deliveries = deliveries, history = history, dead = dead, leased = leased, unique = unique }
+    for i = 1, #ids do
+      local id, d = ids[i], m.parse(given[i])
+      local spent = d.attempts >= m.allowed_attempts(d.limits, max_attempts)
+      write(base + i - 1, { m.line('expired', spent and 'dead' or 'ready', now, id, d.facts, d.attempts, d.consumer, '',
+        'LeaseExpired', '') }, spent)
+      if spent then
+        m.to_dead(k, id, d, now, 'expired', 'LeaseExpired', '"the lease ran out on the last attempt"')
+      else
+        m.remember(history, id, d, now, 'expired', 'LeaseExpired', '"the lease ran out"')
+        d.token, d.expires = '', 0
+        call('HSET', deliveries, id, m.pack(d))
+        call('ZADD', ready, m.position(d.facts, d.sequence), id)
+        call('ZREM', leased, id)
+        m.hold_unique(unique, d.limits, id, 'r')
+      end
+    end
+    return #ids
+  end
+
   promoted = promote(scheduled) + promote(retrying)
   expired = reclaim()
   due = nil
@@ -75,17 +92,18 @@ if due and due <= now then
     local head = call('ZRANGE', zset, 0, 0, 'WITHSCORES')
     if head[2] and (not due or tonumber(head[2]) < due) then due = tonumber(head[2]) end
   end
-  if due then call('HSET', queue, 'due', format('%.0f', due)) else call('HDEL', queue, 'due') end
+  call('HSET', queue, 'due', due and format('%d', due) or '')
   known = due
   sequence = tonumber(call('HGET', queue, 'sequence') or 0)
 end
 
 if card ~= '' then call('HSET', consumers, consumer, now .. '\t' .. card) end
-if set[4] then n = 0 end
-if set[10] and n > 0 then
-  n = math.max(0, math.min(n, tonumber(set[10]) - call('ZCARD', leased) + #gone))
+if paused ~= '' then n = 0 end
+if tonumber(max_leased) and n > 0 then
+  n = math.max(0, math.min(n, max_leased - call('ZCARD', leased) + #gone))
 end
-local tokens, rate = nil, tonumber(set[11])
+local tokens
+rate = tonumber(rate)
 if rate and n > 0 then
   local bucket = call('HMGET', queue, 'tokens', 'tokens_at')
   local most = math.max(1, rate)
@@ -93,13 +111,17 @@ if rate and n > 0 then
   n = math.min(n, math.floor(tokens))
 end
 
-local found = n > 0 and call('ZRANGE', ready, 0, n, 'WITHSCORES') or {}
-local took, more = math.min(n, #found / 2), #found / 2 > n
-local ids, stored, given = {}, {}, {}
+local ids = n > 0 and call('ZRANGE', ready, 0, n) or {}
+local took, more = #ids, #ids > n
+local stored, given = {}, {}
+if more then took, ids[#ids] = n, nil end
 if took > 0 then
-  for i = 1, took do ids[i] = found[2 * i - 1] end
   stored, given = call('HMGET', messages, unpack(ids)), call('HMGET', deliveries, unpack(ids))
-  if drop_orphans(ready, ids, stored, now) then
+  local orphan = false
+  for i = 1, took do orphan = orphan or not stored[i] end
+  if orphan then
+    m = m or moves()
+    m.drop_orphans(ready, ids, stored, now)
     took, more, due = 0, true, now
     sequence = tonumber(call('HGET', queue, 'sequence'))
   end
@@ -107,39 +129,43 @@ end
 
 local settled = #gone
 local base = sequence + settled
-local reply = { now, '', set[9] or '0', promoted, expired, base, lost }
-local held_, scored = {}, {}
-local default = tonumber(lease ~= '' and lease or set[5] or 30000)
-local until_ = format('%013.0f', now + default)
-local lead = '1\treceived\tleased\t' .. now .. '\t'
-local received = '\t' .. now .. '\t'
+local reply = { now, '', version, promoted, expired, base, lost }
+local held_, scored, soonest = {}, {}, now + (tonumber(lease) or tonumber(queue_lease) or 30000)
+local stamp, until_ = format('%d', now), format('%013d', soonest)
+local lead = '1\treceived\tleased\t' .. stamp .. '\t'
 for i = 1, took do
   local id, body = ids[i], stored[i]
-  local facts, limits = read(body)
-  local attempts, replays, ends = 1, '0', until_
+  local place, facts, limits = match(body, '^(%d+)\n(%d+\t[^\t\n]*\t%d+\t%d+)\n([^\n]*)\n')
+  if not facts then
+    m = m or moves()
+    facts, limits, place = m.read(body)
+  end
+  local attempts, replays, ends = '1', '0', until_
   if given[i] then
-    local d = parse(given[i])
-    attempts, replays = d.attempts + 1, d.replays
+    m = m or moves()
+    local d = m.parse(given[i])
+    attempts, replays, place = format('%d', d.attempts + 1), d.replays, d.sequence
   end
   if limits ~= '' then
     local own = lease == '' and match(limits, '^(%d+)')
-    if own then ends = format('%013.0f', now + own) end
-    hold_unique(unique, limits, id, 'l')
+    if own then ends = format('%013d', now + own) end
+    m = m or moves()
+    m.hold_unique(unique, limits, id, 'l')
   end
   local tail = facts .. '\t' .. attempts .. '\t' .. consumer
   held_[2 * i - 1] = id
-  held_[2 * i] = ends .. ' ' .. (base + i) .. '-' .. nonce .. '\n' .. tail .. '\n' .. found[2 * i] .. received
-    .. replays .. '\n' .. limits
+  held_[2 * i] = ends .. ' ' .. format('%d', base + i) .. '-' .. nonce .. '\n' .. tail .. '\n' .. place .. '\t' .. stamp
+    .. '\t' .. replays .. '\n' .. limits
   scored[2 * i - 1], scored[2 * i] = ends, id
   lines[settled + i] = lead .. id .. '\t' .. tail .. '\t' .. ends .. '\t\t'
   local at = 4 + 4 * i
   reply[at], reply[at + 1], reply[at + 2], reply[at + 3] = id, attempts, ends, body
-  local expires = tonumber(ends)
-  if not due or expires < due then due = expires end
+  if ends ~= until_ then soonest = math.min(soonest, tonumber(ends)) end
 end
+if took > 0 then due = math.min(due or soonest, soonest) end
 if settled + took > 0 then
-  call('HSET', queue, 'sequence', base + took, 'received', (tonumber(set[14]) or 0) + took,
-    'acked', (tonumber(set[15]) or 0) + settled)
+  call('HSET', queue, 'sequence', format('%d', base + took), 'received', format('%d', (tonumber(set[4]) or 0) + took),
+    'acked', format('%d', (tonumber(set[5]) or 0) + settled))
   if level == 'full' or took == 0 then
     write(sequence, lines, took == 0)
   else
@@ -155,19 +181,19 @@ if took > 0 then
   call('HSET', deliveries, unpack(held_))
   call('ZADD', leased, unpack(scored))
   call('ZREMRANGEBYRANK', ready, 0, took - 1)
-  lower_due(known, due)
+  if due ~= known and (not known or due < known) then call('HSET', queue, 'due', format('%d', due)) end
   if tokens then call('HSET', queue, 'tokens', tokens - took, 'tokens_at', now) end
 end
 if settled > 0 then
-  apply_acks(gone, graves, sequence, now, set[7], set[12], keep, { messages = messages, deliveries = deliveries,
+  apply(gone, graves, sequence, now, dedup, set[6], keep, { messages = messages, deliveries = deliveries,
     history = history, leased = leased, done = done, unique = unique, acked = acked, acked_before = acked_before })
 end
 
-if rate and not set[4] and tokens and tokens - took < 1 then
+if rate and paused == '' and tokens and tokens - took < 1 then
   local refill = now + math.ceil((1 - (tokens - took)) * 1000 / rate)
   if not due or refill < due then due = refill end
 end
 -- Whoever takes hands on: more is ready, or a time comes soon that nobody else may know of.
 if took > 0 and (more or (due and due - now <= HORIZON)) then call('ZADD', marker, 0, '0') end
-reply[2] = due and format('%.0f', due) or ''
+reply[2] = due and format('%d', due) or ''
 return reply

@@ -3,33 +3,34 @@
 -- ARGV: delay_ms, then id and token per message
 -- Returns the positions (1-based) whose lease is lost.
 -- Journal: released
+local m = moves()
 local deliveries, ready, scheduled, leased, unique, marker = KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
 local delay = whole(ARGV[1], 0, 4e15)
 if not delay then return refuse('INVALID', 'delay_ms must be a whole number') end
 local set = call('HMGET', queue, 'journal', 'journal_skip', 'due', 'max_leased')
-open(set[1], set[2])
+m.open(set[1], set[2])
 local now, lost = clock(), {}
-local state, due = delay > 0 and 'scheduled' or 'ready', format('%.0f', now + delay)
+local state, due = delay > 0 and 'scheduled' or 'ready', format('%d', now + delay)
 local lines, moved = {}, {}
 for i = 2, #ARGV, 2 do
   local id = ARGV[i]
-  local d = held(call('HGET', deliveries, id), ARGV[i + 1], now)
+  local d = m.held(call('HGET', deliveries, id), ARGV[i + 1], now)
   if not d then
     lost[#lost + 1] = i / 2
   else
     moved[#moved + 1] = id
-    lines[#lines + 1] = line('released', state, now, id, d.facts, d.attempts - 1, d.consumer, delay > 0 and due or '',
+    lines[#lines + 1] = m.line('released', state, now, id, d.facts, d.attempts - 1, d.consumer, delay > 0 and due or '',
       '', '')
     d.token, d.expires, d.attempts = '', 0, d.attempts - 1
-    call('HSET', deliveries, id, pack(d))
-    call('ZADD', delay > 0 and scheduled or ready, delay > 0 and due or d.score, id)
+    call('HSET', deliveries, id, m.pack(d))
+    call('ZADD', delay > 0 and scheduled or ready, delay > 0 and due or m.position(d.facts, d.sequence), id)
     call('ZREM', leased, id)
-    hold_unique(unique, d.limits, id, delay > 0 and 's' or 'r')
+    m.hold_unique(unique, d.limits, id, delay > 0 and 's' or 'r')
   end
 end
 if #moved > 0 then
-  write(advance('released', #moved), lines, false)
-  if delay > 0 then wake_by(marker, set[3], now + delay, now) end
+  write(m.advance('released', #moved), lines, false)
+  if delay > 0 then m.wake_by(marker, set[3], now + delay, now) end
   if delay == 0 or set[4] then call('ZADD', marker, 0, '0') end
 end
 return lost

@@ -1,0 +1,182 @@
+-- The moves that more than one verb makes; wrapped into the function `moves`, so that they cost only where called for.
+local byte, slice, find = string.byte, string.sub, string.find
+local HISTORY = 50 -- attempts remembered per message
+
+-- Trims behind the slowest registered reader, never below keep, never beyond cap (the rest is counted lost).
+local function trim(last)
+  local flat = call('HGETALL', queue)
+  local keep, cap, floor, slowest = 100000, 1000000, 0, last
+  for i = 1, #flat, 2 do
+    local field, value = flat[i], flat[i + 1]
+    if field == 'journal_keep' then keep = tonumber(value)
+    elseif field == 'journal_cap' then cap = tonumber(value)
+    elseif field == 'journal_floor' then floor = tonumber(value)
+    elseif slice(field, 1, 7) == 'reader:' then slowest = math.min(slowest, tonumber(value)) end
+  end
+  local to = math.max(math.min(last - keep, slowest), last - math.max(cap, keep))
+  if to <= floor then return end
+  if to > slowest then call('HINCRBY', queue, 'journal_lost', to - math.max(slowest, floor)) end
+  call('XTRIM', journal, 'MINID', '~', format('0-%d', to + 1))
+  call('HSET', queue, 'journal_floor', format('%d', to))
+end
+
+-- Takes n sequence numbers for one kind of event and counts it; returns the number before the first.
+local function advance(event, n, total)
+  call('HINCRBY', queue, event, total or n)
+  return call('HINCRBY', queue, 'sequence', n) - n
+end
+
+-- What the journal keeps, from the two fields that say so.
+local function open(kept, passed)
+  level, skip = kept or 'full', tonumber(passed) or 0
+end
+
+-- A line of the journal; see journal.py for the columns.
+local function line(event, state, now, id, facts, attempts, consumer, due, class, detail)
+  return table.concat({ 1, event, state, now, id, facts, attempts, consumer, due, class, detail }, '\t')
+end
+
+-- due is a lower bound of the earliest time at which something waits to be moved.
+local function lower_due(known, at)
+  if not tonumber(known) or at < tonumber(known) then
+    call('HSET', queue, 'due', format('%d', at))
+  end
+end
+
+-- A stored message's facts for the journal (sent_at, kind, priority, size), its limits (lease_ms, max_attempts, unique
+-- states, unique key; empty for most) and the sequence number it was sent under; see stored.py for the layout. A damaged
+-- one gets empty facts: it must travel to a client, whose checksum finds it and buries it.
+local function read(stored)
+  local sequence, facts, limits = match(stored, '^(%d+)\n(%d+\t[^\t\n]*\t%d+\t%d+)\n([^\n]*)\n')
+  if not facts then return '0\t\t0\t0', '', '0' end
+  return facts, limits, sequence
+end
+
+-- Where a message stands among the ready: high priority first, then the order of sequence numbers.
+local function position(facts, sequence)
+  return format('%d', (255 - match(facts, '\t(%d+)\t%d+$')) * SPAN + sequence)
+end
+
+-- The unique key of a message is held in the states it names and free in all others.
+local function hold_unique(unique, limits, id, state)
+  if limits == '' then return end
+  local states, key = match(limits, '^[^\t]*\t[^\t]*\t([^\t]*)\t(.*)$')
+  if not key or key == '' then return end
+  if find(states, state, 1, true) then
+    call('HSETNX', unique, key, id)
+  elseif call('HGET', unique, key) == id then
+    call('HDEL', unique, key)
+  end
+end
+-- A delivery lies apart from the payload, which no receive rewrites:
+-- lease_expires_at (13 digits), token / facts, attempts, consumer / sequence, received_at, replays / limits
+local DELIVERY = '^(%d+) ([^\n]*)\n([^\t]*\t[^\t]*\t[^\t]*\t[^\t]*)\t(%d+)\t([^\n]*)\n([^\t]*)\t([^\t]*)\t([^\n]*)\n(.*)$'
+local function parse(text)
+  local expires, token, facts, attempts, consumer, sequence, received, replays, limits = match(text or '', DELIVERY)
+  if not limits then
+    -- Removed or damaged by hand: the message must still find its way.
+    expires, token, facts, attempts, consumer = 0, '', '0\t\t0\t0', 1, ''
+    sequence, received, replays, limits = '0', '', '0', ''
+  end
+  return { token = token, expires = tonumber(expires), attempts = tonumber(attempts), sequence = sequence,
+    received = received, consumer = consumer, replays = replays, facts = facts, limits = limits }
+end
+
+local function pack(d)
+  return format('%013d', d.expires) .. ' ' .. d.token .. '\n' .. d.facts .. '\t' .. d.attempts .. '\t' .. d.consumer
+    .. '\n' .. d.sequence .. '\t' .. d.received .. '\t' .. d.replays .. '\n' .. d.limits
+end
+
+-- One line per ended attempt; the oldest give way so that the record stays bounded.
+local function remember(history, id, d, now, event, class, text)
+  local lines = call('HGET', history, id) or ''
+  local _, count = string.gsub(lines, '\n', '\n')
+  if count >= HISTORY then lines = string.gsub(lines, '^[^\n]*\n', '', count - HISTORY + 1) end
+  call('HSET', history, id, lines .. table.concat({ d.attempts, d.received, now, event, d.consumer, class, text }, '\t')
+    .. '\n')
+end
+
+-- The delivery behind id if token still holds it by the server's clock, else nil.
+local function held(text, token, now)
+  if not text or token == '' then return nil end
+  local d = parse(text)
+  if d.token ~= token or d.expires <= now then return nil end
+  return d
+end
+
+-- Lets a sleeping consumer learn of a time nearer than the one it knows.
+local function wake_by(marker, known, at, now)
+  lower_due(known, at)
+  if at - now <= HORIZON and not (tonumber(known) and tonumber(known) <= at) then call('ZADD', marker, 0, '0') end
+end
+
+-- Removes every trace of messages that end for good; ids is a list.
+local function forget(messages, deliveries, history, ids)
+  call('HDEL', messages, unpack(ids))
+  call('HDEL', deliveries, unpack(ids))
+  call('HDEL', history, unpack(ids))
+end
+
+-- Drops the oldest kept results beyond the queue's bound.
+local function trim_done(k, keep)
+  local excess = call('ZCARD', k.done) - keep
+  if excess <= 0 then return end
+  local ids = call('ZRANGE', k.done, 0, math.min(excess, 200) - 1)
+  local given = call('HMGET', k.deliveries, unpack(ids))
+  for i = 1, #ids do
+    if given[i] then hold_unique(k.unique, parse(given[i]).limits, ids[i], 'g') end
+  end
+  call('ZREM', k.done, unpack(ids))
+  forget(k.messages, k.deliveries, k.history, ids)
+end
+
+-- Ends an attempt that leaves no more: the message waits among the dead with its reason.
+local function to_dead(k, id, d, now, event, class, text)
+  remember(k.history, id, d, now, event, class, text)
+  d.token, d.expires = '', 0
+  call('HSET', k.deliveries, id, pack(d))
+  call('ZADD', k.dead, now, id)
+  call('ZREM', k.leased, id)
+  hold_unique(k.unique, d.limits, id, 'd')
+end
+
+local function allowed_attempts(limits, default)
+  local own = limits ~= '' and match(limits, '^[^\t]*\t([^\t]*)') or ''
+  return tonumber(own ~= '' and own or default) or 5
+end
+
+-- An index entry without its payload (somebody removed it by hand) is taken out and said so; true if there was one.
+local function drop_orphans(zset, ids, stored, now)
+  local orphans, lines = {}, {}
+  for i = 1, #ids do
+    if not stored[i] then
+      orphans[#orphans + 1] = ids[i]
+      lines[#lines + 1] = line('deleted', 'gone', now, ids[i], now .. '\t\t0\t0', 0, '', '', 'PayloadMissing', '')
+    end
+  end
+  if #orphans == 0 then return false end
+  write(advance('deleted', #orphans), lines, true)
+  call('ZREM', zset, unpack(orphans))
+  return true
+end
+
+return {
+  trim = trim,
+  advance = advance,
+  open = open,
+  line = line,
+  lower_due = lower_due,
+  read = read,
+  position = position,
+  hold_unique = hold_unique,
+  parse = parse,
+  pack = pack,
+  remember = remember,
+  held = held,
+  wake_by = wake_by,
+  forget = forget,
+  trim_done = trim_done,
+  to_dead = to_dead,
+  allowed_attempts = allowed_attempts,
+  drop_orphans = drop_orphans,
+}
