@@ -248,8 +248,9 @@ def journal_line(entry: JournalEntry) -> Text:
     line.append(f"  {entry.queue:<12} ", style="bold")
     colour = COLOURS[State(entry.state)] if entry.state in set(State) else "dim"
     line.append(f"{entry.event.value:<10}", style=colour)
-    line.append(f" → {entry.state:<9} ", style="dim")
-    line.append(entry.message_id)
+    if entry.message_id:  # what happens to a queue as a whole leads to no state
+        line.append(f" → {entry.state:<9} ", style="dim")
+        line.append(entry.message_id)
     for name, value in (
         ("kind", entry.kind), ("attempts", entry.attempts if entry.attempts else ""), ("consumer", entry.consumer),
         ("error", entry.error_class), ("", oneline(entry.detail)),

@@ -153,6 +153,11 @@ class Pace:
         return min(MAX_BATCH, self._concurrency + min(self._prefetch, ahead))
 
     @property
+    def low(self) -> int:
+        """Messages held below which more are fetched."""
+        return max(self._concurrency - 1, self.room // 2 - 1)
+
+    @property
     def chunk(self) -> int:
         """Messages handed to a worker at once; one unless they are quick."""
         return max(1, min(50, int(0.005 / self.seconds)))
@@ -379,7 +384,8 @@ class Consumer:
     def _fetch(self) -> bool:
         """One turn: wait for room, then receive from each queue with its acks; False when there is nothing left."""
         with self._changed:
-            while self._outstanding >= self._pace.room and not self._stops:
+            # Half empty before the next fetch, so that quick handlers get batches and not one message a call.
+            while self._outstanding > self._pace.low and not self._stops:
                 self._changed.wait(0.2)
         if self._stops:
             return True

@@ -38,7 +38,7 @@ log = logging.getLogger("restante")
 
 CONFIGURE = Script("configure", "queue journal marker")
 #: Seconds between two notes of a consumer's presence in the registry.
-CARD_EVERY = 12.0
+CARD_EVERY = 20.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,9 @@ if #version > 11 then
   level = level ~= '' and level or 'full'
 end
 keep, skip = tonumber(keep) or 0, tonumber(set[7]) or 0
+if not due and card == '' and #ARGV == 5 and call('EXISTS', ready) == 0 then
+  return { 0, '', version, 0, 0, 0, {} } -- an idle consumer's look around
+end
 local now = clock()
 if not n or n < 0 or n > 1000 or n % 1 ~= 0 then return refuse('INVALID', 'n must be 0 to 1000') end
 if #ARGV > 2005 then return refuse('INVALID', 'at most 1000 acks') end

@@ -1,0 +1,38 @@
+# Every target does its own set-up: on a fresh machine `make test` or `make run` is the first command to type.
+.DEFAULT_GOAL := help
+.PHONY: help setup run test lint chaos bench lock clean
+MAKEFLAGS += --no-print-directory
+BIN := .venv/bin
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## Prepare .venv from the lock, and Debian packages where missing
+	@scripts/setup.sh
+
+run: setup ## Start the sample shop on an embedded Redis and watch it (SECONDS=n to end by itself)
+	@$(BIN)/restante demo $(if $(SECONDS),--seconds $(SECONDS))
+
+test: setup lint ## Lint, then every test but the long fault runs (TESTS=path to choose)
+	$(BIN)/python -m pytest -m "not chaos" --durations=15 $(TESTS)
+
+lint: setup ## Check style, types and which room imports which
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+chaos: setup ## The long fault runs, and more random histories
+	HYPOTHESIS_PROFILE=chaos $(BIN)/python -m pytest -m chaos --durations=15 $(TESTS)
+
+bench: setup ## Measure against Redis' own limit and against peers
+	$(BIN)/python -m benchmarks.run
+
+lock: setup ## Pin the newest allowed versions, with hashes
+	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
+	  --no-emit-index-url --no-emit-find-links --no-header --extra dev --extra embedded \
+	  pyproject.toml requirements/dev.in --output-file requirements/dev.lock
+
+clean: ## Remove the environment, caches and built files
+	rm -rf .venv .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,199 @@
+"""The real command as a child process, beside a real server."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest.mock
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import restante
+from restante import Admin, Post
+from restante.cli.entry import run
+from tests.harness.processes import is_alive, spawn
+from tests.harness.servers import RedisServer, call
+
+#: The command as it is installed beside this interpreter.
+RESTANTE = Path(sys.executable).with_name("restante")
+#: Seconds a command may take on a busy machine.
+PATIENCE = 20.0
+
+
+class Ran:
+    """A command that has ended."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+    @property
+    def json(self) -> Any:
+        """The one document on standard output."""
+        (line,) = self.out.splitlines()
+        return json.loads(line)
+
+    @property
+    def ndjson(self) -> list[Any]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+    @property
+    def error(self) -> str:
+        """The one line of complaint."""
+        (line,) = self.err.splitlines()
+        assert line.startswith("error: "), line
+        return line
+
+
+class Running:
+    """A command that runs, in a process group of its own."""
+
+    def __init__(self, words: list[str], cwd: Path, env: dict[str, str]) -> None:
+        self._out = tempfile.TemporaryFile()  # noqa: SIM115 (closed in close)
+        self._child = spawn([RESTANTE, *words], env=env, cwd=cwd, stdout=self._out, stderr=subprocess.STDOUT)
+
+    @property
+    def output(self) -> str:
+        size = os.fstat(self._out.fileno()).st_size
+        return os.pread(self._out.fileno(), size, 0).decode(errors="replace")
+
+    def wait_for(self, text: str, timeout: float = PATIENCE) -> str:
+        """Waits until the output contains the text."""
+        deadline = time.monotonic() + timeout
+        while text not in self.output:
+            assert time.monotonic() < deadline, f"no {text!r} in {self.output}"
+            assert self._child.poll() is None, f"ended with {self._child.returncode}: {self.output}"
+            time.sleep(0.02)
+        return self.output
+
+    def interrupt(self) -> None:
+        """Ctrl-C, as a terminal sends it: to the whole group."""
+        os.killpg(self._child.pid, signal.SIGINT)
+
+    def signal(self, number: signal.Signals) -> None:
+        self._child.send_signal(number)
+
+    def wait(self, timeout: float = PATIENCE) -> int:
+        return self._child.wait(timeout)
+
+    def close(self) -> None:
+        self._child.kill()
+        self._child.wait(5)
+        self._out.close()
+
+
+class Cli:
+    """Runs commands against one server, in one directory."""
+
+    def __init__(self, url: str | None, cwd: Path) -> None:
+        self.cwd = cwd
+        self.env = {name: value for name, value in os.environ.items() if not name.startswith("RESTANTE_")}
+        self._mark = f"RESTANTE_TEST_MARK={uuid.uuid4().hex}"
+        self.env |= {"TERM": "dumb", "USER": "tester", "RESTANTE_TEST_MARK": self._mark.partition("=")[2]}
+        if url is not None:
+            self.env["RESTANTE_URL"] = url
+        self._running: list[Running] = []
+
+    def __call__(self, *words: str, stdin: str | bytes = "", **env: str) -> Ran:
+        data = stdin.encode() if isinstance(stdin, str) else stdin
+        done = subprocess.run(
+            [RESTANTE, *words], input=data, capture_output=True, cwd=self.cwd, env=self.env | env, timeout=PATIENCE
+        )
+        out, err = done.stdout.decode(), done.stderr.decode()
+        assert "Traceback" not in out + err, err
+        return Ran(done.returncode, out, err)
+
+    def inside(self, *words: str) -> Ran:
+        """The same in this process, where starting one more interpreter would prove nothing new."""
+        out, err = io.StringIO(), io.StringIO()
+        with (
+            unittest.mock.patch.dict(os.environ, self.env, clear=True),
+            contextlib.chdir(self.cwd),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            code = run(words)
+        assert "unexpected" not in err.getvalue(), err.getvalue()
+        return Ran(code, out.getvalue(), err.getvalue())
+
+    def start(self, *words: str) -> Running:
+        made = Running(list(words), self.cwd, self.env)
+        self._running.append(made)
+        return made
+
+    def family(self) -> list[int]:
+        """Every living process that descends from these commands, whoever adopted it since."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdecimal() and self._mark.encode() in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+        return [pid for pid in found if is_alive(pid)]
+
+    def leaves_nobody(self, within: float = 5.0) -> None:
+        """Asserts that no process is left."""
+        deadline = time.monotonic() + within
+        while family := self.family():
+            assert time.monotonic() < deadline, [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in family]
+            time.sleep(0.05)
+
+    def close(self) -> None:
+        for one in self._running:
+            one.close()
+        for pid in self.family():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+
+@pytest.fixture(scope="session")
+def _server() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+def server(_server: RedisServer) -> RedisServer:
+    """An empty server."""
+    call(_server.client(), "FLUSHALL")
+    return _server
+
+
+@pytest.fixture
+def post(server: RedisServer) -> Iterator[Post]:
+    with restante.connect(server.url) as post:
+        yield post
+
+
+@pytest.fixture
+def admin(post: Post) -> Admin:
+    return Admin(post)
+
+
+@pytest.fixture
+def cli(server: RedisServer, tmp_path: Path) -> Iterator[Cli]:
+    """The command, told of the server by RESTANTE_URL."""
+    made = Cli(server.url, tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def lone_cli(tmp_path: Path) -> Iterator[Cli]:
+    """The command with no server named: it embeds its own."""
+    made = Cli(None, tmp_path)
+    yield made
+    made.close()

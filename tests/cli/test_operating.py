@@ -1,0 +1,162 @@
+"""What an operator does from a shell: replay, delete, purge, pause, move, edit, configure."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+
+from restante import Admin, Post, State
+from tests.cli.conftest import PATIENCE, RESTANTE, Cli
+
+_TAKE_TERMINAL = (
+    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+)
+
+
+def bury(post: Post, count: int, error: str = "Broken", kind: str = "order") -> list[str]:
+    """Dead messages of the queue orders."""
+    opened = post.queue("orders")
+    opened.send_many(list(range(count)), kind=kind)
+    failure = type(error, (Exception,), {})("x")
+    ids = []
+    while batch := opened.receive_many(1000):
+        opened.bury_many(batch, error=failure)
+        ids += [message.id for message in batch]
+    return ids
+
+
+def on_terminal(cli: Cli, *words: str, answers: dict[str, str]) -> tuple[int, str]:
+    """Runs a command on a terminal of its own, types each answer when its text shows, gives code and screen."""
+    near, far = pty.openpty()
+    env = cli.env | {"TERM": "xterm", "COLUMNS": "140", "LINES": "40"}
+    # Its own session, led by what takes the terminal: only so does Ctrl-C become a signal.
+    leader = [sys.executable, "-I", "-S", "-c", _TAKE_TERMINAL, str(RESTANTE)]
+    child = subprocess.Popen(
+        [*leader, *words], stdin=far, stdout=far, stderr=far, env=env, cwd=cli.cwd, start_new_session=True
+    )
+    os.close(far)
+    screen, deadline = "", time.monotonic() + PATIENCE
+    try:
+        while time.monotonic() < deadline:
+            if not select.select([near], [], [], 0.1)[0]:
+                continue
+            try:
+                data = os.read(near, 65536)
+            except OSError:  # the last writer has closed its end
+                break
+            screen += data.decode(errors="replace")
+            for text in [text for text in answers if text in screen]:
+                os.write(near, answers.pop(text).encode())
+        return child.wait(PATIENCE), re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen)
+    finally:
+        child.kill()
+        child.wait()
+        os.close(near)
+
+
+def test_replay_asks_on_a_terminal_with_the_number(cli: Cli, post: Post, admin: Admin) -> None:
+    bury(post, 7)
+    bury(post, 2, "Other")
+    code, screen = on_terminal(cli, "replay", "orders", "--error", "Broken", answers={"[y/N]": "n\n"})
+    assert "Replay 7 dead messages of orders?" in screen
+    assert (code, admin.counts("orders").dead) == (1, 9)
+    code, screen = on_terminal(cli, "replay", "orders", answers={"[y/N]": "y\n"})
+    assert "Replay 9 dead messages of orders?" in screen
+    assert "9 replayed" in screen
+    assert (code, admin.counts("orders").ready) == (0, 9)
+
+
+def test_replay_filters_counts_and_reports(cli: Cli, post: Post, admin: Admin) -> None:
+    bury(post, 3, "Broken")
+    first, *_ = bury(post, 2, "Other", kind="refund")
+    dry = cli("replay", "orders", "--error", "Broken", "--dry-run", "--json")
+    assert (dry.code, dry.json["replayed"], dry.json["dry_run"]) == (0, 3, True)
+    assert admin.counts("orders").dead == 5
+    one = cli.inside("replay", "orders", first, "--json").json
+    assert (one["status"], one["replayed"]) == ("finished", 1)
+    assert cli.inside("replay", "orders", "--kind", "nothing").code == 1
+    rest = cli("replay", "orders")
+    assert (rest.code, rest.out, rest.err) == (0, "", "4 replayed in orders\n")
+    assert cli.inside("replay", "nope").code == 1
+
+
+def test_an_interrupted_replay_goes_on_by_its_task(cli: Cli, post: Post, admin: Admin) -> None:
+    bury(post, 300)
+    running = cli.start("replay", "orders", "--rate", "50")
+    deadline = time.monotonic() + PATIENCE
+    while admin.counts("orders").ready == 0 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    running.interrupt()
+    assert running.wait() == 1
+    told = re.search(r"restante replay orders --task (\S+)", running.output)
+    assert told is not None, running.output
+    done = admin.counts("orders").ready
+    assert 0 < done < 300
+    rest = cli.inside("replay", "orders", "--task", told[1], "--json").json
+    assert (rest["status"], rest["replayed"]) == ("finished", 300)
+    assert admin.counts("orders").ready == 300
+
+
+def test_delete_spares_what_is_held(cli: Cli, post: Post, admin: Admin) -> None:
+    opened = post.queue("orders")
+    first, second = opened.send_many([1, 2])
+    assert opened.receive() is not None
+    held = cli("delete", "orders", first, second)
+    assert held.code == 4
+    assert "held by consumers" in held.error
+    assert cli.inside("delete", "orders", second, "--json").code == 1
+    assert cli("delete", "orders", opened.send(3), "--json").json == {"queue": "orders", "deleted": 1}
+
+
+def test_purge_needs_a_yes(cli: Cli, post: Post, admin: Admin) -> None:
+    bury(post, 3)
+    post.queue("orders").send_many([1, 2])
+    refused = cli("purge", "orders")
+    assert refused.code == 2
+    assert "5 messages" in refused.error
+    assert cli.inside("purge", "orders", "--state", "dead", "--yes", "--json").json == {"queue": "orders", "purged": 3}
+    assert admin.counts("orders").ready == 2
+    assert cli.inside("purge", "orders", "--state", "leased", "--yes").code == 4
+    code, screen = on_terminal(cli, "purge", "orders", answers={"[y/N]": "y\n"})
+    assert (code, "Remove 2 messages" in screen) == (0, True)
+    assert cli.inside("purge", "orders", "--yes").code == 1
+
+
+def test_pause_and_resume(cli: Cli, post: Post, admin: Admin) -> None:
+    post.queue("orders").send(1)
+    assert cli("pause", "orders", "--json").json == {"queue": "orders", "paused": True}
+    assert cli.inside("receive", "orders").code == 1
+    assert cli("resume", "orders").code == 0
+    assert cli.inside("receive", "orders").code == 0
+    assert cli.inside("pause", "typo").code == 1
+    assert admin.queues() == ["orders"]
+
+
+def test_a_waiting_message_is_edited_and_moved(cli: Cli, post: Post, admin: Admin) -> None:
+    id = post.queue("orders").send({"n": 1}, headers={"a": "b"}, delay=3600)
+    edited = cli("edit", "orders", id, "--payload", '{"n": 2}', "--priority", "9", "--delay", "2h", "--json").json
+    assert (edited["payload"], edited["priority"], edited["headers"]) == ({"n": 2}, 9, {"a": "b"})
+    assert (edited["state"], edited["id"]) == ("scheduled", id)
+    assert cli.inside("edit", "orders", id).code == 2
+    moved = cli("move", "orders", "archive", id, "--json").json
+    assert moved == {"queue": "orders", "moved": 1, "target": "archive"}
+    assert admin.show("archive", id).state is State.SCHEDULED
+    assert cli.inside("move", "orders", "archive", id).code == 1
+
+
+def test_settings_are_shown_and_changed(cli: Cli, admin: Admin) -> None:
+    words = ("lease=2m", "max_attempts=8", "retry=fixed:1,5", "keep_done=10", "rate=2.5", "durability=disk")
+    changed = cli("configure", "orders", *words, "--json").json["settings"]
+    assert (changed["lease"], changed["max_attempts"], changed["keep_done"], changed["rate"]) == (120.0, 8, 10, 2.5)
+    assert admin.counts("orders").settings.durability == "disk"
+    back = cli.inside("configure", "orders", "max_attempts=", "rate=none")
+    assert back.code == 0
+    assert "max_attempts  5" in back.out
+    assert cli.inside("configure", "orders", "lease").code == 2
+    assert "no setting 'leese'" in cli.inside("configure", "orders", "leese=1").error
+    assert cli.inside("configure", "orders", "max_attempts=many").code == 4

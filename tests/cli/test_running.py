@@ -1,0 +1,105 @@
+"""up, demo and a server that is away: what runs for a while ends without leaving a process behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+
+import pytest
+
+import restante
+from restante import Admin, Post, State
+from tests.cli.conftest import Cli
+from tests.cli.test_operating import on_terminal
+from tests.harness.servers import RedisServer
+
+
+@pytest.mark.parametrize("words", [("send", "orders", "1"), ("up",), ("consume", "app")])
+def test_a_server_that_is_down_ends_a_command_with_three(lone_cli: Cli, words: tuple[str, ...]) -> None:
+    (lone_cli.cwd / "app.py").write_text(
+        "import restante\nq = restante.connect().queue('q')\n@q.handler\ndef work(message): pass\n"
+    )
+    started = time.monotonic()
+    ran = lone_cli("--url", "redis://user:s3cret@127.0.0.1:1", *words)
+    assert time.monotonic() - started < 5
+    assert ran.code == 3
+    assert "cannot be reached" in ran.error
+    assert "s3cret" not in ran.out + ran.err
+
+
+def test_a_server_that_stands_still_is_given_up_on(cli: Cli, server: RedisServer) -> None:
+    server.pause()
+    try:
+        started = time.monotonic()
+        ran = cli.inside("ls", "--json")
+        assert time.monotonic() - started < 5
+    finally:
+        server.resume()
+    assert (ran.code, ran.out) == (3, "")
+    assert json.loads(ran.err)["error"] == "Unavailable"
+
+
+def test_up_sweeps_a_queue_nobody_consumes_and_leaves_nobody(lone_cli: Cli) -> None:
+    running = lone_cli.start("up")
+    running.wait_for("Ctrl-C to stop")
+    with restante.connect(directory=lone_cli.cwd / ".restante") as post:
+        post.queue("orders").send(1, delay=0.1)
+        running.wait_for("promoted")
+        assert Admin(post).counts("orders").ready == 1
+    running.interrupt()
+    assert running.wait() == 0
+    lone_cli.leaves_nobody()
+    assert "● ready" in running.output
+
+
+def test_up_goes_on_when_its_server_comes_back(cli: Cli) -> None:
+    with RedisServer(appendonly="always") as server:
+        running = cli.start("--url", server.url, "up", "--json")
+        running.wait_for('"away":null')
+        server.kill9()
+        running.wait_for("cannot be reached")
+        before = len(running.output)
+        server.restart()
+        deadline = time.monotonic() + 10
+        while '"away":null' not in running.output[before:] and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert '"away":null' in running.output[before:]
+        running.signal(signal.SIGTERM)
+        assert running.wait() == 0
+
+
+def test_the_demo_shows_every_state_and_leaves_nobody(lone_cli: Cli) -> None:
+    running = lone_cli.start("demo", "--seconds", "5", "--json")
+    assert running.wait(30) == 0
+    lone_cli.leaves_nobody()
+    looks = [json.loads(line) for line in running.output.splitlines() if line.startswith("{")]
+    alive = {
+        state for look in looks for row in look["queues"] for state in State if row[state.value]
+    }  # fmt: skip
+    assert alive == set(State)
+    assert {row["queue"] for row in looks[-1]["queues"]} == {"orders", "payments", "emails", "reports"}
+    assert sum(row["done_per_second"] for row in looks[-1]["queues"]) > 5
+
+
+def test_the_demo_is_drawn_on_a_terminal_until_control_c(lone_cli: Cli) -> None:
+    code, screen = on_terminal(lone_cli, "demo", answers={"reports": "\x03"})
+    assert code == 0
+    lone_cli.leaves_nobody()
+    for text in ("a sample shop", "● scheduled", "done/s", "payments", "closed:"):
+        assert text in screen
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_demo_that_is_stopped_or_killed_leaves_nobody(lone_cli: Cli, number: signal.Signals) -> None:
+    running = lone_cli.start("demo", "--directory", "shop")
+    running.wait_for("reports")
+    assert len(lone_cli.family()) >= 7  # the parent, five roles, the keeper and its server
+    running.signal(number)
+    assert running.wait() == (-9 if number == signal.SIGKILL else 0)
+    lone_cli.leaves_nobody(within=10)
+
+
+def test_the_demo_does_not_open_on_a_server_of_yours(cli: Cli, post: Post, admin: Admin) -> None:
+    assert cli.inside("demo", "--url", cli.env["RESTANTE_URL"]).code == 2
+    assert admin.queues() == []

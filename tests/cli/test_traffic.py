@@ -1,0 +1,172 @@
+"""send, receive and consume, as a shell runs them."""
+
+from __future__ import annotations
+
+import base64
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from restante import Admin, Post, State
+from tests.cli.conftest import RESTANTE, Cli
+
+APP = """
+import time
+import restante
+
+orders = restante.connect().queue("orders")
+emails = restante.connect().queue("emails")
+
+@orders.handler
+def order(message):
+    if message.payload == "slow":
+        print("started", flush=True)
+        time.sleep(30)
+    if message.payload == "bad":
+        raise ValueError("no such order")
+
+@emails.handler
+async def email(message):
+    pass
+"""
+
+
+def test_a_sent_message_carries_everything_it_was_given(cli: Cli, admin: Admin) -> None:
+    ran = cli(
+        "send", "orders", '{"order": 42}', "--priority", "200", "--delay", "10m", "--id", "o-42", "--kind",
+        "order.placed", "--header", "tenant=a=b", "--header", "x=1", "--unique", "order-42", "--max-attempts", "7",
+        "--retry", "fixed:1,5",
+    )  # fmt: skip
+    assert (ran.code, ran.out, ran.err) == (0, "o-42\n", "")
+    message = admin.show("orders", "o-42")
+    assert message.payload == {"order": 42}
+    assert (message.state, message.priority, message.kind) == (State.SCHEDULED, 200, "order.placed")
+    assert message.headers == {"tenant": "a=b", "x": "1"}
+    assert (message.unique, message.max_attempts) == ("order-42", 7)
+    assert message.retry is not None
+    assert message.retry.next(2) == 5
+    again = cli.inside("send", "orders", "1", "--unique", "order-42", "--json")
+    assert (again.code, again.json) == (0, {"queue": "orders", "id": "o-42", "stored": False})
+
+
+def test_bytes_are_sent_from_a_file(cli: Cli, admin: Admin) -> None:
+    (cli.cwd / "picture").write_bytes(b"\x00\xff")
+    assert cli("send", "blobs", "--raw", "picture", "--content-type", "image/x", "--id", "b").code == 0
+    message = admin.show("blobs", "b")
+    assert (message.payload, message.content_type) == (b"\x00\xff", "image/x")
+    got = cli.inside("receive", "blobs", "--ack", "--json").json
+    assert base64.b64decode(got["payload_base64"]) == b"\x00\xff"
+    assert cli.inside("send", "blobs", "--raw", "absent").code == 2
+
+
+def test_every_line_of_standard_input_is_a_message(cli: Cli, admin: Admin) -> None:
+    lines = "".join(f'{{"n": {number}}}\n\n' for number in range(1200))
+    ran = cli("send", "bulk", "--priority", "3", "--json", stdin=lines)
+    assert ran.code == 0
+    assert len({one["id"] for one in ran.ndjson}) == 1200
+    assert [message.payload["n"] for message in admin.walk("bulk", State.READY)] == list(range(1200))
+    bad = cli("send", "bulk", stdin='1\n"two"\nthree\n4\n')
+    assert bad.code == 4
+    assert "line 3 is not JSON" in bad.err
+    assert "2 before it were sent" in bad.err
+    assert admin.counts("bulk").ready == 1202
+    assert cli("send", "bulk", stdin="\n").code == 1
+
+
+def test_a_line_is_sent_before_the_next_one_comes(cli: Cli, post: Post) -> None:
+    with subprocess.Popen([RESTANTE, "send", "slow"], stdin=subprocess.PIPE, env=cli.env) as child:
+        assert child.stdin is not None
+        child.stdin.write(b'"first"\n')
+        child.stdin.flush()
+        message = post.queue("slow").receive(timeout=10)
+        assert message is not None
+        assert message.payload == "first"
+        child.stdin.close()
+        assert child.wait(10) == 0
+
+
+def test_what_cannot_be_stored_is_refused_in_one_line(cli: Cli, admin: Admin) -> None:
+    admin.configure("tight", max_length=1)
+    assert cli.inside("send", "tight", "1").code == 0
+    full = cli("send", "tight", "2")
+    assert full.code == 4
+    assert "tight is full" in full.error
+    assert cli.inside("send", "orders", "{oops").code == 4
+    assert "is not valid" in cli.inside("send", "a b", "1").error
+    assert cli.inside("send", "orders", "1", "--delay", "soon").code == 2
+    assert admin.queues() == ["tight"]
+
+
+def test_receive_prints_and_holds_or_acks(cli: Cli, post: Post, admin: Admin) -> None:
+    post.queue("orders").send_many([{"n": 1}, {"n": 2}, {"n": 3}], kind="order")
+    held = cli("receive", "orders", "--lease", "1m")
+    assert held.code == 0
+    assert '"n": 1' in held.out
+    assert "not acked" in held.err
+    assert admin.counts("orders").leased == 1
+    ran = cli("receive", "orders", "-n", "5", "--ack", "--json")
+    assert [one["payload"]["n"] for one in ran.ndjson] == [2, 3]
+    assert ran.err == ""
+    one = ran.ndjson[0]
+    assert (one["queue"], one["kind"], one["state"], one["attempts"]) == ("orders", "order", "leased", 1)
+    assert one["lease_token"]
+    counts = admin.counts("orders")
+    assert (counts.leased, counts.waiting) == (1, 1)
+
+
+def test_receive_with_nothing_there_ends_with_one(cli: Cli, post: Post) -> None:
+    started = time.monotonic()
+    none = cli("receive", "orders", "--timeout", "1s", "--json")
+    assert (none.code, none.out, none.err) == (1, "", "")
+    assert time.monotonic() - started >= 1
+
+
+def test_handlers_of_several_modules_and_posts_are_run(cli: Cli, post: Post, admin: Admin) -> None:
+    (cli.cwd / "app.py").write_text(APP)
+    post.queue("orders").send_many(["good", "bad"])
+    post.queue("emails").send_many([1, 2])
+    ran = cli("consume", "app:orders", "app:emails", "--stop-when-empty", "--json")
+    assert (ran.code, ran.json) == (0, {"handled": 3, "failed": 1})
+    assert (admin.counts("orders").retrying, admin.counts("emails").waiting) == (1, 0)
+
+
+def test_a_stopped_consumer_hands_back_and_leaves_nobody(cli: Cli, post: Post, admin: Admin) -> None:
+    (cli.cwd / "app.py").write_text(APP)
+    post.queue("orders").send_many(["slow", "good"])
+    running = cli.start("consume", "app", "--grace", "500ms")
+    running.wait_for("started")
+    consumers = cli("consumers", "--json").json["consumers"]
+    assert "orders" in {queue for one in consumers for queue in one["queues"]}
+    running.interrupt()
+    assert running.wait() == 0
+    assert "stopped: 0 handled" in running.output
+    cli.leaves_nobody()
+    counts = admin.counts("orders")
+    assert (counts.ready, counts.leased) == (2, 0)
+    assert {message.attempts for message in admin.walk("orders", State.READY)} == {0}
+
+
+def test_sigterm_stops_an_idle_consumer(cli: Cli) -> None:
+    (cli.cwd / "app.py").write_text(APP)
+    running = cli.start("consume", "app:orders")
+    running.wait_for("consuming orders")
+    running.signal(signal.SIGTERM)
+    assert running.wait(5) == 0
+
+
+def test_what_cannot_be_consumed_is_said(cli: Cli) -> None:
+    (cli.cwd / "app.py").write_text(APP + "\nplain = restante.connect().queue('plain')\n")
+    (cli.cwd / "broken.py").write_text("x = 1\n1 / 0\n")
+    assert "no module absent" in cli("consume", "absent:orders").error
+    assert "is a function, not a queue" in cli("consume", "app:order").error
+    broken = cli("consume", "broken")
+    assert (broken.code, "ZeroDivisionError" in broken.error, "broken.py line 2" in broken.error) == (2, True, True)
+    assert cli("consume", "app:plain").code == 4
+
+
+def test_the_embedded_server_keeps_messages_between_commands(lone_cli: Cli) -> None:
+    assert lone_cli("send", "orders", '"kept"').code == 0
+    assert lone_cli("receive", "orders", "--ack", "--json").json["payload"] == "kept"
+    assert Path(lone_cli.cwd, ".restante").is_dir()
+    assert lone_cli.inside("--directory", "elsewhere", "ls").code == 1
