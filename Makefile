@@ -23,7 +23,7 @@ lint: setup ## Check style, types and which room imports which
 	$(BIN)/lint-imports --no-cache
 
 chaos: setup ## The long fault runs, and more random histories
-	HYPOTHESIS_PROFILE=chaos $(BIN)/python -m pytest -m chaos --durations=15 $(TESTS)
+	RESTANTE_EXAMPLES=3000 $(BIN)/python -m pytest -m chaos --durations=15 $(TESTS)
 
 bench: setup ## Measure against Redis' own limit and against peers
 	$(BIN)/python -m benchmarks.run

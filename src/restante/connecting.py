@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from restante.core.embedded import Embedded
+from restante.core.errors import InvalidInput
 from restante.core.queue import Post
 from restante.core.settings import ClientSettings
 
 
 def resolve(url: str | None, directory: str | Path | None) -> tuple[str, Callable[[], None] | None]:
     """The server's URL, and what to call when the client closes."""
-    url = url or os.environ.get("RESTANTE_URL") or None
-    if url is not None and directory is None:
+    if url is not None and directory is not None:
+        raise InvalidInput("give a url or the directory of an embedded server, not both")
+    if directory is None and (url := url or os.environ.get("RESTANTE_URL")):
         return url, None
     share = Embedded(directory)
     return share.join(), share.leave

@@ -181,7 +181,9 @@ class Admin:
 
     def __init__(self, post: Post, *, operator: str | None = None) -> None:
         self._post = post
-        self.operator = valid_name(operator or os.environ.get("USER") or "operator", "operator")
+        # A login may hold characters that names may not; a name given must be right as it is.
+        login = "".join(ch for ch in os.environ.get("USER", "") if ch.isascii() and (ch.isalnum() or ch in "._-"))
+        self.operator = valid_name(operator or login.lstrip("-")[:100] or "operator", "operator")
 
     def _ref(self, queue: str) -> QueueRef:
         return self._post.queue(queue)._ref

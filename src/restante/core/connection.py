@@ -117,7 +117,7 @@ class Link:
 
     def patient(self, seconds: float | None) -> None:
         """How long the next answers may take."""
-        self._socket.settimeout(self.connection.socket_timeout if seconds is None else seconds)
+        self._socket.settimeout(seconds)
 
     def close(self) -> None:
         self.connection.disconnect()
@@ -142,9 +142,13 @@ class Connection:
 
     def _make(self, address: Address | None) -> Link:
         kind = self.endpoint.options.get("connection_class", redis.Connection)
-        link = Link(kind(**self.endpoint.kwargs(address)))
+        options = self.endpoint.kwargs(address)
+        # A half-open connection must be noticed before the first command is trusted to it.
+        patience, options["socket_timeout"] = options["socket_timeout"], self.settings.connect_timeout
+        link = Link(kind(**options))
         try:
             first, second, client_id = link.call(HANDSHAKE, 3)
+            link.patient(patience)
         except BaseException:
             link.close()
             raise
@@ -238,6 +242,7 @@ class Connection:
     def run(self, op: Operation[T], *, patience: float | None = None) -> T:
         """Runs one operation to its end: an answer, or a typed error."""
         effort: Effort | None = None
+        started = time.monotonic()
         ask: Address | None = None
         while True:
             address: Address | None = None
@@ -249,7 +254,7 @@ class Connection:
                 reply = self._call(op, address, link, ask is not None)
             except LOST as error:
                 if effort is None:
-                    effort = Effort(op, self.settings.patience if patience is None else patience)
+                    effort = Effort(op, self.settings.patience if patience is None else patience, started)
                 step = effort.next(error, self.endpoint.shown, written)
                 if step.error is not None:
                     raise step.error from None
@@ -338,7 +343,7 @@ class Connection:
                     self._unblock(address, link)
                 link.patient(BLOCK_MARGIN)
                 link.read()
-                link.patient(None)
+                link.patient(self.settings.socket_timeout)
             while parked:
                 self._give(*parked.pop())
         except foreign.ResponseError as error:
@@ -351,7 +356,9 @@ class Connection:
 
     def _unblock(self, address: Address | None, link: Link) -> None:
         helper = self._take(address)
+        helper.patient(self.settings.connect_timeout)
         helper.call(pack(("CLIENT", "UNBLOCK", link.client_id)))
+        helper.patient(self.settings.socket_timeout)
         self._give(address, helper)
 
     def same_server(self, one: bytes, other: bytes) -> bool:

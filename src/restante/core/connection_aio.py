@@ -6,6 +6,7 @@ On failure it acts as its synchronous twin does; a cancelled call closes its con
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -88,9 +89,13 @@ class AsyncConnection:
     # -- links ---------------------------------------------------------------------------------------------------
 
     async def _make(self, address: Address | None) -> AsyncLink:
-        link = AsyncLink(_async_class(self.endpoint)(**self.endpoint.kwargs(address, aio=True)))
+        options = self.endpoint.kwargs(address, aio=True)
+        # A half-open connection must be noticed before the first command is trusted to it.
+        patience, options["socket_timeout"] = options["socket_timeout"], self.settings.connect_timeout
+        link = AsyncLink(_async_class(self.endpoint)(**options))
         try:
             first, second, client_id = await link.call(HANDSHAKE, 3)
+            link.connection.socket_timeout = patience
         except BaseException:
             await link.close()
             raise
@@ -175,6 +180,7 @@ class AsyncConnection:
     async def run(self, op: Operation[T], *, patience: float | None = None) -> T:
         """Runs one operation to its end: an answer, or a typed error."""
         effort: Effort | None = None
+        started = time.monotonic()
         ask: Address | None = None
         while True:
             address: Address | None = None
@@ -186,7 +192,7 @@ class AsyncConnection:
                 reply = await self._call(op, address, link, ask is not None)
             except LOST as error:
                 if effort is None:
-                    effort = Effort(op, self.settings.patience if patience is None else patience)
+                    effort = Effort(op, self.settings.patience if patience is None else patience, started)
                 step = effort.next(error, self.endpoint.shown, written)
                 if step.error is not None:
                     raise step.error from None
@@ -272,7 +278,9 @@ class AsyncConnection:
             for (address, link), task in zip(parked, reading, strict=True):
                 if not task.done():
                     helper = await self._take(address)
-                    await helper.call(pack(("CLIENT", "UNBLOCK", link.client_id)))
+                    await asyncio.wait_for(
+                        helper.call(pack(("CLIENT", "UNBLOCK", link.client_id))), self.settings.connect_timeout
+                    )
                     await self._give(address, helper)
                 await asyncio.wait_for(task, BLOCK_MARGIN)
             while parked:

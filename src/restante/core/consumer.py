@@ -2,7 +2,7 @@
 
 On failure: a handler's exception nacks its message; a lost server is waited for with jittered pauses and work goes on
 when it is back; a lost lease is marked on the message and said in the log. A stop hands back what has not started,
-its attempt not counted; a second stop hands back everything.
+its attempt not counted; a second stop hands back everything, what was begun with its attempt counted.
 """
 
 from __future__ import annotations
@@ -167,6 +167,17 @@ class Pace:
         return self.seconds < SLOW_HANDLER
 
 
+def alone(messages: list[LeasedMessage]) -> tuple[list[LeasedMessage], list[LeasedMessage]]:
+    """What to work on and what to hand back: a message its last consumer may have died of gets no company.
+
+    Neighbours taken ahead would share its fate again and again, and die of attempts that never began.
+    """
+    for place, message in enumerate(messages):
+        if message.suspect:
+            return [message], messages[:place] + messages[place + 1 :]
+    return messages, []
+
+
 @contextlib.contextmanager
 def stopping_by_signal(stop: Callable[[], None]) -> Iterator[None]:
     """SIGTERM and SIGINT call `stop` while this is entered, where signals can be had: the main thread."""
@@ -194,6 +205,7 @@ def iterate(queue: Queue, *, prefetch: int = 100, stop_when_empty: bool = False)
     pace = Pace(1, prefetch)
     bell = Bell()
     failures = 0
+    suspected = False
     if not ref.opened:
         queue._open()
 
@@ -218,8 +230,14 @@ def iterate(queue: Queue, *, prefetch: int = 100, stop_when_empty: bool = False)
                 if not buffer:
                     acks = [riding.popleft() for _ in range(len(riding))]
                     try:
-                        flow = receiving((ref,), pace.room, timeout=0 if stop_when_empty or acks else 3600, acks=acks)
-                        got = queue.run(flow, bell)
+                        # After a suspect, one at a time until an unsuspected message comes.
+                        flow = receiving(
+                            (ref,),
+                            1 if suspected else pace.room,
+                            timeout=0 if stop_when_empty or acks else 3600,
+                            acks=acks,
+                        )
+                        got = queue._run(flow, bell)
                         failures = 0
                     except Unavailable as error:
                         riding.extendleft(reversed(acks))
@@ -232,11 +250,15 @@ def iterate(queue: Queue, *, prefetch: int = 100, stop_when_empty: bool = False)
                         if stop_when_empty and not acks:
                             return
                         continue
-                    for message in got.messages:
+                    kept, rest = alone(got.messages)
+                    if rest:
+                        queue.release_many(rest)
+                    for message in kept:
                         message._riding = riding
-                    renewal.hold(ref, got.messages)
-                    buffer.extend(got.messages)
+                    renewal.hold(ref, kept)
+                    buffer.extend(kept)
                 message = buffer.popleft()
+                suspected = message.suspect
                 if message.lease_lost:
                     continue
                 started = time.perf_counter()
@@ -277,6 +299,7 @@ async def iterate_async(queue: AsyncQueue, *, stop_when_empty: bool = False) -> 
                 if stop_when_empty:
                     return
                 continue
+            message._consumed = True
             renewal.hold(queue._ref, [message])
             try:
                 yield message
@@ -340,6 +363,8 @@ class Consumer:
         self._running: dict[str, LeasedMessage] = {}
         self._changed = threading.Condition()
         self._parked = False
+        self._suspected = False
+        self._pending: dict[str, LeasedMessage] = {}
         self._stops = 0
         #: Messages handled since the start, by how it went.
         self.handled = 0
@@ -385,7 +410,8 @@ class Consumer:
         """One turn: wait for room, then receive from each queue with its acks; False when there is nothing left."""
         with self._changed:
             # Half empty before the next fetch, so that quick handlers get batches and not one message a call.
-            while self._outstanding > self._pace.low and not self._stops:
+            # A suspect runs without others taken ahead.
+            while self._outstanding > (0 if self._suspected else self._pace.low) and not self._stops:
                 self._changed.wait(0.2)
         if self._stops:
             return True
@@ -393,8 +419,8 @@ class Consumer:
         for _ in range(len(self._turn)):
             source = self._turn[0]
             self._turn.rotate(-1)
-            room = self._pace.room - self._outstanding
-            if room <= 0:
+            room = 1 if self._suspected else self._pace.room - self._outstanding
+            if room <= 0 or (self._suspected and self._outstanding):
                 return True
             ref = source.queue._ref
             if not ref.opened:
@@ -415,7 +441,11 @@ class Consumer:
                 due = wait if due is None else min(due, wait)
             if got.messages:
                 got_any = True
-                self._dispatch(ref, got.messages)
+                kept, rest = alone(got.messages)
+                self._suspected = kept[0].suspect
+                if rest:
+                    source.queue.release_many(rest)
+                self._dispatch(ref, kept)
             got_any = got_any or bool(acks)
         if got_any:
             return True
@@ -474,55 +504,71 @@ class Consumer:
         while (chunk := self._inbox.get()) is not None:
             started = time.perf_counter()
             done = 0
-            for message in chunk:
-                if self._stops:
-                    self._unstarted.append(message)
-                    continue
-                if message.lease_lost:
-                    continue
-                source = self._sources[message.queue]
-                self._running[message.lease_token] = message
-                try:
-                    handler = source.handler(message)
-                    if handler is None:
-                        raise LookupError(f"no handler for kind {message.kind!r} in queue {message.queue}")
-                    handler(message)
-                except Exception as error:
-                    self._fail(source, message, error)
-                else:
-                    self._succeed(source, message)
-                self._running.pop(message.lease_token, None)
-                done += 1
-            if done:
-                self._pace.note(time.perf_counter() - started, done)
-            self._left(len(chunk))
+            try:
+                for message in chunk:
+                    if self._stops:
+                        self._unstarted.append(message)
+                    elif not message.lease_lost:
+                        self._handle_plain(message)
+                        done += 1
+                if done:
+                    self._pace.note(time.perf_counter() - started, done)
+            except Exception:
+                # A fault of ours, not of a handler: the lease returns the message, the worker goes on.
+                log.exception("worker failed")
+            finally:
+                self._left(len(chunk))
+
+    def _handle_plain(self, message: LeasedMessage) -> None:
+        source = self._sources[message.queue]
+        self._running[message.lease_token] = message
+        try:
+            handler = source.handler(message)
+            if handler is None:
+                raise LookupError(f"no handler for kind {message.kind!r} in queue {message.queue}")
+            handler(message)
+        except Exception as error:
+            self._fail(source, message, error)
+        else:
+            self._succeed(source, message)
+        finally:
+            self._running.pop(message.lease_token, None)
 
     def _spawn(self, source: Source, message: LeasedMessage, handler: Callable[[Any], Any]) -> None:
         assert self._loop is not None
-        task = self._loop.create_task(self._handle(source, message, handler))
-        task.add_done_callback(lambda _: self._left(1))
+        self._pending[message.lease_token] = message
+        self._loop.create_task(self._handle(source, message, handler))
 
     async def _handle(self, source: Source, message: LeasedMessage, handler: Callable[[Any], Any]) -> None:
         assert self._slots is not None
         async with self._slots:
-            if self._stops:
-                self._unstarted.append(message)
-                return
-            if message.lease_lost:
-                return
-            started = time.perf_counter()
-            self._running[message.lease_token] = message
+            if self._pending.pop(message.lease_token, None) is None:
+                return  # handed back while it waited for its turn
             try:
-                await handler(message)
-            except Exception as error:
-                await asyncio.to_thread(self._fail, source, message, error)
+                if self._stops:
+                    self._unstarted.append(message)
+                elif not message.lease_lost:
+                    await self._run_coroutine(source, message, handler)
+            except Exception:
+                log.exception("worker failed")
+            finally:
+                self._left(1)
+
+    async def _run_coroutine(self, source: Source, message: LeasedMessage, handler: Callable[[Any], Any]) -> None:
+        started = time.perf_counter()
+        self._running[message.lease_token] = message
+        try:
+            await handler(message)
+        except Exception as error:
+            await asyncio.to_thread(self._fail, source, message, error)
+        else:
+            if self._parked or not self._pace.quick:
+                await asyncio.to_thread(self._succeed, source, message)
             else:
-                if self._parked or not self._pace.quick:
-                    await asyncio.to_thread(self._succeed, source, message)
-                else:
-                    self._succeed(source, message)
+                self._succeed(source, message)
+        finally:
             self._running.pop(message.lease_token, None)
-            self._pace.note(time.perf_counter() - started)
+        self._pace.note(time.perf_counter() - started)
 
     def _succeed(self, source: Source, message: LeasedMessage) -> None:
         self.handled += 1
@@ -588,9 +634,7 @@ class Consumer:
             self._hand_back(self._drain())
         self._hand_back(self._drain())
         if self._outstanding > 0:
-            running = [message for message in list(self._running.values()) if not message.settled]
-            log.warning("released count=%d reason=stopped while running", len(running))
-            self._hand_back(running)
+            self._give_up([message for message in list(self._running.values()) if not message.settled])
         for source in self._sources.values():
             self._flush(source)
         for _ in self._threads:
@@ -613,7 +657,23 @@ class Consumer:
             if chunk is not None:
                 taken += chunk
                 self._left(len(chunk))
+        while self._pending:
+            try:
+                _, message = self._pending.popitem()
+            except KeyError:
+                break
+            taken.append(message)
+            self._left(1)
         return taken
+
+    def _give_up(self, messages: list[LeasedMessage]) -> None:
+        """Hands back what was begun. Its attempt counts: what it did may be done again."""
+        for message in messages:
+            self._renewal.drop(message)
+            try:
+                message.nack(delay=0, error="the consumer was stopped while the handler ran")
+            except RestanteError as error:
+                log.warning("hand-back failed queue=%s id=%s error=%s", message.queue, message.id, error)
 
     def _hand_back(self, messages: list[LeasedMessage]) -> None:
         for name, source in self._sources.items():

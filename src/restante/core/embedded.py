@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import IO
@@ -98,7 +99,7 @@ class Embedded:
             )  # fmt: skip
         deadline = time.monotonic() + START_TIMEOUT
         while not answers(self.socket):
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or self._keeper.poll() is not None:
                 log = self.directory / "server.log"
                 tail = log.read_text(errors="replace")[-1000:] if log.exists() else "no log"
                 raise Unavailable(f"the embedded server in {self.directory} did not start: {tail}")
@@ -124,7 +125,9 @@ def socket_path(directory: Path) -> Path:
     if len(str(path)) <= MAX_SOCKET_PATH:
         return path
     digest = hashlib.sha256(str(directory).encode()).hexdigest()[:16]
-    return Path(tempfile.gettempdir()) / f"restante-{os.getuid()}-{digest}.sock"
+    name = f"restante-{os.getuid()}-{digest}.sock"
+    folder = tempfile.gettempdir()
+    return Path(folder if len(folder) + 1 + len(name) <= MAX_SOCKET_PATH else "/tmp") / name
 
 
 def answers(path: Path) -> bool:
@@ -150,6 +153,8 @@ def keep(directory: Path, binary: str) -> int:
             "--maxmemory-policy", "noeviction", "--logfile", str(directory / "server.log"), "--daemonize", "no",
         ]
     )  # fmt: skip
+    # A server that ends by itself ends the keeper, so that whoever waits for it hears at once.
+    threading.Thread(target=lambda: os._exit(server.wait() or 1), daemon=True).start()
     with (directory / "users").open("ab") as users:
         fcntl.flock(users, fcntl.LOCK_EX)
         server.terminate()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -149,15 +149,14 @@ class Effort:
 
     op: Operation[Any]
     patience: float
-    started: float = field(default_factory=time.monotonic)
+    started: float
     tries: int = 0
-    #: Whether any try may have reached the server.
-    written: bool = False
+    #: Whether a try may have been carried out without our hearing of it.
+    doubt: bool = False
 
     def next(self, error: BaseException, shown: str, written: bool) -> Step:
         """Decides from the failure what comes next."""
         self.tries += 1
-        self.written = self.written or written
         if isinstance(error, foreign.NoScriptError):
             return Step(load=True) if self.tries < 20 else Step(error=Unavailable("the server keeps dropping scripts"))
         if isinstance(error, foreign.MovedError):
@@ -186,17 +185,14 @@ class Effort:
         if isinstance(error, foreign.ResponseError):
             return Step(error=_refusal(text, self.op.queue))
         # What remains are lost connections and answers that did not come in time.
-        return self._again(
-            Unconfirmed(ids=self.op.sends)
-            if self.op.sends and self.written
-            else Unavailable(f"{shown} cannot be reached: {text or type(error).__name__}; is the server running?"),
-            remap=True,
-        )
+        self.doubt = self.doubt or written
+        what = f"{shown} cannot be reached: {text or type(error).__name__}; is the server running?"
+        return self._again(Unavailable(what), remap=True)
 
     def _again(self, final: RestanteError, *, remap: bool = False, ask: Address | None = None) -> Step:
         spent = time.monotonic() - self.started
         if spent >= self.patience:
-            return Step(error=final)
+            return Step(error=Unconfirmed(ids=self.op.sends) if self.doubt and self.op.sends else final)
         pause = 0.0 if ask else random.random() * min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(self.tries, 10))
         return Step(pause=min(pause, max(0.0, self.patience - spent)), remap=remap, ask=ask)
 

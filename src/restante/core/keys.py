@@ -11,7 +11,7 @@
 | leased | zset | id by lease_expires_at ms | receive, extend | ack, nack, bury, release, reclaim |
 | dead, done | zset | id by when, ms | nack, bury, reclaim / ack | replay, delete, purge / newer results |
 | marker | zset | one member while there is something to look at | most verbs | the consumer it wakes |
-| journal | stream | id 0-n without gaps, one packed field `e` | every verb | trimming behind the readers |
+| journal | stream | one entry per call: its lines, numbered without gaps | every verb | trimming behind the readers |
 | unique | hash | unique key → id that holds it | send and later verbs | leaving the states it holds in |
 | acked, acked_before | hash | id → token, two generations of the dedup window | ack | ageing |
 | consumers | hash | consumer → last seen and card | receive, extend | the registry's own tidying |

@@ -194,6 +194,8 @@ class Message:
     # Defaults of the class, so that a message sets only what it has.
     attempts: int = 0
     replays: int = 0
+    #: Whether the attempt before this one ended without a word: its consumer may have died of this message.
+    suspect: bool = False
     consumer: str = ""
     lease_token: str = ""
     history: tuple[Attempt, ...] = ()

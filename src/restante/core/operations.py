@@ -170,7 +170,7 @@ def _due(delay: float | timedelta, due_at: datetime | None) -> str:
         if not isinstance(due_at, datetime) or due_at.tzinfo is None:
             raise InvalidInput(f"due_at must be an aware datetime such as datetime.now(UTC), not {due_at!r}")
         return str(max(0, -((_EPOCH - due_at) // timedelta(milliseconds=1))))
-    if type(delay) is int and delay == 0:
+    if type(delay) in (int, float) and delay == 0:
         return ""
     wait = milliseconds(delay, "delay")
     return f"+{wait}" if wait else ""
@@ -280,8 +280,8 @@ def send(
     """
     entry: tuple[str, str, int, bytes]
     if (
-        delay == 0 and due_at is None and id is None and not kind and headers is None and content_type is None
-        and lease is None and max_attempts is None and retry is None and unique is None
+        delay == 0 and delay is not False and due_at is None and id is None and not kind and headers is None
+        and content_type is None and lease is None and max_attempts is None and retry is None and unique is None
         and type(payload) in JSON_TYPES
     ):  # fmt: skip
         entry = _plain(ref, payload, priority)
@@ -376,7 +376,10 @@ def receive(
         for place in range(7, len(reply), 4):
             base += 1
             id, attempts, expires, raw = reply[place : place + 4]
-            message = make(id.decode(), Stored(raw), int(attempts), int(expires), f"{base}-{nonce}", now)
+            message = make(id.decode(), Stored(raw), 1, int(expires), f"{base}-{nonce}", now)
+            if len(attempts) > 1:
+                count, replays, ended = attempts.decode().split(" ")
+                message.attempts, message.replays, message.suspect = int(count), int(replays), ended == "expired"
             (good if sound(raw) else spoiled).append(message)
         return Received(
             good, now, int(due) if due else None, version, promoted, expired,

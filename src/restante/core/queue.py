@@ -231,7 +231,8 @@ class LeasedMessage(Message):
                 log.warning("nacked queue=%s id=%s error=%s", self.queue, self.id, type(error).__name__)
                 return True
         else:
-            self.release()
+            # Interrupted half way: what was done may be done again, so the attempt counts.
+            self.nack(delay=0, error=error)
         return False
 
 
@@ -240,6 +241,8 @@ class AsyncLeasedMessage(Message):
 
     settled = False
     lease_lost = False
+    #: Came from consume(), where a failure does not end the loop.
+    _consumed = False
     _renew_at = 0.0
 
     def __init__(self, queue: AsyncQueue, id: str, stored: Stored, attempts: int, expires: int, token: str, now: int):
@@ -287,15 +290,19 @@ class AsyncLeasedMessage(Message):
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    ) -> bool:
         if self.settled:
-            return
+            return False
         if error is None:
             await self.ack()
         elif isinstance(error, Exception):
             await self.nack(error=error)
+            if self._consumed:
+                log.warning("nacked queue=%s id=%s error=%s", self.queue, self.id, type(error).__name__)
+                return True
         else:
-            await self.release()
+            await self.nack(delay=0, error=error)
+        return False
 
 
 class _Named:
@@ -332,7 +339,7 @@ class Queue(_Named):
         self._connection.command("SADD", QUEUES, self.name, key=QUEUES)
         self._connection.run(open_queue(self._ref))
 
-    def run(self, flow: Flow[T], bell: Bell | None = None) -> T:
+    def _run(self, flow: Flow[T], bell: Bell | None = None) -> T:
         """Carries a flow of operations and waits to its end."""
         if not self._ref.opened:
             self._open()
@@ -354,7 +361,7 @@ class Queue(_Named):
 
     def receive(self, timeout: float = 0, *, lease: float | timedelta | None = None) -> LeasedMessage | None:
         """The next message, leased to you, or None when none came within `timeout` seconds."""
-        got = self.run(receiving((self._ref,), 1, timeout=check_timeout(timeout), lease=lease))
+        got = self._run(receiving((self._ref,), 1, timeout=check_timeout(timeout), lease=lease))
         return got.messages[0] if got and got.messages else None
 
     def receive_many(
@@ -362,7 +369,7 @@ class Queue(_Named):
     ) -> list[LeasedMessage]:
         """Up to `count` messages by one call; waits for the first up to `timeout` seconds. `acks` are settled first."""
         flow = receiving((self._ref,), check_count(count), timeout=check_timeout(timeout), lease=lease, acks=acks)
-        got = self.run(flow)
+        got = self._run(flow)
         return got.messages if got else []
 
     def consume(self, *, prefetch: int = 100, stop_when_empty: bool = False) -> Iterator[LeasedMessage]:
@@ -395,7 +402,7 @@ class AsyncQueue(_Named):
         await self._connection.command("SADD", QUEUES, self.name, key=QUEUES)
         await self._connection.run(open_queue(self._ref))
 
-    async def run(self, flow: Flow[T]) -> T:
+    async def _run(self, flow: Flow[T]) -> T:
         """Carries a flow of operations and waits to its end."""
         if not self._ref.opened:
             await self._open()
@@ -417,7 +424,7 @@ class AsyncQueue(_Named):
 
     async def receive(self, timeout: float = 0, *, lease: float | timedelta | None = None) -> AsyncLeasedMessage | None:
         """The next message, leased to you, or None when none came within `timeout` seconds."""
-        got = await self.run(receiving((self._ref,), 1, timeout=check_timeout(timeout), lease=lease))
+        got = await self._run(receiving((self._ref,), 1, timeout=check_timeout(timeout), lease=lease))
         return got.messages[0] if got and got.messages else None
 
     async def receive_many(
@@ -425,7 +432,7 @@ class AsyncQueue(_Named):
     ) -> list[AsyncLeasedMessage]:
         """Up to `count` messages by one call; waits for the first up to `timeout` seconds. `acks` are settled first."""
         flow = receiving((self._ref,), check_count(count), timeout=check_timeout(timeout), lease=lease, acks=acks)
-        got = await self.run(flow)
+        got = await self._run(flow)
         return got.messages if got else []
 
     async def consume(self, *, stop_when_empty: bool = False) -> AsyncIterator[AsyncLeasedMessage]:
@@ -512,7 +519,7 @@ class Post:
             if not queue._ref.opened:
                 queue._open()
         refs = [queue._ref for queue in opened]
-        got = opened[0].run(receiving(refs, check_count(count), timeout=check_timeout(timeout), lease=lease))
+        got = opened[0]._run(receiving(refs, check_count(count), timeout=check_timeout(timeout), lease=lease))
         return got.messages if got else []
 
     def close(self) -> None:
@@ -529,7 +536,7 @@ class Post:
 
 
 class AsyncPost:
-    """The same for asyncio: `async with await restante.aio.connect() as post:`."""
+    """The same for asyncio: `async with restante.aio.connect() as post:`."""
 
     def __init__(
         self,
@@ -567,7 +574,7 @@ class AsyncPost:
             if not queue._ref.opened:
                 await queue._open()
         refs = [queue._ref for queue in opened]
-        got = await opened[0].run(receiving(refs, check_count(count), timeout=check_timeout(timeout), lease=lease))
+        got = await opened[0]._run(receiving(refs, check_count(count), timeout=check_timeout(timeout), lease=lease))
         return got.messages if got else []
 
     async def close(self) -> None:

@@ -163,8 +163,8 @@ class QueueSettings:
 class ClientSettings:
     """What a client is told about its server."""
 
-    #: Seconds to wait for a connection.
-    connect_timeout: float = 2.0
+    #: Seconds to wait for a connection and for its first answers.
+    connect_timeout: float = 1.5
     #: Seconds to wait for one answer; a half-open connection is noticed after this.
     socket_timeout: float = 5.0
     #: Seconds over which a call is repeated while the server is away, before the error reaches the caller.

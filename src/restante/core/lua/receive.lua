@@ -3,7 +3,8 @@
 --       acked_before consumers
 -- ARGV: n, nonce, consumer, lease_ms ("" for the queue's), consumer's card ("" for none), then id and token per ack
 -- Returns now, due ("" if nothing is), version, promoted, expired, sequence number before the first lease, list of
---         lost acks, then per message: id, attempts, lease_expires_at, stored form.
+--         lost acks, then per message: id, attempts (from the second delivery on: attempts, replays and "expired" if the
+--         last attempt ended without a word), lease_expires_at, stored form.
 -- Journal: acked, promoted, expired, received
 local messages, deliveries, history, ready, scheduled = KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
 local retrying, leased, dead, done, marker, unique = KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12], KEYS[13]
@@ -78,7 +79,7 @@ if due and due <= now then
         m.to_dead(k, id, d, now, 'expired', 'LeaseExpired', '"the lease ran out on the last attempt"')
       else
         m.remember(history, id, d, now, 'expired', 'LeaseExpired', '"the lease ran out"')
-        d.token, d.expires = '', 0
+        d.token, d.expires = '-', 0 -- the mark of an attempt that ended without a word
         call('HSET', deliveries, id, m.pack(d))
         call('ZADD', ready, m.position(d.facts, d.sequence), id)
         call('ZREM', leased, id)
@@ -109,6 +110,7 @@ local tokens
 rate = tonumber(rate)
 if rate and n > 0 then
   local bucket = call('HMGET', queue, 'tokens', 'tokens_at')
+  if bucket[2] and tonumber(bucket[2]) > now then call('HSET', queue, 'tokens_at', now) end -- the clock went back
   local most = math.max(1, rate)
   tokens = math.min(most, (tonumber(bucket[1]) or most) + math.max(0, now - (tonumber(bucket[2]) or now)) * rate / 1000)
   n = math.min(n, math.floor(tokens))
@@ -143,11 +145,12 @@ for i = 1, took do
     m = m or moves()
     facts, limits, place = m.read(body)
   end
-  local attempts, replays, ends = '1', '0', until_
+  local attempts, replays, ends, told = '1', '0', until_, '1'
   if given[i] then
     m = m or moves()
     local d = m.parse(given[i])
     attempts, replays, place = format('%d', d.attempts + 1), d.replays, d.sequence
+    told = attempts .. ' ' .. replays .. (d.token == '-' and ' expired' or ' ')
   end
   if limits ~= '' then
     local own = lease == '' and match(limits, '^(%d+)')
@@ -162,7 +165,7 @@ for i = 1, took do
   scored[2 * i - 1], scored[2 * i] = ends, id
   lines[settled + i] = lead .. id .. '\t' .. tail .. '\t' .. ends .. '\t\t'
   local at = 4 + 4 * i
-  reply[at], reply[at + 1], reply[at + 2], reply[at + 3] = id, attempts, ends, body
+  reply[at], reply[at + 1], reply[at + 2], reply[at + 3] = id, told, ends, body
   if ends ~= until_ then soonest = math.min(soonest, tonumber(ends)) end
 end
 if took > 0 then due = math.min(due or soonest, soonest) end
