@@ -143,7 +143,7 @@ def test_a_stopped_consumer_hands_back_and_leaves_nobody(cli: Cli, post: Post, a
     assert "stopped: 0 handled" in running.output
     cli.leaves_nobody()
     counts = admin.counts("orders")
-    assert (counts.ready, counts.leased) == (2, 0)
+    assert (counts.ready, counts.retrying, counts.leased) == (1, 1, 0)
     assert {message.attempts for message in admin.walk("orders", State.READY)} == {0}
 
 

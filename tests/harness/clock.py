@@ -54,9 +54,7 @@ def shim() -> Path:
     with tempfile.TemporaryDirectory(dir=cache) as scratch:
         fresh = Path(scratch) / built.name
         flags = ["-shared", "-fPIC", "-O2", "-Wall", "-Wextra", "-Werror"]
-        subprocess.run(
-            [require("gcc"), *flags, "-o", fresh, _SOURCE, "-ldl"], check=True, capture_output=True
-        )
+        subprocess.run([require("gcc"), *flags, "-o", fresh, _SOURCE, "-ldl"], check=True, capture_output=True)
         # A rename is atomic: a parallel run sees the whole library or none.
         fresh.rename(built)
     return built

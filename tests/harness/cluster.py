@@ -45,8 +45,7 @@ class RedisCluster3:
     ) -> None:
         settings = {"cluster-node-timeout": str(NODE_TIMEOUT_MS), **(config or {})}
         self.nodes: list[RedisServer] = [
-            RedisServer(binary, cluster=True, appendonly=appendonly, config=settings)
-            for _ in range(MASTERS)
+            RedisServer(binary, cluster=True, appendonly=appendonly, config=settings) for _ in range(MASTERS)
         ]
         self._clients: dict[int, redis.Redis] = {}
 
@@ -116,9 +115,7 @@ class RedisCluster3:
         """The slot of a key, by its hash tag if it has one."""
         return key_slot(key.encode() if isinstance(key, str) else key)
 
-    def move_slot(
-        self, slot: int, to_node: RedisServer, *, batch: int = 10, pause: float = 0.0
-    ) -> int:
+    def move_slot(self, slot: int, to_node: RedisServer, *, batch: int = 10, pause: float = 0.0) -> int:
         """Move a slot while clients use it; returns the number of keys moved.
 
         The slot is in the migrating phase from the first batch to the last; `pause` seconds
@@ -137,9 +134,7 @@ class RedisCluster3:
             assert isinstance(keys, list)
             if not keys:
                 break
-            self._call(
-                source, "MIGRATE", HOST, to_node.port, "", 0, MIGRATE_TIMEOUT_MS, "KEYS", *keys
-            )
+            self._call(source, "MIGRATE", HOST, to_node.port, "", 0, MIGRATE_TIMEOUT_MS, "KEYS", *keys)
             moved += len(keys)
         # The target first: should this stop half way, the slot has an owner that has the keys.
         others = [node for node in self.nodes if node is not to_node and node is not source]

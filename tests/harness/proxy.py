@@ -218,9 +218,7 @@ class _Link:
 
     async def _connect(self, client: asyncio.Transport) -> None:
         try:
-            server, _ = await self.proxy.loop.create_connection(
-                lambda: self._server_side, *self.proxy.target
-            )
+            server, _ = await self.proxy.loop.create_connection(lambda: self._server_side, *self.proxy.target)
         except OSError:
             self.close()
             return

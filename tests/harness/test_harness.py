@@ -94,9 +94,7 @@ class TestRedisServer:
         client = server.client()
         assert call(client, "PING") is True
         assert int(server.info("server")["process_id"]) == server.pid
-        assert call(client, "CONFIG", "GET", "maxmemory-policy")[b"maxmemory-policy"] == (
-            b"noeviction"
-        )
+        assert call(client, "CONFIG", "GET", "maxmemory-policy")[b"maxmemory-policy"] == (b"noeviction")
         assert call(client, "CONFIG", "GET", "save")[b"save"] == b""
         assert server.url == f"redis://127.0.0.1:{server.port}"
         assert server.port in PORTS
@@ -188,9 +186,7 @@ class TestRedisServer:
                 assert server.port != taken
                 assert call(server.client(), "PING") is True
 
-    def test_a_strange_server_on_the_port_is_never_taken_for_ours(
-        self, server: RedisServer
-    ) -> None:
+    def test_a_strange_server_on_the_port_is_never_taken_for_ours(self, server: RedisServer) -> None:
         other = RedisServer()
         try:
             before = call(server.client(), "DBSIZE")
@@ -277,9 +273,7 @@ class TestFaultProxy:
                 pipeline.execute()
         assert call(server.client(), "MGET", "a", "b") == [b"1", b"1"]
 
-    def test_a_dropped_request_never_reaches_the_server(
-        self, proxy: FaultProxy, server: RedisServer
-    ) -> None:
+    def test_a_dropped_request_never_reaches_the_server(self, proxy: FaultProxy, server: RedisServer) -> None:
         with impatient(proxy.port) as client:
             proxy.drop_request(2, b"INCR")
             for _ in range(2):
@@ -288,9 +282,7 @@ class TestFaultProxy:
             assert call(client, "INCR", "a") == 1
         assert (proxy.counters.cut, proxy.counters.dropped) == (0, 2)
 
-    def test_requests_before_a_dropped_one_are_executed(
-        self, proxy: FaultProxy, server: RedisServer
-    ) -> None:
+    def test_requests_before_a_dropped_one_are_executed(self, proxy: FaultProxy, server: RedisServer) -> None:
         with impatient(proxy.port) as client:
             proxy.drop_request(1, b"INCRBY")
             pipeline = client.pipeline(transaction=False)
@@ -326,9 +318,7 @@ class TestFaultProxy:
             assert int(server.info("clients")["connected_clients"]) == before
         assert proxy.counters.discarded_bytes > 0
 
-    def test_a_blackhole_swallows_the_reply_of_a_blocked_request(
-        self, proxy: FaultProxy, server: RedisServer
-    ) -> None:
+    def test_a_blackhole_swallows_the_reply_of_a_blocked_request(self, proxy: FaultProxy, server: RedisServer) -> None:
         with impatient(proxy.port, 5.0) as client:
             connection = client.connection_pool.get_connection()
             connection.send_command("BLPOP", "list", 0)
@@ -531,9 +521,7 @@ class TestRedisCluster:
             with redis.RedisCluster(host=HOST, port=cluster.nodes[0].port) as client:
                 for number in range(25):
                     client.set(f"{{orders}}:{number}", str(number))
-                mover = threading.Thread(
-                    target=cluster.move_slot, args=(slot, target), kwargs={"pause": 0.1}
-                )
+                mover = threading.Thread(target=cluster.move_slot, args=(slot, target), kwargs={"pause": 0.1})
                 mover.start()
                 redirected = False
                 direct = source.client()

@@ -56,7 +56,9 @@ class AsyncLink:
         connection = self.connection
         await connection.send_packed_command(packed, False)
         if replies == 1:
-            return await connection.read_response(True)
+            answer = await connection.read_response(True)
+            _heed_cancel()
+            return answer
         answers, failed = [], None
         for _ in range(replies):
             try:
@@ -64,12 +66,20 @@ class AsyncLink:
             except foreign.ResponseError as error:
                 failed = failed or error
                 answers.append(error)
+        _heed_cancel()
         if failed is not None:
             raise failed
         return answers
 
     async def close(self) -> None:
         await self.connection.disconnect(nowait=True)
+
+
+def _heed_cancel() -> None:
+    """Before Python 3.12 the driver's timeouts may swallow a cancellation that arrives with the answer."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 class AsyncConnection:

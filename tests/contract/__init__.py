@@ -1,0 +1,1 @@
+"""The shared contract: what every queue of this house does, whatever runs it."""

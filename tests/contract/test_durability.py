@@ -1,0 +1,120 @@
+"""How sure a send is when it returns: memory, disk, or so many replicas; what the server cannot promise is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import restante
+from restante import Unconfirmed, UnsafeServer
+from tests.contract.rooms import Room, async_client, fresh_name, sync_client
+from tests.harness.servers import RedisServer, call, debian_binary, embedded_binary
+
+#: Opens a client of a server, synchronous or asyncio.
+Opener = Callable[[str], Callable[..., Any]]
+
+
+@pytest.fixture(params=[debian_binary, embedded_binary], ids=["7.0", "6.2"])
+def binary(request: pytest.FixtureRequest) -> Path:
+    found: Path = request.param()
+    return found
+
+
+@pytest.fixture(params=[sync_client, async_client], ids=["sync", "async"])
+def opener(request: pytest.FixtureRequest) -> Opener:
+    found: Opener = request.param
+    return found
+
+
+@pytest.fixture
+def server(binary: Path) -> Iterator[RedisServer]:
+    # Replicas are served at once instead of after the default seconds of waiting for more of them.
+    with RedisServer(binary, config={"repl-diskless-sync-delay": "0"}) as running:
+        yield running
+
+
+async def room_on(server: RedisServer, opener: Opener) -> Room:
+    return Room("durability", opener(server.url), restante.connect(server.url))
+
+
+async def leave(room: Room) -> None:
+    await room.close()
+    room.plain.close()
+
+
+async def test_memory_is_the_default_and_needs_nothing(server: RedisServer, opener: Opener) -> None:
+    room = await room_on(server, opener)
+    queue = room.queue()
+    await room.send(queue, "x")
+    assert queue.settings.durability == "memory"
+    await leave(room)
+
+
+async def test_disk_is_refused_where_nothing_is_written_to_disk(server: RedisServer, opener: Opener) -> None:
+    room = await room_on(server, opener)
+    queue = room.queue()
+    with pytest.raises(UnsafeServer, match="appendonly"):
+        await room.send(queue, "x", durability="disk")
+    assert room.states(queue) == {}
+    await leave(room)
+
+
+async def test_disk_is_refused_where_the_disk_comes_a_second_later(binary: Path, opener: Opener) -> None:
+    with RedisServer(binary, appendonly="everysec") as server:
+        if server.version >= (7, 2, 0):
+            pytest.skip("WAITAOF makes everysec wait for the disk")
+        room = await room_on(server, opener)
+        with pytest.raises(UnsafeServer, match="always"):
+            await room.send(room.queue(), "x", durability="disk")
+        await leave(room)
+
+
+async def test_disk_outlives_a_killed_server(binary: Path, opener: Opener) -> None:
+    with RedisServer(binary, appendonly="always") as server:
+        room = await room_on(server, opener)
+        queue = room.queue(fresh_name(), durability="disk")
+        await room.call(queue.send_many, list(range(100)))
+        await room.send(queue, 100)
+        server.kill9()
+        server.start()
+        assert await room.drain(queue) == list(range(101))
+        await leave(room)
+
+
+async def test_a_replica_confirms(server: RedisServer, binary: Path, opener: Opener) -> None:
+    with RedisServer(binary) as replica:
+        call(replica.client(), "REPLICAOF", "127.0.0.1", server.port)
+        deadline = time.monotonic() + 20
+        while replica.info("replication").get("master_link_status") != "up":
+            assert time.monotonic() < deadline, replica.log[-1000:]
+            await asyncio.sleep(0.05)
+        room = await room_on(server, opener)
+        queue = room.queue(durability="replica:1")
+        id = await room.send(queue, "x")
+        key = f"restante:{{{queue.name}}}:messages"
+        assert call(replica.client(), "HEXISTS", key, id) == 1
+        await room.call(queue.send_many, ["y", "z"])
+        assert call(replica.client(), "HLEN", key) == 3
+        with pytest.raises(Unconfirmed):
+            await room.send(room.client(socket_timeout=0.5).queue(queue.name), "x", durability="replica:2")
+        await leave(room)
+
+
+async def test_without_a_replica_a_send_is_unconfirmed_and_stored_once(server: RedisServer, opener: Opener) -> None:
+    room = Room("durability", opener(server.url), restante.connect(server.url))
+    client = room.client(socket_timeout=0.5)
+    queue = client.queue(fresh_name())
+    started = time.monotonic()
+    with pytest.raises(Unconfirmed, match="replica:1") as doubt:
+        await room.send(queue, "x", durability="replica:1")
+    assert time.monotonic() - started < 5
+    [id] = doubt.value.ids
+    again = await room.send(queue, "x", id=id)
+    assert (again, again.stored) == (id, False)
+    assert await room.drain(queue) == ["x"]
+    await leave(room)

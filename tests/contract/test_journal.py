@@ -1,0 +1,208 @@
+"""Every transition writes one entry, the positions have no gaps, and nothing is trimmed before its readers had it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any
+
+import pytest
+
+from restante import Event, JournalEntry, Position, State
+from restante.core.message import LIFECYCLE
+from tests.contract.rooms import Room, needs
+
+pytestmark = needs("journal")
+
+
+async def whole_life(room: Room, queue: Any) -> None:
+    """Every verb of the lifecycle once."""
+    await room.send(queue, "a", delay=0.02)
+    await room.pass_time(0.02)
+    message = await room.take(queue)  # promoted, received
+    await room.call(message.extend)
+    await room.call(message.release)
+    message = await room.take(queue)
+    await room.call(message.nack, delay=0)
+    await room.take(queue, lease=0.05)
+    await room.pass_time(0.05)
+    message = await room.take(queue)  # expired, received
+    await room.call(message.bury)
+    room.admin.replay(queue.name)
+    await room.call((await room.take(queue)).ack)
+    id = await room.send(queue, "b")
+    room.admin.edit(queue.name, id, payload="c")
+    room.admin.delete(queue.name, [id])
+    await room.send(queue, "d")
+    room.admin.purge(queue.name)
+    room.admin.pause(queue.name)
+    room.admin.resume(queue.name)
+    await room.call(queue.configure, lease=31)
+
+
+LIFE = [
+    "sent", "promoted", "received", "extended", "released", "received", "nacked", "promoted", "received", "expired",
+    "received", "buried", "replayed", "received", "acked", "sent", "edited", "deleted", "sent", "purged", "paused",
+    "resumed",
+]  # fmt: skip
+
+
+def dense(entries: list[JournalEntry]) -> bool:
+    """Whether the positions follow each other without gaps."""
+    return all(b.position.sequence == a.position.sequence + 1 for a, b in itertools.pairwise(entries))
+
+
+async def test_every_transition_is_one_entry_in_its_order(room: Room) -> None:
+    queue = room.queue()
+    await whole_life(room, queue)
+    assert room.events(queue) == LIFE
+    entries = room.admin.journal(queue.name)
+    assert dense(entries)
+    assert entries[0].position == Position(1)
+    assert {row.event for row in LIFECYCLE} <= {entry.event for entry in entries}
+    assert room.admin.counts(queue.name).journal_last == entries[-1].position.sequence
+
+
+async def test_an_entry_says_what_happened_to_whom_by_whom_and_why(room: Room) -> None:
+    client = room.client(consumer="me")
+    queue = client.queue(room.queue().name, max_attempts=1)
+    id = await room.send(queue, {"n": 1}, kind="order", priority=3)
+    await room.call((await room.take(queue)).nack, error=LookupError("x"))
+    sent, received, nacked = [e for e in room.admin.journal(queue.name) if e.event is not Event.CONFIGURED]
+    assert (sent.message_id, sent.state, sent.kind, sent.priority, sent.size) == (id, "ready", "order", 3, 7)
+    assert (received.state, received.attempts, received.consumer) == ("leased", 1, "me")
+    assert received.due_at is not None
+    assert (nacked.state, nacked.error_class, nacked.consumer) == ("dead", "LookupError", "me")
+    assert sent.at == sent.sent_at == nacked.sent_at
+    assert sent.at <= received.at <= nacked.at
+
+
+async def test_a_state_in_the_journal_is_where_the_message_is(room: Room) -> None:
+    queue = room.queue(keep_done=3)
+    ids = await room.call(queue.send_many, [1, 2, 3])
+    first, second, _ = await room.call(queue.receive_many, 3)
+    await room.call(first.ack)
+    await room.call(second.release, delay=60)
+    last = {entry.message_id: entry.state for entry in room.admin.journal(queue.name)}
+    for id in ids:
+        assert last[id] == room.admin.show(queue.name, id).state
+
+
+async def test_a_journal_of_ends_keeps_only_what_ends_a_message(room: Room) -> None:
+    queue = room.queue(journal="terminal", max_attempts=1)
+    await room.call(queue.send_many, list(range(4)))
+    ack, nack, bury, lost = await room.call(queue.receive_many, 4, lease=0.3)
+    await room.call(ack.ack)
+    await room.call(nack.nack)
+    await room.call(bury.bury)
+    await room.pass_time(0.3)
+    assert await room.receive(queue) is None
+    room.admin.delete(queue.name, [nack.id])
+    assert room.events(queue) == ["acked", "nacked", "buried", "expired", "deleted"]
+    assert dense(room.admin.journal(queue.name))
+    assert lost.id in [message.id for message in room.admin.walk(queue.name, State.DEAD)]
+
+
+async def test_a_journal_switched_off_writes_nothing_and_goes_on_without_a_gap(room: Room) -> None:
+    queue = room.queue()
+    await room.send(queue, 1)
+    await room.call(queue.configure, journal="off")
+    await room.send(queue, 2)
+    assert await room.drain(queue) == [1, 2]
+    await room.call(queue.configure, journal="full")
+    await room.send(queue, 3)
+    assert await room.drain(queue) == [3]
+    assert room.events(queue)[0] == "sent"
+    assert room.events(queue)[-3:] == ["sent", "received", "acked"]
+    assert len(room.events(queue)) == 4
+    assert dense(room.admin.journal(queue.name))
+    assert room.admin.counts(queue.name).totals["sent"] == 3
+
+
+async def test_reading_goes_on_from_a_position(room: Room) -> None:
+    queue = room.queue()
+    await room.call(queue.send_many, list(range(25)))
+    read: list[JournalEntry] = []
+    place = None
+    while batch := room.admin.journal(queue.name, after=place, limit=10):
+        read += batch
+        place = batch[-1].position
+    assert dense(read)
+    assert len([entry for entry in read if entry.event is Event.SENT]) == 25
+    newest = room.admin.journal(queue.name, limit=1, newest_first=True)
+    assert newest == read[-1:]
+
+
+async def test_following_shows_what_happens_from_now_on(room: Room) -> None:
+    queue = room.queue()
+    await room.send(queue, "before")
+    seen: list[JournalEntry] = []
+
+    def follow() -> None:
+        for entry in room.admin.follow([queue.name], pause=0.01):
+            seen.append(entry)
+            if len(seen) == 4:
+                return
+
+    following = asyncio.create_task(asyncio.to_thread(follow))
+    await asyncio.sleep(0.3)
+    await room.send(queue, "after")
+    assert await room.drain(queue) == ["before", "after"]
+    await asyncio.wait_for(following, 10)
+    assert [entry.event.value for entry in seen] == ["sent", "received", "acked", "received"]
+
+
+async def test_the_journal_is_trimmed_to_what_it_keeps(room: Room) -> None:
+    queue = room.queue(journal_keep=1000)
+    for _ in range(4):
+        await room.call(queue.send_many, ["x"] * 1000)
+    entries = room.admin.journal(queue.name, limit=10_000)
+    # Trimming looks once per thousand entries and drops whole nodes of the stream.
+    assert 1000 <= len(entries) <= 2200
+    assert dense(entries)
+    assert room.admin.counts(queue.name).journal_lost == 0
+
+
+async def test_a_registered_reader_holds_the_trimming_back(room: Room) -> None:
+    queue = room.queue(journal_keep=1000)
+    await room.send(queue, "first")
+    room.admin.register_reader(queue.name, "spark", Position(0))
+    for _ in range(4):
+        await room.call(queue.send_many, ["x"] * 1000)
+    entries = room.admin.journal(queue.name, limit=10_000)
+    assert entries[0].position == Position(1)
+    assert len(entries) >= 4001
+    room.admin.register_reader(queue.name, "spark", entries[-1].position)
+    for _ in range(2):
+        await room.call(queue.send_many, ["x"] * 1000)
+    assert room.admin.journal(queue.name, limit=1)[0].position.sequence > 2000
+    assert room.admin.counts(queue.name).journal_lost == 0
+    room.admin.forget_reader(queue.name, "spark")
+
+
+async def test_beyond_the_cap_a_reader_loses_and_the_loss_is_counted_exactly(room: Room) -> None:
+    queue = room.queue(journal_keep=1000, journal_cap=2000)
+    await room.send(queue, "first")
+    room.admin.register_reader(queue.name, "spark", Position(0))
+    for _ in range(6):
+        await room.call(queue.send_many, ["x"] * 1000)
+    counts = room.admin.counts(queue.name)
+    assert counts.journal_lost > 0
+    entries = room.admin.journal(queue.name, limit=20_000)
+    assert len(entries) <= 3200
+    # Whole nodes are dropped, so a little that was given up may still be readable; never the other way round.
+    assert 0 <= counts.journal_lost - (entries[0].position.sequence - 1) <= 200
+
+
+@pytest.mark.parametrize("verb", ["ack", "send"])
+async def test_a_call_that_changes_nothing_writes_nothing(room: Room, verb: str) -> None:
+    queue = room.queue()
+    await room.send(queue, "x", id="a")
+    message = await room.take(queue)
+    await room.call(message.ack)
+    before = room.events(queue)
+    if verb == "ack":
+        await room.call(queue.ack_many, [message])
+    else:
+        await room.send(queue, "x", id="a")
+    assert room.events(queue) == before

@@ -1,0 +1,52 @@
+"""Servers for the fault tests: one shared by those that leave it well, fresh ones for those that break it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import restante
+from restante import Admin, Post
+from tests.harness.proxy import FaultProxy
+from tests.harness.servers import RedisServer, debian_binary, embedded_binary
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[RedisServer]:
+    """A server that tests share and do not harm."""
+    with RedisServer(debian_binary()) as running:
+        yield running
+
+
+@pytest.fixture
+def name() -> str:
+    """A queue no other test uses."""
+    return f"f-{next(_numbers)}"
+
+
+@pytest.fixture
+def post(server: RedisServer) -> Iterator[Post]:
+    with restante.connect(server.url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def view(post: Post) -> Admin:
+    return Admin(post, operator="tester")
+
+
+@pytest.fixture
+def proxy(server: RedisServer) -> Iterator[FaultProxy]:
+    with FaultProxy(server.port) as running:
+        yield running
+
+
+@pytest.fixture(params=[debian_binary, embedded_binary], ids=["7.0", "6.2"])
+def binary(request: pytest.FixtureRequest) -> Path:
+    found: Path = request.param()
+    return found

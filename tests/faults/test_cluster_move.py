@@ -1,0 +1,66 @@
+"""A slot that moves between the masters of a cluster while its queue is in use loses nothing."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+import restante
+from restante import Admin
+from tests.faults.rows import missing, verdict, wait_until
+from tests.harness.cluster import RedisCluster3
+
+
+@pytest.mark.parametrize("moves", [2, pytest.param(10, marks=pytest.mark.chaos)])
+def test_a_slot_that_moves_under_load_loses_nothing(moves: int) -> None:
+    with RedisCluster3() as cluster, restante.connect(cluster.url, patience=20) as post:
+        name = "moving"
+        slot = cluster.slot_of(f"restante:{{{name}}}:queue")
+        queue = post.queue(name, lease=5)
+        sent: list[str] = [queue.send("first")]
+        seen: list[tuple[str, int]] = []
+        errors: list[Exception] = []
+        over = threading.Event()
+        finished = threading.Event()
+
+        def produce() -> None:
+            try:
+                with restante.connect(cluster.url, patience=20) as mine:
+                    while not over.is_set():
+                        sent.append(mine.queue(name).send(len(sent)))
+                        time.sleep(0.002)
+            except Exception as error:
+                errors.append(error)
+
+        def consume() -> None:
+            try:
+                with restante.connect(cluster.url, patience=20) as mine:
+                    while not finished.is_set():
+                        message = mine.queue(name).receive(timeout=1)
+                        if message is not None:
+                            message.ack()
+                            seen.append((message.id, message.attempts))
+            except Exception as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=work) for work in (produce, produce, consume, consume)]
+        for thread in threads:
+            thread.start()
+        for move in range(moves):
+            time.sleep(0.7)
+            target = [node for node in cluster.nodes if node is not cluster.node_of_slot(slot)][move % 2]
+            cluster.move_slot(slot, target, batch=2, pause=0.1)
+        time.sleep(0.7)
+        over.set()
+        for thread in threads[:2]:
+            thread.join(60)
+        view = Admin(post)
+        drained = wait_until(lambda: view.counts(name).waiting == 0 or bool(errors), 60, "draining")
+        finished.set()
+        for thread in threads[2:]:
+            thread.join(30)
+        assert not errors, errors
+        verdict("cluster move", n=len(sent), lost=missing(sent, [id for id, _ in seen]), dup=len(seen) - len(set(seen)),
+                max_recovery_s=drained, moves=moves)  # fmt: skip

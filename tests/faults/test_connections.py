@@ -1,0 +1,336 @@
+"""Rows 9-14: producers killed, replies and requests lost, connections reset, half-open, slow and cut to bytes."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import restante
+from restante import Admin, LeasedMessage, Post, State, Unavailable, Unconfirmed
+from tests.faults.rows import drain, missing, places, verdict, wait_until
+from tests.harness.processes import PythonProcess
+from tests.harness.proxy import FaultProxy
+from tests.harness.servers import RedisServer
+
+PRODUCER = Path(__file__).with_name("producer.py")
+#: Seconds a consumer sleeps on the server at most, and how long a silent server may then go unnoticed: the promise.
+BLOCK, NOTICE = 5.0, 5.0
+
+
+@pytest.fixture
+def through(proxy: FaultProxy) -> Iterator[Post]:
+    """A client behind the proxy."""
+    with restante.connect(proxy.url) as opened:
+        yield opened
+
+
+class Listener:
+    """A consumer in a thread; notes what it takes and when."""
+
+    def __init__(self, post: Post, name: str) -> None:
+        self.seen: list[tuple[str, int, float]] = []
+        self._queue = post.queue(name)
+        self._over = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        for message in self._queue.consume():
+            with message:
+                self.seen.append((message.id, message.attempts, time.monotonic()))
+            if self._over:
+                return
+
+    @property
+    def ids(self) -> list[str]:
+        return [id for id, _, _ in self.seen]
+
+    def stop(self, post: Post) -> None:
+        self._over = True
+        post.queue(self._queue.name).send("the end")
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+
+
+@pytest.mark.parametrize("rounds", [4, pytest.param(40, marks=pytest.mark.chaos)])
+def test_every_id_a_killed_producer_got_back_is_delivered_whole(
+    server: RedisServer, post: Post, name: str, rounds: int
+) -> None:
+    confirmed: list[str] = []
+    for number in range(rounds):
+        with PythonProcess(PRODUCER, json.dumps({"url": server.url, "queue": name})) as producer:
+            producer.wait_line("sent", timeout=30)
+            time.sleep(0.05 + 0.037 * (number % 5))
+            producer.kill9()
+            producer.wait()
+            confirmed += [line.split()[1] for line in producer.lines if line.startswith("sent ") and len(line) == 31]
+    queue = post.queue(name)
+    seen: list[str] = []
+    while taken := queue.receive_many(1000):
+        for message in taken:
+            assert message.payload["text"] == "x" * 200  # not torn
+        queue.ack_many(taken)
+        seen += [message.id for message in taken]
+    verdict(9, n=len(confirmed), lost=missing(confirmed, seen), dup=len(seen) - len(set(seen)))
+
+
+@pytest.mark.parametrize("times", [1, 2, 5])
+def test_a_send_whose_reply_is_lost_is_stored_once(
+    proxy: FaultProxy, through: Post, post: Post, view: Admin, name: str, times: int
+) -> None:
+    queue = through.queue(name)
+    queue.send("warm")
+    sent = []
+    for number in range(10):
+        proxy.cut_before_reply(times, matching=b"EVALSHA")
+        sent.append(queue.send(number, unique=f"key {number}" if number % 2 else None))
+    assert proxy.counters.cut >= 10
+    assert view.counts(name).ready == 11
+    seen = drain(post, name)
+    verdict(10, n=10, lost=missing(sent, seen), dup=len(seen) - 11, times=times)
+
+
+def test_a_batch_whose_reply_is_lost_is_stored_once(proxy: FaultProxy, through: Post, view: Admin, name: str) -> None:
+    queue = through.queue(name)
+    queue.send("warm")
+    proxy.cut_before_reply(3, matching=b"EVALSHA")
+    ids = queue.send_many(list(range(100)))
+    assert len(set(ids)) == 100
+    assert set(ids) <= set(places(view, name))
+    verdict("10b", n=100, dup=view.counts(name).ready - 101)
+
+
+@pytest.mark.parametrize("times", [1, 5])
+def test_an_ack_whose_reply_is_lost_is_one_ack_and_no_error(
+    proxy: FaultProxy, through: Post, view: Admin, name: str, times: int
+) -> None:
+    queue = through.queue(name)
+    queue.send_many(["a", "b"])
+    first, second = queue.receive_many(2)
+    proxy.cut_before_reply(times, matching=b"EVALSHA")
+    first.ack()
+    proxy.cut_before_reply(times, matching=b"EVALSHA")
+    assert queue.receive_many(1, acks=[second]) == []
+    counts = view.counts(name)
+    assert (counts.totals["acked"], counts.waiting) == (2, 0)
+    verdict("10c", n=2, times=times)
+
+
+def test_a_receive_whose_reply_is_lost_comes_again_after_its_lease(proxy: FaultProxy, through: Post, name: str) -> None:
+    queue = through.queue(name, lease=0.5)
+    sent = queue.send_many([1, 2, 3])
+    proxy.cut_before_reply(1, matching=b"EVALSHA")
+    seen: list[tuple[str, int]] = []
+    while len({id for id, _ in seen}) < 3:
+        message = queue.receive(timeout=5)
+        assert message is not None
+        seen.append((message.id, message.attempts))
+        message.ack()
+    verdict("10d", n=3, lost=missing(sent, [id for id, _ in seen]), dup=len(seen) - 3)
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_lost_request_is_made_again(proxy: FaultProxy, through: Post, view: Admin, name: str, times: int) -> None:
+    queue = through.queue(name)
+    queue.send("warm")
+    sent = []
+    for number in range(10):
+        proxy.drop_request(times, matching=b"EVALSHA")
+        sent.append(queue.send(number))
+    assert proxy.counters.dropped >= 10
+    assert len(sent) == len(set(sent))
+    assert set(sent) <= set(places(view, name))
+    verdict(11, n=10, dup=view.counts(name).ready - 11, times=times)
+
+
+def test_a_send_the_server_never_answers_is_unconfirmed_and_safe_to_repeat(name: str) -> None:
+    with RedisServer(appendonly="always") as server, restante.connect(server.url, patience=1.0) as post:
+        queue = post.queue(name)
+        queue.send("warm")
+        with FaultProxy(server.port) as proxy, restante.connect(proxy.url, patience=1.0) as through:
+            doubtful = through.queue(name)
+            doubtful.send("warm too")
+            proxy.cut_before_reply(1000, matching=b"EVALSHA")
+            started = time.monotonic()
+            with pytest.raises(Unconfirmed) as doubt:
+                doubtful.send("in doubt")
+            took = time.monotonic() - started
+            proxy.pass_through()
+            again = doubtful.send("in doubt", id=doubt.value.ids[0])
+        assert drain(post, name).count(again) == 1
+        server.kill9()
+        # The pooled connection took the bytes before it noticed, so nobody can know; a fresh one never did.
+        with pytest.raises(Unconfirmed):
+            queue.send("nobody there")
+        with restante.connect(server.url, patience=0.5) as late, pytest.raises(Unavailable):
+            late.queue(name).send("nobody there")
+    verdict("11b", n=1, max_recovery_s=took, within_s=5.0)
+
+
+def test_a_send_in_doubt_stays_in_doubt_when_the_server_comes_back_unready(
+    server: RedisServer, proxy: FaultProxy, name: str
+) -> None:
+    """The first try is stored and its reply lost; every further try hears that the server is loading."""
+    with restante.connect(proxy.url, patience=1.0) as through:
+        queue = through.queue(name)
+        queue.send("warm")
+        unready = _Unready(proxy)
+        proxy.cut_before_reply(1, matching=unready.seen)
+        with pytest.raises(Unconfirmed) as doubt:
+            queue.send("in doubt")
+        unready.over()
+        assert queue.send("in doubt", id=doubt.value.ids[0]).stored is False
+
+
+class _Unready:
+    """After the first matching request the proxy leads to a server that answers LOADING to everything."""
+
+    def __init__(self, proxy: FaultProxy) -> None:
+        self._proxy = proxy
+        self._right = proxy.target
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def seen(self, request: bytes) -> bool:
+        if b"EVALSHA" not in request:
+            return False
+        self._proxy.target = self._socket.getsockname()  # runs on the proxy's loop
+        return True
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                client, _ = self._socket.accept()
+            except OSError:
+                return
+            with client:
+                try:
+                    while data := client.recv(65536):
+                        client.sendall(b"-LOADING Redis is loading the dataset in memory\r\n" * data.count(b"*"))
+                except OSError:
+                    pass  # the client had enough
+
+    def over(self) -> None:
+        self._proxy.target = self._right
+        self._proxy.reset_all()
+        self._socket.close()
+
+
+@pytest.mark.parametrize("seconds", [3, pytest.param(30, marks=pytest.mark.chaos)])
+def test_a_storm_of_resets_loses_and_doubles_nothing(
+    server: RedisServer, proxy: FaultProxy, post: Post, name: str, seconds: float
+) -> None:
+    post.queue(name).configure(lease=2)
+    with restante.connect(proxy.url) as sender, restante.connect(proxy.url) as taker:
+        queue = sender.queue(name)
+        listener = Listener(taker, name)
+        sent: list[str] = []
+        until = time.monotonic() + seconds
+        storm = threading.Thread(target=_storm, args=(proxy, until))
+        storm.start()
+        while time.monotonic() < until:
+            sent.append(queue.send(len(sent)))
+        storm.join()
+        last = queue.send("after the storm")
+        recovery = wait_until(lambda: last in listener.ids, 10, "recovery")
+        wait_until(lambda: not missing(sent, listener.ids), 20, "everything")
+        taken = [(id, attempts) for id, attempts, _ in listener.seen]
+        listener.stop(post)
+    unexplained = len(taken) - len(set(taken))
+    verdict(12, n=len(sent), lost=missing(sent, [id for id, _ in taken]), dup=unexplained, max_recovery_s=recovery,
+            within_s=2.0)  # fmt: skip
+
+
+def _storm(proxy: FaultProxy, until: float) -> None:
+    while time.monotonic() < until:
+        proxy.reset_all()
+        time.sleep(0.2)
+
+
+@pytest.mark.parametrize(
+    "hole", [3.0, pytest.param(11.5, marks=pytest.mark.chaos), pytest.param(30.0, marks=pytest.mark.chaos)]
+)
+def test_a_half_open_connection_is_noticed_and_work_goes_on_after_it_heals(
+    proxy: FaultProxy, post: Post, name: str, hole: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    with restante.connect(proxy.url) as taker:
+        listener = Listener(taker, name)
+        post.queue(name).send("before")
+        wait_until(lambda: len(listener.seen) == 1, 10, "the first message")
+        time.sleep(0.3)
+        with caplog.at_level(logging.WARNING, "restante"):
+            proxy.blackhole()
+            begun = time.monotonic()
+            time.sleep(hole)
+            proxy.heal()
+            healed = time.monotonic()
+            sent = post.queue(name).send("after")
+            # Shorter than the time in which it must be noticed, the hole ends with the noticing.
+            bound = max(2.0, begun + BLOCK + NOTICE + 2.0 - healed)
+            recovery = wait_until(lambda: sent in listener.ids, bound + 10, "recovery")
+        noticed = [record.created for record in caplog.records if "receive failed" in record.getMessage()]
+        if hole > BLOCK + NOTICE:
+            assert noticed
+            assert noticed[0] - (time.time() - (time.monotonic() - begun)) <= BLOCK + NOTICE + 0.5
+        listener.stop(post)
+    verdict(13, n=2, max_recovery_s=recovery, within_s=bound, hole_s=hole)
+
+
+def test_a_call_on_a_half_open_connection_ends_in_a_typed_error(proxy: FaultProxy, through: Post, name: str) -> None:
+    queue = through.queue(name)
+    queue.send("warm")
+    proxy.blackhole()
+    started = time.monotonic()
+    with pytest.raises(Unconfirmed):
+        queue.send("in doubt")
+    verdict("13b", n=1, max_recovery_s=time.monotonic() - started, within_s=BLOCK + NOTICE + 3)
+
+
+@pytest.mark.parametrize(("seconds", "count"), [(0.05, 15), pytest.param(0.5, 40, marks=pytest.mark.chaos)])
+def test_latency_and_single_bytes_slow_down_and_break_nothing(
+    proxy: FaultProxy, through: Post, post: Post, view: Admin, name: str, seconds: float, count: int
+) -> None:
+    queue = through.queue(name)
+    queue.send("warm")
+    drain(post, name)
+    listener = Listener(through, name)
+    proxy.delay(seconds, jitter=seconds / 2)
+    proxy.split()
+    sent = [queue.send({"n": number}, delay=0.2 if number % 3 == 0 else 0) for number in range(count)]
+    wait_until(lambda: not missing(sent, listener.ids), 60 + count * seconds * 10, "delivery")
+    proxy.pass_through()
+    taken = listener.ids
+    listener.stop(post)
+    early = 0
+    received = {}
+    for entry in view.journal(name, limit=10_000):
+        if entry.event.value == "received":
+            received[entry.message_id] = entry.at
+        elif entry.event.value == "sent" and entry.due_at is not None:
+            received.setdefault(entry.message_id, entry.due_at)
+            early += received[entry.message_id] < entry.due_at
+    verdict(14, n=count, lost=missing(sent, taken), dup=len(taken) - len(set(taken)), early=early)
+
+
+def test_an_early_look_at_delayed_messages_through_a_slow_line_gets_nothing(
+    proxy: FaultProxy, through: Post, name: str
+) -> None:
+    queue = through.queue(name)
+    proxy.delay(0.02)
+    id = queue.send("later", delay=0.3)
+    message: LeasedMessage | None = None
+    while message is None:
+        message = queue.receive(timeout=0.05)
+    assert message.id == id
+    assert message.received_at is not None
+    waited = (message.received_at - message.sent_at).total_seconds()
+    verdict("14b", n=1, early=int(waited < 0.3))
+    assert message.state is State.LEASED

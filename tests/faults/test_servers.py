@@ -1,0 +1,251 @@
+"""Rows 15-18, 22, 23, 31: the server is killed, down, silent, loading, full, wrongly set up, or forgets its scripts."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+import restante
+from restante import Admin, NotReady, Post, QueueFull, State, Unavailable, UnsafeServer
+from tests.faults.rows import drain, missing, places, verdict, wait_until
+from tests.faults.workers import Worker, told_by
+from tests.harness.servers import HOST, RedisServer, call, debian_binary, free_port
+
+
+@pytest.mark.parametrize("fsync", ["everysec", "always"])
+@pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.chaos)])
+def test_a_killed_server_loses_nothing_confirmed_and_consumers_go_on(
+    binary: Path, name: str, fsync: Literal["everysec", "always"], kills: int
+) -> None:
+    with RedisServer(binary, appendonly=fsync) as server, contextlib.ExitStack() as ending:
+        post = ending.enter_context(restante.connect(server.url, patience=15))
+        queue = post.queue(name, lease=2)
+        sent = [queue.send("first")]
+        workers = [ending.enter_context(Worker(server.url, name, seconds=0.002, concurrency=2)) for _ in range(2)]
+        for worker in workers:
+            worker.wait_line("up", timeout=30)
+        over = threading.Event()
+
+        def produce() -> None:
+            while not over.is_set():
+                sent.append(queue.send(len(sent)))
+
+        producer = threading.Thread(target=produce)
+        producer.start()
+        recoveries = []
+        for _ in range(kills):
+            time.sleep(0.5)
+            server.kill9()
+            time.sleep(0.7)
+            server.start()
+            back = time.monotonic()
+            recoveries.append(
+                wait_until(lambda: any(line.at > back for line in told_by(workers, "start")), 20, "resuming")  # noqa: B023 (called at once)
+            )
+        over.set()
+        producer.join()
+        view = Admin(post)
+        wait_until(lambda: view.counts(name).waiting == 0, 60, "draining")
+        time.sleep(0.2)
+        lines = told_by(workers, "start")
+        assert all(worker.returncode is None for worker in workers)
+        taken = [(line.id, line.attempts) for line in lines]
+        verdict(15, n=len(sent), lost=missing(sent, [id for id, _ in taken]), dup=len(taken) - len(set(taken)),
+                max_recovery_s=max(recoveries), within_s=2.0, fsync=fsync)  # fmt: skip
+
+
+def test_without_an_append_only_file_a_kill_loses_everything_and_the_count_says_so(name: str) -> None:
+    with RedisServer(debian_binary()) as server, restante.connect(server.url, patience=10) as post:
+        sent = post.queue(name).send_many(list(range(50)))
+        server.kill9()
+        server.start()
+        lost = missing(sent, drain(post, name))
+    assert lost == 50  # what the other rows count as lost is really counted
+    verdict(16, n=50, counted_lost=lost)
+
+
+def test_a_server_that_is_down_at_the_start_is_a_clear_error_within_5_seconds(name: str) -> None:
+    url = f"redis://{HOST}:{free_port()}"
+    slowest = 0.0
+    for attempt in (_send, _consume, _look):
+        started = time.monotonic()
+        with restante.connect(url) as post, pytest.raises(Unavailable, match="cannot be reached"):
+            attempt(post, name)
+        slowest = max(slowest, time.monotonic() - started)
+    verdict("15b", n=3, max_recovery_s=slowest, within_s=5.0)
+
+
+def _send(post: Post, name: str) -> None:
+    post.queue(name).send("x")
+
+
+def _consume(post: Post, name: str) -> None:
+    queue = post.queue(name)
+    queue.handler(print)
+    restante.Consumer([queue]).run()
+
+
+def _look(post: Post, name: str) -> None:
+    Admin(post).counts(name)
+
+
+def test_a_silent_server_doubles_nothing_and_is_served_again_at_once(name: str) -> None:
+    with RedisServer(debian_binary()) as server, restante.connect(server.url, patience=15) as post:
+        queue = post.queue(name, lease=10)
+        sent = queue.send_many(list(range(50)))
+        with Worker(server.url, name, seconds=0.05, concurrency=2) as worker:
+            worker.wait_line("end", timeout=30)
+            server.pause()
+            time.sleep(3)
+            server.resume()
+            back = time.monotonic()
+            more = queue.send("after")
+            wait_until(lambda: any(line.at > back for line in worker.said("start")), 10, "work after the silence")
+            recovery = time.monotonic() - back
+            view = Admin(post)
+            wait_until(lambda: view.counts(name).waiting == 0, 30, "draining")
+            ids = [line.id for line in worker.said("start")]
+        verdict(17, n=51, lost=missing([*sent, more], ids), dup=len(ids) - len(set(ids)), max_recovery_s=recovery,
+                within_s=2.0)  # fmt: skip
+
+
+def test_a_loading_server_is_not_ready_and_then_goes_on(name: str) -> None:
+    # The pause between two keys of the loading makes any small file a big one.
+    slowly = {"key-load-delay": "200", "loading-process-events-interval-bytes": "1024"}
+    with RedisServer(debian_binary(), appendonly="everysec", config=slowly) as server:
+        with restante.connect(server.url) as post:
+            queue = post.queue(name)
+            sent = queue.send_many(list(range(200)))
+        call(server.client(), "DEBUG", "POPULATE", 10_000)
+        call(server.client(), "BGREWRITEAOF")
+        wait_until(lambda: server.info("persistence")["aof_rewrite_in_progress"] == "0", 20, "rewriting")
+        with Worker(server.url, name, client={"patience": 1.0}) as worker:
+            worker.wait_line("end", timeout=30)
+            wait_until(lambda: len(worker.said("end")) == 200, 20, "the first batch")
+            with restante.connect(server.url) as post:
+                sent += post.queue(name).send_many(list(range(300)), delay=3)
+            server.kill9()
+            server.start(wait=False)
+            with restante.connect(server.url, patience=0.3) as hasty, pytest.raises(NotReady):
+                hasty.queue(name).send("not now")
+            wait_until(lambda: server.info("persistence").get("loading") == "0", 60, "loading")
+            wait_until(lambda: len({line.id for line in worker.said("end")}) == 500, 30, "the second batch")
+            assert worker.returncode is None
+            ids = [line.id for line in worker.said("start")]
+    verdict(18, n=500, lost=missing(sent, ids), dup=len(ids) - len(set(ids)))
+
+
+def test_a_full_server_refuses_sends_and_its_backlog_is_drained_to_nothing(binary: Path, name: str) -> None:
+    with RedisServer(binary) as server, restante.connect(server.url) as post:
+        queue = post.queue(name, max_attempts=2, lease=30)
+        sent = queue.send_many(["x" * 1000] * 600)
+        later = queue.send_many(["y" * 1000] * 50, delay=0.5)
+        time.sleep(0.6)
+        call(server.client(), "CONFIG", "SET", "maxmemory", str(max(1, server.used_memory() - 200_000)))
+        for payload in ("z", "z" * 10_000):
+            with pytest.raises(QueueFull, match="maxmemory"):
+                queue.send(payload)
+        with pytest.raises(QueueFull):
+            queue.send_many(["z"] * 10)
+        view = Admin(post)
+        fates: dict[str, str] = {}
+        place = 0
+        while taken := queue.receive_many(50):
+            for message in taken:
+                verb = ("ack", "bury", "nack", "release", "extend")[place % 5] if message.attempts == 1 else "ack"
+                place += 1
+                if verb == "extend":
+                    message.extend()
+                    verb = "ack"
+                if verb == "release" and fates.get(message.id) == "released":
+                    verb = "ack"
+                if verb == "nack":
+                    message.nack(delay=0, error=ValueError("x" * 2000))
+                elif verb == "bury":
+                    message.bury(error=ValueError("x" * 2000))
+                    fates[message.id] = "dead"
+                elif verb == "release":
+                    message.release()
+                    fates[message.id] = "released"
+                else:
+                    message.ack()
+                    fates[message.id] = "acked"
+        counts = view.counts(name)
+        assert (counts.ready, counts.scheduled, counts.retrying, counts.leased) == (0, 0, 0, 0)
+        dead = {id for id, states in places(view, name).items() if states == [State.DEAD]}
+        assert dead == {id for id, fate in fates.items() if fate == "dead"}
+        lost = missing([*sent, *later], fates)
+        # An operator can still act.
+        assert view.purge(name, [State.DEAD]) == len(dead)
+        call(server.client(), "CONFIG", "SET", "maxmemory", "0")
+        queue.send("room again")
+        assert len(drain(post, name)) == 1
+        verdict(22, n=650, lost=lost, server=".".join(map(str, server.version)))
+
+
+def test_an_expired_lease_at_maxmemory_still_dies_with_its_reason(binary: Path, name: str) -> None:
+    with RedisServer(binary) as server, restante.connect(server.url) as post:
+        queue = post.queue(name, max_attempts=1, lease=0.2)
+        sent = queue.send_many(["x" * 1000] * 20)
+        queue.receive_many(20)
+        time.sleep(0.3)
+        call(server.client(), "CONFIG", "SET", "maxmemory", "1")
+        assert queue.receive() is None
+        view = Admin(post)
+        assert view.counts(name).dead == 20
+        assert view.show(name, sent[0]).history[0].event.value == "expired"
+        verdict("22b", n=20)
+
+
+@pytest.mark.parametrize("policy", ["allkeys-lru", "allkeys-random", "allkeys-lfu"])
+def test_a_server_that_would_evict_messages_is_refused(policy: str, name: str) -> None:
+    with RedisServer(debian_binary(), config={"maxmemory-policy": policy}) as server:
+        with restante.connect(server.url) as post, pytest.raises(UnsafeServer, match=policy):
+            post.queue(name).send("x")
+        with restante.connect(server.url, allow_eviction=True) as told:
+            told.queue(name).send("x")
+        assert call(server.client(), "SCARD", "restante:queues") == 1
+    verdict(23, n=1, policy=policy)
+
+
+@pytest.mark.parametrize("seconds", [3, pytest.param(20, marks=pytest.mark.chaos)])
+def test_forgotten_scripts_are_no_error_to_anybody(name: str, seconds: float) -> None:
+    with RedisServer(debian_binary()) as server, contextlib.ExitStack() as ending:
+        post = ending.enter_context(restante.connect(server.url))
+        queue = post.queue(name)
+        workers = [ending.enter_context(Worker(server.url, name, concurrency=2)) for _ in range(2)]
+        for worker in workers:
+            worker.wait_line("up", timeout=30)
+        errors: list[Exception] = []
+        sent: list[str] = []
+        until = time.monotonic() + seconds
+
+        def produce() -> None:
+            while time.monotonic() < until:
+                try:
+                    sent.append(queue.send(len(sent)))
+                    sent.extend(queue.send_many([1, 2, 3], durability="memory"))
+                except Exception as error:
+                    errors.append(error)
+
+        producer = threading.Thread(target=produce)
+        producer.start()
+        flusher: Any = server.client()
+        flushes = 0
+        while time.monotonic() < until:
+            call(flusher, "SCRIPT", "FLUSH")
+            flushes += 1
+            time.sleep(0.1)
+        producer.join()
+        view = Admin(post)
+        wait_until(lambda: view.counts(name).waiting == 0, 30, "draining")
+        time.sleep(0.2)
+        ids = [line.id for line in told_by(workers, "start")]
+        assert not errors
+        assert not any("failed" in worker.stderr for worker in workers)
+        verdict(31, n=len(sent), lost=missing(sent, ids), dup=len(ids) - len(set(ids)), flushes=flushes)

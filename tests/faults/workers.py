@@ -1,0 +1,44 @@
+"""Starts and reads the processes of `worker.py`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.harness.clock import FrozenClock
+from tests.harness.processes import PythonProcess
+
+PROGRAM = Path(__file__).with_name("worker.py")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One thing a worker said."""
+
+    word: str
+    id: str
+    attempts: int
+    at: float
+
+
+class Worker(PythonProcess):
+    """A consumer process; `told` is described in `worker.py`."""
+
+    def __init__(self, url: str, queue: str, *, clock: FrozenClock | None = None, **told: Any) -> None:
+        super().__init__(PROGRAM, json.dumps({"url": url, "queue": queue, "handler": "sleep", **told}), clock=clock)
+
+    def said(self, word: str) -> list[Line]:
+        """The start or end lines so far."""
+        found = []
+        for line in self.lines:
+            parts = line.split()
+            if parts and parts[0] == word and len(parts) == 4:
+                found.append(Line(parts[0], parts[1], int(parts[2]), float(parts[3])))
+        return found
+
+
+def told_by(workers: list[Worker], word: str) -> list[Line]:
+    """Everything all of them said, in the order of time."""
+    return sorted((line for worker in workers for line in worker.said(word)), key=lambda line: line.at)
