@@ -22,5 +22,5 @@ if #gone > 0 then
   write(base, lines, true)
   apply(gone, graves, base, now, dedup, set[4], keep, k)
 end
-if tonumber(max_leased) and call('ZCARD', ready) > 0 then call('ZADD', marker, 0, '0') end
+if tonumber(max_leased) and call('ZCARD', ready) > 0 then call('ZADD', marker, '0', '0') end
 return lost

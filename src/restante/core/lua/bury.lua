@@ -19,5 +19,5 @@ for i = 1, #ARGV, 4 do
     m.to_dead(k, id, d, now, 'buried', class, text)
   end
 end
-if set[3] then call('ZADD', marker, 0, '0') end
+if set[3] then call('ZADD', marker, '0', '0') end
 return lost

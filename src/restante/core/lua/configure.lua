@@ -9,9 +9,10 @@ local operator, event = ARGV[1], ARGV[2]
 local set = call('HMGET', queue, 'journal', 'journal_skip')
 m.open(set[1], set[2])
 if call('EXISTS', queue) == 0 then
-  -- Small hashes are searched from the front: what every call reads comes first.
-  call('HSET', queue, 'settings', '0', 'sequence', '0', 'due', '', 'sent', '0', 'received', '0', 'acked', '0',
-    'acked_since', '0', 'journal_skip', '0', 'version', '0')
+  -- The first value is for readers, and long: Redis searches hashes of short values from end to end.
+  call('HSET', queue, 'about', 'settings, sequence, totals and bookkeeping of this Restante queue; edit by configure',
+    'settings', '0', 'sequence', '0', 'due', '', 'sent', '0', 'received', '0', 'acked', '0', 'acked_since', '0',
+    'journal_skip', '0', 'version', '0')
 end
 local changed = {}
 for i = 3, #ARGV, 2 do
@@ -32,7 +33,7 @@ if #changed > 0 then
   for i = 1, #kept do packed = packed .. '\t' .. (kept[i] or '') end
   if not string.find(packed, '[^\t]') then packed = '' end
   call('HSET', queue, 'settings', version .. packed)
-  call('ZADD', marker, 0, '0')
+  call('ZADD', marker, '0', '0')
 end
 call('HSETNX', queue, 'incarnation', format('%d', clock()))
 return call('HGETALL', queue)

@@ -44,7 +44,7 @@ for i = 4, #ARGV do
       m.wake_by(to.marker, call('HGET', queue, 'due'), tonumber(due), now)
     else
       call('ZADD', to.ready, m.position(facts, sequence), id)
-      call('ZADD', to.marker, 0, '0')
+      call('ZADD', to.marker, '0', '0')
     end
     on(from)
     write(m.advance('deleted', 1),

@@ -107,7 +107,7 @@ end
 -- Lets a sleeping consumer learn of a time nearer than the one it knows.
 local function wake_by(marker, known, at, now)
   lower_due(known, at)
-  if at - now <= HORIZON and not (tonumber(known) and tonumber(known) <= at) then call('ZADD', marker, 0, '0') end
+  if at - now <= HORIZON and not (tonumber(known) and tonumber(known) <= at) then call('ZADD', marker, '0', '0') end
 end
 
 -- Removes every trace of messages that end for good; ids is a list.

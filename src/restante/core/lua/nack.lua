@@ -41,5 +41,5 @@ for i = 1, #ARGV, 5 do
   end
 end
 if soonest then m.wake_by(marker, set[4], soonest, now) end
-if set[5] then call('ZADD', marker, 0, '0') end
+if set[5] then call('ZADD', marker, '0', '0') end
 return { lost, unpack(states) }

@@ -10,7 +10,7 @@ local HORIZON = 5000 -- ms a consumer may sleep unasked; what falls due sooner m
 local SLICE = 1000 -- journal lines written between two looks at its length
 -- The queue's settings in one field, where any differs from its default: version, journal, paused, lease_ms,
 -- max_attempts, dedup_ms, keep_done, max_leased, rate, max_length, max_dead, max_payload_bytes.
-local SETTINGS = '^(%d+)' .. string.rep('\t([^\t]*)', 11) .. '$'
+local SETTINGS = '^(%d+)\t([^\t]*)\t([^\t]*)\t([^\t]*)\t([^\t]*)\t([^\t]*)\t([^\t]*)\t([^\t]*)\t([^\t]*)\t([^\t]*)\t([^\t]*)\t([^\t]*)$'
 -- How much the journal keeps (full, terminal, off) and how many sequence numbers it has passed over so far.
 local level, skip = 'full', 0
 local moves, settling

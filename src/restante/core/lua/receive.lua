@@ -116,7 +116,7 @@ if rate and n > 0 then
   n = math.min(n, math.floor(tokens))
 end
 
-local ids = n > 0 and call('ZRANGE', ready, 0, n) or {}
+local ids = n > 0 and call('ZRANGE', ready, '0', format('%d', n)) or {}
 local took, more = #ids, #ids > n
 local stored, given = {}, {}
 if more then took, ids[#ids] = n, nil end
@@ -186,7 +186,7 @@ end
 if took > 0 then
   call('HSET', deliveries, unpack(held_))
   call('ZADD', leased, unpack(scored))
-  call('ZREMRANGEBYRANK', ready, 0, took - 1)
+  call('ZREMRANGEBYRANK', ready, '0', format('%d', took - 1))
   if due ~= known and (not known or due < known) then call('HSET', queue, 'due', format('%d', due)) end
   if tokens then call('HSET', queue, 'tokens', tokens - took, 'tokens_at', now) end
 end
@@ -200,6 +200,6 @@ if rate and paused == '' and tokens and tokens - took < 1 then
   if not due or refill < due then due = refill end
 end
 -- Whoever takes hands on: more is ready, or a time comes soon that nobody else may know of.
-if took > 0 and (more or (due and due - now <= HORIZON)) then call('ZADD', marker, 0, '0') end
+if took > 0 and (more or (due and due - now <= HORIZON)) then call('ZADD', marker, '0', '0') end
 reply[2] = due and format('%d', due) or ''
 return reply

@@ -31,6 +31,6 @@ end
 if #moved > 0 then
   write(m.advance('released', #moved), lines, false)
   if delay > 0 then m.wake_by(marker, set[3], now + delay, now) end
-  if delay == 0 or set[4] then call('ZADD', marker, 0, '0') end
+  if delay == 0 or set[4] then call('ZADD', marker, '0', '0') end
 end
 return lost

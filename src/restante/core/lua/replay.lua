@@ -30,5 +30,5 @@ for i = 4, #ARGV do
   end
 end
 if task ~= '' then call('HSET', tasks, task, progress) end
-if moved > 0 then call('ZADD', marker, 0, '0') end
+if moved > 0 then call('ZADD', marker, '0', '0') end
 return reply

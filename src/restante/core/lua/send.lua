@@ -23,25 +23,28 @@ if (argc - 1) % 4 ~= 0 then return refuse('INVALID', 'a message takes four argum
 if (careful or max_length or max_dead) and not dead then return refuse('KEYS', 'every key is needed here') end
 
 -- The id of the message that already stands for the one at ARGV[i], if any.
-local seen, statuses = {}, {}
-local function holder_of(i, letter)
-  local id = ARGV[i]
-  if seen[id] or call('HEXISTS', messages, id) == 1 or call('HEXISTS', acked, id) == 1
-    or call('HEXISTS', acked_before, id) == 1 then
-    return id
+local seen, statuses, holder_of
+if careful then
+  seen, statuses = {}, {}
+  function holder_of(i, letter)
+    local id = ARGV[i]
+    if seen[id] or call('HEXISTS', messages, id) == 1 or call('HEXISTS', acked, id) == 1
+      or call('HEXISTS', acked_before, id) == 1 then
+      return id
+    end
+    local states, key = match(ARGV[i + 3], '^[^\n]*\n[^\t\n]*\t[^\t\n]*\t([^\t\n]*)\t([^\n]*)\n')
+    if key and key ~= '' then
+      local holder = seen['\t' .. key] or call('HGET', unique, key)
+      if holder then return holder end
+      if string.find(states, letter, 1, true) then seen['\t' .. key] = id end
+    end
+    seen[id] = true
   end
-  local states, key = match(ARGV[i + 3], '^[^\n]*\n[^\t\n]*\t[^\t\n]*\t([^\t\n]*)\t([^\n]*)\n')
-  if key and key ~= '' then
-    local holder = seen['\t' .. key] or call('HGET', unique, key)
-    if holder then return holder end
-    if string.find(states, letter, 1, true) then seen['\t' .. key] = id end
-  end
-  seen[id] = true
 end
 
 local stamp = format('%d', now)
 local lead, n = '1\tsent\tready\t' .. stamp .. '\t', 0
-local lines, bodies, readied, later, soonest = {}, {}, {}, {}, nil
+local lines, bodies, readied, later, soonest = {}, {}, {}, nil, nil
 for i = 2, argc, 4 do
   local id, due, priority, form = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2]), ARGV[i + 3]
   local facts, size = match(form, '^([^\t\n]*\t%d+\t(%d+))\n[^\n]*\n')
@@ -56,13 +59,14 @@ for i = 2, argc, 4 do
   end
   local at = due == '' and now or string.byte(due) == 43 and now + due or tonumber(due)
   local holder = careful and holder_of(i, at > now and 's' or 'r')
-  statuses[#statuses + 1] = holder or ''
+  if careful then statuses[#statuses + 1] = holder or '' end
   if not holder then
     n = n + 1
     facts = stamp .. '\t' .. facts
     local sequence = format('%d', base + n)
     bodies[2 * n - 1], bodies[2 * n] = id, sequence .. '\n' .. stamp .. '\t' .. form
     if at > now then
+      later = later or {}
       later[#later + 1], later[#later + 2] = format('%d', at), id
       soonest = math.min(soonest or at, at)
       lines[n] = '1\tsent\tscheduled\t' .. stamp .. '\t' .. id .. '\t' .. facts .. '\t0\t\t' .. format('%d', at) .. '\t\t'
@@ -96,7 +100,7 @@ if soonest then
 end
 if #readied > 0 then call('ZADD', ready, unpack(readied)) end
 if #readied > 0 or (soonest - now <= HORIZON and not (known and known <= soonest)) then
-  call('ZADD', marker, 0, '0')
+  call('ZADD', marker, '0', '0')
 end
 if not careful then return base end
 return { base, unpack(statuses) }
