@@ -153,7 +153,7 @@ def main() -> int:
     parser.add_argument("--no-peers", action="store_true", help="Restante alone")
     parser.add_argument("--write-docs", action="store_true", help="put the tables into the documentation")
     options = parser.parse_args()
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 170)
     load = machine_load()
     if load > 0.1:
         console.print(f"[yellow]others use {load:.0%} of this machine: figures will be noisy")

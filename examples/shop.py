@@ -15,7 +15,7 @@ orders = post.queue("orders", lease=10, max_attempts=4, retry=restante.exponenti
 receipts = post.queue("receipts", keep_done=100)
 
 
-@orders.handler(kind="order.placed")  # type: ignore[untyped-decorator]  # it returns any function as it is
+@orders.handler(kind="order.placed")
 def ship(message: LeasedMessage) -> None:
     """Packs an order. The stock service is away now and then: the exception leads to another attempt, later."""
     if random.random() < 0.2:
@@ -25,7 +25,7 @@ def ship(message: LeasedMessage) -> None:
     print(f"shipped order {message.payload['order']} at attempt {message.attempts}")
 
 
-@orders.handler(kind="order.cancelled")  # type: ignore[untyped-decorator]  # as above
+@orders.handler(kind="order.cancelled")
 async def cancel(message: LeasedMessage) -> None:
     """A coroutine is a handler like any other."""
     print(f"cancelled order {message.payload['order']}")

@@ -334,19 +334,19 @@ def recovery(post: Post, step: Step, held: int = 10_000, backlog: int = 100_000)
     for name, crowd, ready in (("idle", 0, 0), (f"behind {held:,} leases and {backlog:,} ready", held, backlog)):
         step(f"recovery, {name}")
         with scratch(post, lease=RECOVERY_LEASE) as queue:
-            taker = _Watcher(post, queue, "hang")
+            if crowd:
+                _batches(queue, crowd)
+                for _ in range(crowd // 1000):
+                    queue.receive_many(1000, lease=3600)
+                _batches(queue, ready)
             queue.send(time.time(), priority=255)
+            taker = _Watcher(post, queue, "hang")
             taker.read()
             first_expiry = Admin(post).messages(queue.name, State.LEASED).messages[0]._expires_ms
             taker.process.kill()
             taker.process.wait()
             assert taker.process.stdout is not None
             taker.process.stdout.close()
-            if crowd:
-                _batches(queue, crowd)
-                for _ in range(crowd // 1000):
-                    queue.receive_many(1000, lease=3600)
-                _batches(queue, ready)
             while True:
                 got = queue.receive_many(1, timeout=30)
                 if got and got[0].attempts > 1:

@@ -147,6 +147,9 @@ def test_a_terminated_consumer_finishes_what_runs_and_hands_back_the_rest_uncoun
     assert {message.attempts for message in view.walk(name, State.READY)} == {0}
     with Worker(server.url, name, concurrency=4) as second:
         wait_until(lambda: view.counts(name).waiting == 0, 30, "the second consumer")
+        # Its last lines are read for certain once it has ended.
+        second.terminate()
+        second.wait(15)
         rest = [line.id for line in second.said("start")]
     verdict(
         4, n=400, lost=len(set(sent) - done - set(rest)), dup=len(rest) - len(set(rest)) + len(done & set(rest)),

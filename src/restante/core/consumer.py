@@ -119,7 +119,7 @@ class Renewal:
                 part = messages[start : start + MAX_BATCH]
                 asked = time.monotonic()
                 # One try per tick: a lease must not wait behind the patience of another.
-                extended = self._connection.run(ops.extend_many(ref, part, card=ref.card), patience=self._tick)
+                extended = self._connection.run(ops.renew(ref, part, None, ref.card), patience=self._tick)
                 lost = set(extended)
                 for message in part:
                     if message.id in lost:

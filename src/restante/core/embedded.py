@@ -58,6 +58,15 @@ def find_server() -> str | None:
     return max(usable)[1] if usable else None
 
 
+#: The keeper's program.
+_KEEPER = """
+import sys
+from pathlib import Path
+from restante.core.embedded import keep
+sys.exit(keep(Path(sys.argv[1]), sys.argv[2]))
+"""
+
+
 class Embedded:
     """This process's share in the server of a directory."""
 
@@ -94,16 +103,21 @@ class Embedded:
         self.socket.unlink(missing_ok=True)
         with (self.directory / "keeper.log").open("wb") as output:
             self._keeper = subprocess.Popen(
-                [sys.executable, "-m", "restante.core.embedded", str(self.directory), binary],
+                [sys.executable, "-c", _KEEPER, str(self.directory), binary],
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, cwd=self.directory,
             )  # fmt: skip
         deadline = time.monotonic() + START_TIMEOUT
         while not answers(self.socket):
             if time.monotonic() > deadline or self._keeper.poll() is not None:
-                log = self.directory / "server.log"
-                tail = log.read_text(errors="replace")[-1000:] if log.exists() else "no log"
-                raise Unavailable(f"the embedded server in {self.directory} did not start: {tail}")
+                raise Unavailable(f"the embedded server in {self.directory} did not start: {self._last_words()}")
             time.sleep(0.01)
+
+    def _last_words(self) -> str:
+        for name in ("server.log", "keeper.log"):
+            log = self.directory / name
+            if log.exists() and (text := log.read_text(errors="replace").strip()):
+                return text[-1000:]
+        return "it left no log"
 
     def leave(self) -> None:
         """This process no longer uses the server; the last to leave lets it stop."""
@@ -163,7 +177,3 @@ def keep(directory: Path, binary: str) -> int:
         except subprocess.TimeoutExpired:
             server.kill()
             return server.wait()
-
-
-if __name__ == "__main__":
-    sys.exit(keep(Path(sys.argv[1]), sys.argv[2]))

@@ -458,19 +458,19 @@ def release_many(ref: QueueRef, /, messages: Sequence[Message], *, delay: float 
 
 
 def extend_many(
-    ref: QueueRef,
-    /,
-    messages: Sequence[Message],
-    *,
-    lease: float | timedelta | None = None,
-    card: bytes = b"",
+    ref: QueueRef, /, messages: Sequence[Message], *, lease: float | timedelta | None = None
 ) -> Operation[list[str]]:
     """Keeps leases longer, counted from now; returns the ids whose lease was lost instead of raising."""
-    args: list[Argument] = [ref.consumer, card]
     given = None if lease is None else milliseconds(lease, "lease", least=0.001)
+    _pairs(messages)
+    return renew(ref, messages, given, b"")
+
+
+def renew(ref: QueueRef, messages: Sequence[Message], span: int | None, card: bytes) -> Operation[list[str]]:
+    """The same for a consumer's renewal, which also notes its presence."""
+    args: list[Argument] = [ref.consumer, card]
     for message in messages:
-        span = given or message._lease_ms or int(ref.settings.lease * 1000)
-        args += (message.id, message.lease_token, str(span))
+        args += (message.id, message.lease_token, str(span or message._lease_ms or int(ref.settings.lease * 1000)))
 
     def parse(reply: Any) -> list[str]:
         for message, until in zip(messages, reply[1:], strict=True):

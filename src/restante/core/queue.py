@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Itera
 from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar, overload
 
 import orjson
 
@@ -34,6 +34,7 @@ from restante.core.stored import Stored
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Handler = TypeVar("Handler", bound=Callable[..., Any])
 log = logging.getLogger("restante")
 
 CONFIGURE = Script("configure", "queue journal marker")
@@ -378,7 +379,13 @@ class Queue(_Named):
 
         return iterate(self, prefetch=prefetch, stop_when_empty=stop_when_empty)
 
-    def handler(self, function: Callable[[Any], Any] | None = None, *, kind: str | None = None) -> Any:
+    @overload
+    def handler(self, function: Handler) -> Handler: ...
+
+    @overload
+    def handler(self, *, kind: str | None = None) -> Callable[[Handler], Handler]: ...
+
+    def handler(self, function: Any = None, *, kind: str | None = None) -> Any:
         """Registers the function for this queue's messages, or for those of one kind; run it by `restante consume`."""
 
         def register(function: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -5,7 +5,7 @@
 -- Journal: none
 local messages, deliveries, history, zset = KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local limit, cut, score, after, back = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5] == '1'
-local reply = { clock() }
+local reply = { (clock()) }
 -- Facts, limits and options whole, and the start of the payload; see stored.py for the layout.
 local function preview(stored)
   local _, ends = string.find(stored, '^[^\n]*\n[^\n]*\n[^\n]*\n')

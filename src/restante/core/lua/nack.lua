@@ -9,7 +9,8 @@ local k = { deliveries = KEYS[3], history = KEYS[4], retrying = KEYS[5], leased 
 local marker = KEYS[9]
 local set = call('HMGET', queue, 'journal', 'journal_skip', 'max_attempts', 'due', 'max_leased')
 m.open(set[1], set[2])
-local now, lost, states, soonest = clock(), {}, {}, nil
+local now, part = clock()
+local lost, states, soonest = {}, {}, nil
 for i = 1, #ARGV, 5 do
   local delay = ARGV[i + 2]
   if delay ~= 'dead' and not whole(delay, 0, 4e15) then return refuse('INVALID', 'delay_ms must be a whole number') end
@@ -23,7 +24,7 @@ for i = 1, #ARGV, 5 do
     lost[#lost + 1] = at
   else
     local spent = delay == 'dead' or d.attempts >= m.allowed_attempts(d.limits, set[3])
-    local due = spent and '' or format('%d', now + delay)
+    local due = spent and '' or format('%d', now + (tonumber(delay) > 0 and part or 0) + delay)
     states[at] = spent and 'dead' or 'retrying'
     write(m.advance('nacked', 1),
       { m.line('nacked', states[at], now, id, d.facts, d.attempts, d.consumer, due, class, '') }, spent)

@@ -15,9 +15,11 @@ local SETTINGS = '^(%d+)\t([^\t]*)\t([^\t]*)\t([^\t]*)\t([^\t]*)\t([^\t]*)\t([^\
 local level, skip = 'full', 0
 local moves, settling
 
+-- Milliseconds, and 1 if part of the next has passed: what must not be early counts from there.
 local function clock()
   local t = redis.call('TIME')
-  return t[1] * 1000 + (t[2] - t[2] % 1000) / 1000
+  local part = t[2] % 1000
+  return t[1] * 1000 + (t[2] - part) / 1000, part > 0 and 1 or 0
 end
 
 local function refuse(code, text)

@@ -9,7 +9,9 @@ local delay = whole(ARGV[1], 0, 4e15)
 if not delay then return refuse('INVALID', 'delay_ms must be a whole number') end
 local set = call('HMGET', queue, 'journal', 'journal_skip', 'due', 'max_leased')
 m.open(set[1], set[2])
-local now, lost = clock(), {}
+local now, part = clock()
+local lost = {}
+if delay > 0 then delay = delay + part end
 local state, due = delay > 0 and 'scheduled' or 'ready', format('%d', now + delay)
 local lines, moved = {}, {}
 for i = 2, #ARGV, 2 do

@@ -18,7 +18,7 @@ if set[1] and #set[1] > 11 then
   longest, max_length, max_dead = tonumber(longest), tonumber(max_length), tonumber(max_dead)
 end
 skip = tonumber(set[5]) or 0
-local now = clock()
+local now, part = clock()
 if (argc - 1) % 4 ~= 0 then return refuse('INVALID', 'a message takes four arguments') end
 if (careful or max_length or max_dead) and not dead then return refuse('KEYS', 'every key is needed here') end
 
@@ -57,7 +57,7 @@ for i = 2, argc, 4 do
   elseif due ~= '' and not whole(due, 0, 4e15) then
     return refuse('INVALID', 'due is not a whole number of milliseconds')
   end
-  local at = due == '' and now or string.byte(due) == 43 and now + due or tonumber(due)
+  local at = due == '' and now or string.byte(due) == 43 and now + part + due or tonumber(due)
   local holder = careful and holder_of(i, at > now and 's' or 'r')
   if careful then statuses[#statuses + 1] = holder or '' end
   if not holder then
