@@ -1,0 +1,535 @@
+"""The queue in plain Python, with no Redis in it: what the scripts must do, said a second time.
+
+Exact in everything but the dedup window. An acked id must be known for the window and may be known longer, so where
+the model cannot tell it believes the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from restante.core.message import STATE_LETTERS
+from tests.core.contents import SPAN, STATES, TIMED, position
+from tests.core.verbs import CONSUMER, NONCE, OPERATOR, RAW, SILENT, Item, Token
+
+#: Messages one receive promotes or reclaims per state, and results one ack drops.
+BATCH = 200
+_LETTERS = {state.value: letter for state, letter in STATE_LETTERS.items()}
+
+
+#: A line of the journal: every column but the format.
+Line = dict[str, Any]
+
+
+class Full(Exception):
+    """The model refuses the send."""
+
+
+@dataclass
+class Entry:
+    """One message."""
+
+    item: Item
+    #: The number it was sent under, and when.
+    sequence: int
+    sent_at: int
+    state: str
+    #: The score in its state's index.
+    score: int
+    attempts: int = 0
+    token: str = ""
+    expires: int = 0
+    replays: int = 0
+    #: When and by whom it was last received.
+    received_at: int | str = ""
+    consumer: str = ""
+    #: Its place in line, kept apart once it was promoted or delivered; None before.
+    place: int | None = None
+    #: Ended attempts: number, event, error class.
+    ended: list[tuple[int, str, str]] = field(default_factory=list)
+
+
+@dataclass
+class Settings:
+    """What the queue is told; None where it is not."""
+
+    lease_ms: int = 30_000
+    max_attempts: int = 5
+    max_length: int | None = None
+    max_dead: int | None = None
+    max_leased: int | None = None
+    keep_done: int = 0
+    dedup_ms: int = 60_000
+    pause: bool = False
+    journal: str = "full"
+
+
+@dataclass
+class Grave:
+    """An acked id."""
+
+    token: str
+    at: int
+    #: Milliseconds for which it must be known: the window it was acked under; 0 where a shorter one came after.
+    window: int
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a receive must answer."""
+
+    promoted: int
+    expired: int
+    base: int
+    lost: list[int]
+    #: id, attempts, lease_expires_at.
+    messages: list[tuple[str, int, int]]
+    #: What it tells of earlier attempts.
+    told: list[str]
+
+
+class Model:
+    """One queue."""
+
+    def __init__(self, name: str = "q") -> None:
+        self.name = name
+        self.settings = Settings()
+        self.entries: dict[str, Entry] = {}
+        self.unique: dict[str, str] = {}
+        self.sequence = 0
+        self.totals: dict[str, int] = {}
+        self.graves: dict[str, Grave] = {}
+        #: Results that were deleted or purged, so counted twice among the ended, and those that newer ones pushed out.
+        self.done_removed = 0
+        #: The lines that the journal keeps; numbered from 1 without a gap.
+        self.journal: list[Line] = []
+        #: Lines it did not keep.
+        self.skipped = 0
+
+    # -- looking -------------------------------------------------------------------------------------------------
+
+    def ids(self, state: str) -> list[str]:
+        """The ids of a state in the order of its index."""
+        found = [(entry.score, id.encode()) for id, entry in self.entries.items() if entry.state == state]
+        return [id.decode() for _, id in sorted(found)]
+
+    def index(self) -> dict[str, dict[str, int]]:
+        """Every state that holds something, with its scores."""
+        made: dict[str, dict[str, int]] = {}
+        for state in STATES:
+            ids = self.ids(state)
+            if ids:
+                made[state] = {id: self.entries[id].score for id in ids}
+        return made
+
+    def messages(self) -> dict[str, dict[str, Any]]:
+        """What does not change about messages but by an edit."""
+        return {
+            id: {
+                "sequence": entry.sequence, "sent_at": entry.sent_at, "kind": entry.item.kind,
+                "priority": entry.item.priority, "limits": entry.item.limits, "body": entry.item.payload,
+                "options": RAW,
+            }
+            for id, entry in self.entries.items()
+        }  # fmt: skip
+
+    def deliveries(self) -> dict[str, dict[str, Any]]:
+        """What changes about messages once received."""
+        return {
+            id: {
+                "token": entry.token, "lease_expires_at": entry.expires, "attempts": entry.attempts,
+                "sequence": entry.place % SPAN, "replays": entry.replays, "received_at": entry.received_at,
+                "consumer": entry.consumer, "sent_at": entry.sent_at, "kind": entry.item.kind,
+                "priority": entry.item.priority, "size": len(entry.item.payload), "limits": entry.item.limits,
+            }
+            for id, entry in self.entries.items() if entry.place is not None
+        }  # fmt: skip
+
+    def next_due(self) -> int | None:
+        """The earliest time at which something must move."""
+        return min((entry.score for entry in self.entries.values() if entry.state in TIMED), default=None)
+
+    def conserved(self) -> bool:
+        """Whether every message sent is accounted for."""
+        left = sum(entry.state != "done" for entry in self.entries.values())
+        ended = sum(self.totals.get(event, 0) for event in ("acked", "deleted", "purged"))
+        return self.totals.get("sent", 0) == ended - self.done_removed + left
+
+    def known(self, id: str, now: int) -> bool | None:
+        """Whether an acked id must be remembered; None if it may or may not."""
+        grave = self.graves.get(id)
+        if grave is None:
+            return False
+        return True if now - grave.at < min(grave.window, self.settings.dedup_ms) else None
+
+    # -- parts of verbs ------------------------------------------------------------------------------------------
+
+    def _advance(self, event: str, n: int = 1, total: int | None = None) -> int:
+        self.totals[event] = self.totals.get(event, 0) + (n if total is None else total)
+        self.sequence += n
+        return self.sequence - n
+
+    def _line(
+        self, event: str, state: str, now: int, id: str, attempts: int | None = None, by: str = "", *,
+        due: int | str = "", error: str = "", detail: str = "", terminal: bool = False,
+    ) -> None:  # fmt: skip
+        """Writes a line if the level keeps it; without an id one that is about the queue."""
+        if self.settings.journal != "full" and not (terminal and self.settings.journal == "terminal"):
+            self.skipped += 1
+            return
+        entry = self.entries.get(id)
+        item = entry.item if entry else Item("", b"")
+        self.journal.append(
+            {
+                "event": event, "state": state, "at": now, "message_id": id, "sent_at": entry.sent_at if entry else now,
+                "kind": item.kind, "priority": item.priority, "size": len(item.payload),
+                "attempts": (entry.attempts if entry else 0) if attempts is None else attempts, "consumer": by,
+                "due_at": due, "error_class": error, "detail": detail,
+            }
+        )  # fmt: skip
+
+    def _hold(self, id: str, item: Item, state: str | None) -> None:
+        if item.unique is None:
+            return
+        if state is not None and _LETTERS[state] in item.letters:
+            self.unique.setdefault(item.unique, id)
+        elif self.unique.get(item.unique) == id:
+            del self.unique[item.unique]
+
+    def _put(self, id: str, state: str, score: int) -> None:
+        entry = self.entries[id]
+        entry.state, entry.score = state, score
+        if state != "leased":
+            entry.token, entry.expires = "", 0
+        self._hold(id, entry.item, state)
+
+    def _drop(self, id: str) -> None:
+        entry = self.entries.pop(id)
+        self._hold(id, entry.item, None)
+
+    def held(self, pair: Token, now: int) -> bool:
+        """Whether the token still holds the message."""
+        entry = self.entries.get(pair[0])
+        return entry is not None and entry.state == "leased" and entry.token == pair[1] and entry.expires > now
+
+    def _allowed(self, entry: Entry) -> int:
+        return entry.item.max_attempts or self.settings.max_attempts
+
+    def clock_went_back(self, now: int) -> None:
+        """Nothing ages by a jump back: what was acked later than now counts as acked now."""
+        for grave in self.graves.values():
+            grave.at = min(grave.at, now)
+
+    # -- verbs ---------------------------------------------------------------------------------------------------
+
+    def send(
+        self, now: int, items: Sequence[Item], *, careful: bool, said: Callable[[int], str], part: int = 0
+    ) -> list[str]:
+        """Per message "" or who stands for it; `said` is asked for what the server said where the model cannot tell.
+
+        `part` is 1 where part of the next millisecond has passed, here and below.
+        """
+        statuses: list[str] = []
+        fresh: list[Item] = []
+        ids: set[str] = set()
+        keys: dict[str, str] = {}
+        for at, item in enumerate(items):
+            holder = ""
+            if careful:
+                known = self.known(item.id, now)
+                if item.id in ids or item.id in self.entries or known or (known is None and said(at) == item.id):
+                    holder = item.id
+                elif item.unique is not None:
+                    holder = keys.get(item.unique) or self.unique.get(item.unique, "")
+                    if (
+                        not holder
+                        and _LETTERS["scheduled" if due_at(item, now, part) > now else "ready"] in item.letters
+                    ):
+                        keys[item.unique] = item.id
+                if not holder:
+                    ids.add(item.id)
+            statuses.append(holder)
+            if not holder:
+                fresh.append(item)
+        if not fresh:
+            return statuses
+        if self.settings.max_dead is not None and len(self.ids("dead")) >= self.settings.max_dead:
+            raise Full
+        length = sum(entry.state in ("ready", *TIMED) for entry in self.entries.values())
+        if self.settings.max_length is not None and length + len(fresh) > self.settings.max_length:
+            raise Full
+        base = self._advance("sent", len(fresh))
+        for at, item in enumerate(fresh, 1):
+            due = due_at(item, now, part)
+            self.graves.pop(item.id, None)
+            self.entries[item.id] = Entry(item, base + at, now, "", 0)
+            if due > now:
+                self._put(item.id, "scheduled", due)
+                self._line("sent", "scheduled", now, item.id, due=due)
+            else:
+                self._put(item.id, "ready", position(item.priority, base + at))
+                self._line("sent", "ready", now, item.id)
+        return statuses
+
+    def ack(self, now: int, pairs: Sequence[Token], said: Callable[[int], bool]) -> list[int]:
+        """The positions lost; `said` tells what the server said of a repeated ack that may be forgotten."""
+        gone, lost = self._judge(now, pairs, said)
+        self._settle(now, gone)
+        return lost
+
+    def _judge(self, now: int, pairs: Sequence[Token], said: Callable[[int], bool]) -> tuple[list[str], list[int]]:
+        gone: list[str] = []
+        lost = []
+        for at, pair in enumerate(pairs, 1):
+            if self.held(pair, now):
+                if pair[0] not in gone:
+                    gone.append(pair[0])
+                continue
+            grave = self.graves.get(pair[0])
+            known = self.known(pair[0], now) if grave is not None and grave.token == pair[1] else False
+            if known is False or (known is None and said(at)):
+                lost.append(at)
+        return gone, lost
+
+    def _settle(self, now: int, gone: Sequence[str]) -> None:
+        if not gone:
+            return
+        self._advance("acked", len(gone))
+        window = self.settings.dedup_ms
+        if window:
+            # Generations turn over here, by the window of now.
+            for grave in self.graves.values():
+                grave.window = grave.window if window >= grave.window else 0
+        for id in gone:
+            state = "done" if self.settings.keep_done else "gone"
+            self._line("acked", state, now, id, by=self.entries[id].consumer, terminal=True)
+            if window:
+                self.graves[id] = Grave(self.entries[id].token, now, window)
+            if self.settings.keep_done:
+                self._put(id, "done", now)
+            else:
+                self._drop(id)
+        if self.settings.keep_done:
+            done = self.ids("done")
+            for id in done[: min(BATCH, max(0, len(done) - self.settings.keep_done))]:
+                self._drop(id)
+
+    def receive(
+        self, now: int, n: int, *, lease_ms: int | None, acks: Sequence[Token], said: Callable[[int], bool]
+    ) -> Taken:
+        """Settles, promotes, reclaims, leases; the journal tells of the acks just before the leases."""
+        gone, lost = self._judge(now, acks, said)
+        for id in gone:
+            # The verdict is given, so what it frees is free for those that are promoted or leased below.
+            self._hold(id, self.entries[id].item, "done" if self.settings.keep_done else None)
+        promoted = self._promote("scheduled", now) + self._promote("retrying", now)
+        expired = self._reclaim(now)
+        self._settle(now, gone)
+        if self.settings.pause:
+            n = 0
+        if self.settings.max_leased is not None:
+            n = max(0, min(n, self.settings.max_leased - len(self.ids("leased"))))
+        ids = self.ids("ready")[:n]
+        if not ids:
+            return Taken(promoted, expired, 0, lost, [], [])
+        base = self._advance("received", len(ids))
+        taken, told = [], []
+        for at, id in enumerate(ids, 1):
+            entry = self.entries[id]
+            entry.attempts += 1
+            silent = "expired" if entry.token == SILENT else ""
+            told.append("1" if entry.place is None else f"{entry.attempts} {entry.replays} {silent}")
+            entry.place = entry.score
+            entry.token = f"{base + at}-{NONCE}"
+            entry.expires = now + (lease_ms or entry.item.lease_ms or self.settings.lease_ms)
+            entry.received_at, entry.consumer = now, CONSUMER
+            self._put(id, "leased", entry.expires)
+            self._line("received", "leased", now, id, by=CONSUMER, due=entry.expires)
+            taken.append((id, entry.attempts, entry.expires))
+        return Taken(promoted, expired, base, lost, taken, told)
+
+    def _promote(self, state: str, now: int) -> int:
+        ids = [id for id in self.ids(state) if self.entries[id].score <= now][:BATCH]
+        if ids:
+            base = self._advance("promoted", len(ids))
+            for at, id in enumerate(ids, 1):
+                entry = self.entries[id]
+                if entry.place is None:
+                    entry.place = position(entry.item.priority, base + at)
+                self._put(id, "ready", entry.place)
+                self._line("promoted", "ready", now, id)
+        return len(ids)
+
+    def _reclaim(self, now: int) -> int:
+        ids = [id for id in self.ids("leased") if self.entries[id].score <= now][:BATCH]
+        if ids:
+            self._advance("expired", len(ids))
+        for id in ids:
+            entry = self.entries[id]
+            assert entry.place is not None
+            entry.ended.append((entry.attempts, "expired", "LeaseExpired"))
+            spent = entry.attempts >= self._allowed(entry)
+            self._put(id, "dead" if spent else "ready", now if spent else entry.place)
+            entry.token = "" if spent else SILENT
+            self._line("expired", entry.state, now, id, by=entry.consumer, error="LeaseExpired", terminal=spent)
+        return len(ids)
+
+    def nack(self, now: int, pairs: Sequence[Token], delay: int | str, part: int = 0) -> tuple[list[int], list[str]]:
+        lost, states = [], []
+        for at, pair in enumerate(pairs, 1):
+            states.append("")
+            if not self.held(pair, now):
+                lost.append(at)
+                continue
+            entry = self.entries[pair[0]]
+            self._advance("nacked")
+            entry.ended.append((entry.attempts, "nacked", "E"))
+            if delay == "dead" or entry.attempts >= self._allowed(entry):
+                self._put(pair[0], "dead", now)
+            else:
+                self._put(pair[0], "retrying", now + int(delay) + (part if int(delay) else 0))
+            states[-1] = entry.state
+            spent = entry.state == "dead"
+            due = "" if spent else entry.score
+            self._line("nacked", entry.state, now, pair[0], by=entry.consumer, due=due, error="E", terminal=spent)
+        return lost, states
+
+    def bury(self, now: int, pairs: Sequence[Token]) -> list[int]:
+        lost = []
+        for at, pair in enumerate(pairs, 1):
+            if not self.held(pair, now):
+                lost.append(at)
+                continue
+            entry = self.entries[pair[0]]
+            self._advance("buried")
+            entry.ended.append((entry.attempts, "buried", "E"))
+            self._put(pair[0], "dead", now)
+            self._line("buried", "dead", now, pair[0], by=entry.consumer, error="E", terminal=True)
+        return lost
+
+    def release(self, now: int, pairs: Sequence[Token], delay: int, part: int = 0) -> list[int]:
+        lost, moved = [], 0
+        for at, pair in enumerate(pairs, 1):
+            if not self.held(pair, now):
+                lost.append(at)
+                continue
+            entry = self.entries[pair[0]]
+            assert entry.place is not None
+            entry.attempts -= 1
+            moved += 1
+            self._put(pair[0], "scheduled" if delay else "ready", now + part + delay if delay else entry.place)
+            self._line("released", entry.state, now, pair[0], by=entry.consumer, due=entry.score if delay else "")
+        if moved:
+            self._advance("released", moved)
+        return lost
+
+    def extend(self, now: int, pairs: Sequence[Token], lease_ms: int) -> tuple[list[int], list[str]]:
+        lost, until = [], []
+        for at, pair in enumerate(pairs, 1):
+            if not self.held(pair, now):
+                lost.append(at)
+                until.append("")
+                continue
+            entry = self.entries[pair[0]]
+            entry.expires = entry.score = now + lease_ms
+            until.append(str(entry.expires))
+            self._line("extended", "leased", now, pair[0], by=entry.consumer, due=entry.expires)
+        if len(lost) < len(pairs):
+            self._advance("extended", len(pairs) - len(lost))
+        return lost, until
+
+    def replay(self, now: int, ids: Sequence[str]) -> list[int]:
+        reply = []
+        for id in ids:
+            entry = self.entries.get(id)
+            dead = entry is not None and entry.state == "dead"
+            reply.append(int(dead))
+            if entry is not None and dead:
+                base = self._advance("replayed")
+                entry.attempts, entry.replays = 0, entry.replays + 1
+                entry.place = position(entry.item.priority, base + 1)
+                self._put(id, "ready", entry.place)
+                self._line("replayed", "ready", now, id, by=OPERATOR)
+        return reply
+
+    def delete(self, now: int, ids: Sequence[str]) -> list[str]:
+        reply = []
+        for id in ids:
+            entry = self.entries.get(id)
+            reply.append(entry.state if entry else "")
+            if entry is not None and entry.state != "leased":
+                self._advance("deleted")
+                self._line("deleted", "gone", now, id, by=OPERATOR, terminal=True)
+                self.done_removed += entry.state == "done"
+                self._drop(id)
+        return reply
+
+    def move(self, now: int, target: Model, ids: Sequence[str]) -> list[str]:
+        """To another queue: places anew there, with due time and errors kept and attempts at 0."""
+        reply = []
+        for id in ids:
+            entry = self.entries.get(id)
+            reply.append("" if entry is None or entry.state == "done" else entry.state)
+            if entry is None or entry.state in ("leased", "done"):
+                continue
+            if id in target.entries:
+                reply[-1] = "exists"
+                continue
+            due = entry.score if entry.state in ("scheduled", "retrying") else None
+            self._advance("deleted")
+            self._line("deleted", "gone", now, id, 0, OPERATOR, detail=f"moved to {target.name}", terminal=True)
+            self._drop(id)
+            base = target._advance("sent")
+            target.entries[id] = Entry(entry.item, base + 1, entry.sent_at, "", 0, ended=entry.ended)
+            state = "ready" if due is None else "scheduled"
+            target._put(id, state, position(entry.item.priority, base + 1) if due is None else due)
+            told = f"moved from {self.name}"
+            target._line("sent", state, now, id, by=OPERATOR, due="" if due is None else due, detail=told)
+        return reply
+
+    def purge(self, now: int, state: str, limit: int) -> int:
+        ids = self.ids(state)[:limit]
+        if ids:
+            self._advance("purged", 1, len(ids))
+            self._line("purged", "gone", now, "", by=OPERATOR, detail=f"{state}:{len(ids)}", terminal=True)
+            self.done_removed += len(ids) if state == "done" else 0
+            for id in ids:
+                self._drop(id)
+        return len(ids)
+
+    def edit(self, now: int, item: Item, due: int | None) -> str:
+        """The item must keep the unique key it was sent with."""
+        entry = self.entries.get(item.id)
+        if entry is None or entry.state == "done":
+            return ""
+        if entry.state == "leased":
+            return "leased"
+        self._advance("edited")
+        entry.item = replace(item, due="")
+        self._line("edited", entry.state, now, item.id, by=OPERATOR, due="" if due is None else due)
+        if entry.place is not None:
+            entry.place = position(item.priority, entry.place % SPAN)
+        if entry.state == "ready":
+            entry.score = position(item.priority, entry.score % SPAN)
+        elif due is not None and entry.state in ("scheduled", "retrying"):
+            entry.score = due
+        return entry.state
+
+    def configure(self, now: int, event: str, settings: Settings) -> None:
+        """A change of the journal's level is told by the level before it."""
+        changed = [item.name for item in fields(Settings) if _differ(item.name, settings, self.settings)]
+        if changed:
+            self._advance(event)
+            self._line(event, "gone", now, "", by=OPERATOR, detail=",".join(changed), terminal=True)
+            self.settings = settings
+
+
+def _differ(name: str, one: Settings, other: Settings) -> bool:
+    return bool(getattr(one, name) != getattr(other, name))
+
+
+def due_at(item: Item, now: int, part: int) -> int:
+    """When it becomes ready, by the server's clock: never early by a fraction of a millisecond."""
+    return now + part + int(item.due) if item.due.startswith("+") else int(item.due or now)

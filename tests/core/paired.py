@@ -1,0 +1,264 @@
+"""The real queue and the model side by side: every verb is done by both, and both must agree in answer and content.
+
+There are two queues, so that messages can be moved; verbs are for the one at hand, and `turn` takes up the other.
+The marker is taken after every verb, as a sleeping consumer would do: a verb that makes work must set it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from restante.core.errors import QueueFull
+from restante.core.message import Event
+from restante.core.operations import Script
+from tests.core.bench import Bench
+from tests.core.contents import STATES, Dump, dump, hint, violations
+from tests.core.model import Full, Line, Model, Settings
+from tests.core.verbs import SCRIPTS, Item, Token, Verbs
+
+#: Milliseconds within which a new due time must wake a sleeper; beyond it the sleeper wakes by itself in time.
+HORIZON = 5000
+
+
+class Disagreement(AssertionError):
+    """The queue did something else than the model, or broke a rule of its structure."""
+
+
+class Side:
+    """One queue, twice."""
+
+    def __init__(self, bench: Bench, name: str, scripts: Mapping[str, Script]) -> None:
+        self.real = Verbs(bench.connection, name, scripts)
+        self.model = Model(name)
+        #: Every pair of id and token ever given, the oldest first.
+        self.tokens: list[Token] = []
+        #: What was stored after the last verb.
+        self.before: Dump = {}
+
+
+class Pair:
+    """The queue at hand and another, and all that can be done with them."""
+
+    def __init__(self, bench: Bench, scripts: Mapping[str, Script] = SCRIPTS) -> None:
+        self.bench = bench
+        self._here, self._there = (Side(bench, name, scripts) for name in ("q", "r"))
+        self.real.configure()
+        # The other comes into being by what is moved there, as for an operator.
+
+    @property
+    def real(self) -> Verbs:
+        return self._here.real
+
+    @property
+    def model(self) -> Model:
+        return self._here.model
+
+    @property
+    def tokens(self) -> list[Token]:
+        return self._here.tokens
+
+    def turn(self) -> None:
+        """Takes up the other queue."""
+        self._here, self._there = self._there, self._here
+        self.real.configure()
+        self.check("configure")
+
+    @property
+    def now(self) -> int:
+        return self.bench.clock.now_ms
+
+    @property
+    def part(self) -> int:
+        """1 where part of the next millisecond has passed."""
+        return int(self.bench.clock.now_us % 1000 > 0)
+
+    # -- verbs ---------------------------------------------------------------------------------------------------
+
+    def send(self, *items: Item, careful: bool = True) -> None:
+        """Ids and unique keys seen before need a careful send."""
+        refused = False
+        reply: list[str] = []
+        settings = self.model.settings
+        few = not careful and settings.max_length is None and settings.max_dead is None
+        try:
+            reply = self.real.send(*items, careful=careful, few=few)
+        except QueueFull:
+            refused = True
+        try:
+            expected = self.model.send(
+                self.now, items, careful=careful, said=lambda at: reply[at] if reply else "", part=self.part
+            )
+        except Full:
+            self._same("refused", refused, True)
+        else:
+            self._same("refused", refused, False)
+            self._same("send", reply, expected)
+        self.check("send")
+
+    def receive(self, n: int = 1, *, lease_ms: int | None = None, acks: Sequence[Token] = ()) -> list[Token]:
+        got = self.real.receive(n, lease_ms=lease_ms, acks=acks)
+        expected = self.model.receive(self.now, n, lease_ms=lease_ms, acks=acks, said=lambda at: at in got.lost)
+        idle = not (got.messages or got.lost or got.promoted or got.expired) and got.due is None
+        # A look around that finds nothing does not ask for the time.
+        self._same("now", got.now, 0 if idle and not got.now else self.now)
+        self._same("lost", got.lost, expected.lost)
+        self._same("promoted", got.promoted, expected.promoted)
+        self._same("expired", got.expired, expected.expired)
+        self._same("order", [row[:3] for row in got.messages], expected.messages)
+        self._same("told", got.told, expected.told)
+        if got.messages:
+            self._same("base", got.base, expected.base)
+        for id, _, _, stored in got.messages:
+            entry = self.model.entries[id]
+            self._same("stored", stored, b"%d\n%d\t%b" % (entry.sequence, entry.sent_at, entry.item.stored))
+        due = self.model.next_due()
+        if due is not None and (got.due is None or got.due > due):
+            raise Disagreement(f"receive says the next thing is due at {got.due}, it is at {due}")
+        self._here.tokens += got.pairs
+        self.check("receive")
+        return got.pairs
+
+    def ack(self, *pairs: Token) -> None:
+        if not pairs:
+            return  # refused by every client
+        reply = self.real.ack(*pairs)
+        self._same("ack", reply, self.model.ack(self.now, pairs, lambda at: at in reply))
+        self.check("ack")
+
+    def nack(self, *pairs: Token, delay: int | str = 0) -> None:
+        self._same("nack", self.real.nack(*pairs, delay=delay), self.model.nack(self.now, pairs, delay, self.part))
+        self.check("nack")
+
+    def bury(self, *pairs: Token) -> None:
+        self._same("bury", self.real.bury(*pairs), self.model.bury(self.now, pairs))
+        self.check("bury")
+
+    def release(self, *pairs: Token, delay: int = 0) -> None:
+        reply = self.real.release(*pairs, delay=delay)
+        self._same("release", reply, self.model.release(self.now, pairs, delay, self.part))
+        self.check("release")
+
+    def extend(self, *pairs: Token, lease_ms: int = 30_000) -> None:
+        reply = self.real.extend(*pairs, lease_ms=lease_ms)
+        self._same("extend", reply, self.model.extend(self.now, pairs, lease_ms))
+        self.check("extend")
+
+    def replay(self, *ids: str) -> None:
+        self._same("replay", self.real.replay(*ids), self.model.replay(self.now, ids))
+        self.check("replay")
+
+    def delete(self, *ids: str) -> None:
+        self._same("delete", self.real.delete(*ids), self.model.delete(self.now, ids))
+        self.check("delete")
+
+    def purge(self, state: str, limit: int = 1000) -> None:
+        self._same("purge", self.real.purge(state, limit), self.model.purge(self.now, state, limit))
+        self.check("purge")
+
+    def edit(self, item: Item, delay: int | None = None) -> None:
+        due = None if delay is None else self.now + delay
+        reply = self.real.edit(item, "" if due is None else str(due))
+        self._same("edit", reply, self.model.edit(self.now, item, due))
+        self.check("edit")
+
+    def move(self, *ids: str) -> None:
+        """To the other queue."""
+        reply = self.real.move(self._there.real.name, *ids)
+        self._same("move", reply, self.model.move(self.now, self._there.model, ids))
+        self.check("move")
+        self._check(self._there, "move")
+
+    def configure(self, event: str = "configured", **settings: Any) -> None:
+        wished = replace(self.model.settings, **settings)
+        default = Settings()
+        told: dict[str, str] = {}
+        for item in fields(Settings):
+            value = getattr(wished, item.name)
+            if item.name in settings:
+                text = value if isinstance(value, str) else str(int(value or 0))
+                told[item.name] = "" if value == getattr(default, item.name) else text
+        self.real.configure(event, **told)
+        self.model.configure(self.now, event, wished)
+        self.check("configure")
+
+    def advance_micros(self, us: int) -> None:
+        """Moves the clock by parts of a millisecond."""
+        self.bench.clock.advance(us / 1_000_000)
+
+    def advance(self, ms: int) -> None:
+        """Moves the clock; back when negative."""
+        self.bench.clock.advance(ms / 1000)
+        if ms < 0:
+            for side in (self._here, self._there):
+                side.model.clock_went_back(self.now)
+
+    # -- looking -------------------------------------------------------------------------------------------------
+
+    def tokens_in_hand(self) -> list[Token]:
+        """The pairs that hold a message now."""
+        return [pair for pair in self.tokens if self.model.held(pair, self.now)]
+
+    def check(self, verb: str) -> None:
+        """Compares all that is stored with the model, and looks at its structure."""
+        self._check(self._here, verb)
+
+    def _check(self, side: Side, verb: str) -> None:
+        found = dump(self.bench.client, side.real.name)
+        if "marker" in found:
+            self.bench.client.delete(side.real.keys["marker"])
+        elif self._must_wake(side, verb, found):
+            raise Disagreement(f"{verb} made work and woke nobody")
+        seen = [*side.before.get("journal", {}).values()]
+        side.before = found
+        wrong = violations(found)
+        if wrong:
+            raise Disagreement("; ".join(wrong))
+        model = side.model
+        queue = found.get("queue", {})
+        self._same("index", {state: found[state] for state in STATES if state in found}, model.index())
+        self._same("deliveries", found.get("deliveries", {}), model.deliveries())
+        self._same("unique", found.get("unique", {}), model.unique)
+        self._same("sequence", queue.get("sequence", 0), model.sequence)
+        self._same("skipped", queue.get("journal_skip", 0), model.skipped)
+        self._same(
+            "history", self._history(found), {id: entry.ended for id, entry in model.entries.items() if entry.ended}
+        )
+        self._same("messages", found.get("messages", {}), model.messages())
+        self._same("totals", {event: queue.get(event, 0) for event in Event}, dict.fromkeys(Event, 0) | model.totals)
+        self._same_lines([*found.get("journal", {}).values()], model.journal, seen)
+        if not model.conserved():
+            raise Disagreement(f"the totals do not add up: {model.totals}")
+
+    def _same_lines(self, found: list[Line], expected: list[Line], seen: list[Line]) -> None:
+        """Their numbers are dense, as `violations` has seen, so that the order says all."""
+        for number, (one, other) in enumerate(zip(found, expected, strict=False)):
+            # A line that is still the same object was compared after the verb before.
+            if number >= len(seen) or one is not seen[number]:
+                self._same(f"line {number + 1} of the journal", one, other)
+        self._same("lines of the journal", len(found), len(expected))
+
+    def _must_wake(self, side: Side, verb: str, found: Dump) -> bool:
+        old, limit = side.before, side.model.settings.max_leased
+        ready, due = found.get("ready", {}), hint(found)
+        if verb == "receive":
+            taken = found["queue"].get("received", 0) > old.get("queue", {}).get("received", 0)
+            return bool(taken and (ready or (due is not None and due - self.now <= HORIZON)))
+        if ready.keys() - old.get("ready", {}).keys():
+            return True
+        if limit is not None and ready and len(found.get("leased", {})) < min(limit, len(old.get("leased", {}))):
+            return True
+        known = hint(old)
+        if due is None or verb == "extend":
+            return False
+        return bool((known is None or due < known) and due - self.now <= HORIZON)
+
+    @staticmethod
+    def _history(found: Dump) -> dict[str, list[tuple[int, str, str]]]:
+        return {id: [(int(row[0]), row[3], row[5]) for row in rows] for id, rows in found.get("history", {}).items()}
+
+    @staticmethod
+    def _same(what: str, found: Any, expected: Any) -> None:
+        if found != expected:
+            raise Disagreement(f"{what}: the queue says {found!r}, the model {expected!r}")

@@ -1,0 +1,383 @@
+"""One fixed sequence of verbs that touches every rule of the queue: a story with a point in each step, then a walk.
+
+It is much faster than the search of the state machine, and it is the same on every run, so it can be repeated for
+every mutant.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+from tests.core.paired import Pair
+from tests.core.verbs import Item
+
+#: Steps of the walk; fewer leave rare orders of verbs untried.
+WALK = 400
+
+
+def play(pair: Pair) -> None:
+    """The whole scenario; raises Disagreement where the queue is wrong."""
+    for chapter in (
+        _order, _tokens, _expiry, _attempts, _giving_back, _waiting, _unique_keys, _repeats, _limits, _operators,
+        _results, _two_queues, _levels,
+    ):  # fmt: skip
+        chapter(pair)
+    _walk(pair, random.Random(7), WALK)
+
+
+def _order(pair: Pair) -> None:
+    pair.send(*(Item(f"o{at}", priority=priority) for at, priority in enumerate((0, 5, 0, 255, 5, 1))), careful=False)
+    pair.send(Item("o9", priority=5), careful=False)
+    for _ in range(3):
+        pair.receive(1)
+    pair.ack(*pair.receive(9), *pair.tokens_in_hand())
+
+
+def _tokens(pair: Pair) -> None:
+    pair.send(Item("t1"), Item("t2"))
+    (first,) = pair.receive(1)
+    forged = (first[0], "9999-n")
+    for verb in (pair.ack, pair.nack, pair.bury, pair.release, pair.extend):
+        verb(forged)
+        verb((first[0], ""))
+        verb((first[0], "-"))
+    pair.nack(first)
+    second, other = pair.receive(2)
+    for verb in (pair.ack, pair.nack, pair.bury, pair.release, pair.extend):
+        verb(first if first[0] == second[0] else forged)
+    pair.ack(second)
+    pair.ack(second, other)
+    pair.send(Item("t3"), Item("t4"))
+    third, fourth = pair.receive(2)
+    # Each token is judged by itself, also where another settles the same message in the same call.
+    pair.ack(third, (third[0], "9999-n"), third)
+    pair.receive(1, acks=[(fourth[0], "9999-n"), fourth, (fourth[0], "")])
+
+
+def _expiry(pair: Pair) -> None:
+    pair.send(Item("e1"), Item("e2", lease_ms=1000), Item("e3", lease_ms=1000, priority=7), Item("e4"))
+    held = dict(pair.receive(4))
+    one, two, three, four = ((id, held[id]) for id in ("e1", "e2", "e3", "e4"))
+    pair.extend(three, lease_ms=2000)
+    pair.advance(999)
+    pair.receive(1)
+    pair.advance(1)
+    for verb in (pair.extend, pair.release, pair.bury, pair.nack, pair.ack):
+        verb(two)
+    pair.receive(0)
+    # Reclaimed and not held again: its mark is no token.
+    for verb in (pair.extend, pair.release, pair.bury, pair.nack, pair.ack):
+        verb((two[0], "-"))
+    pair.receive(1, acks=[two, three, one])
+    pair.advance(29_000)
+    pair.receive(1, acks=[four])
+    pair.advance(600_000)
+    pair.ack(*pair.receive(5))
+
+
+def _attempts(pair: Pair) -> None:
+    pair.configure(max_attempts=2)
+    pair.send(Item("a1"), Item("a2"), Item("a3", max_attempts=1), Item("a4", max_attempts=3))
+    pair.nack(*pair.receive(2))
+    pair.receive(9, lease_ms=100)
+    pair.advance(100)
+    pair.receive(9, lease_ms=100)
+    pair.advance(100)
+    pair.receive(9)
+    pair.nack(*pair.tokens_in_hand(), delay="dead")
+    pair.replay("a1", "a4", "nobody")
+    pair.bury(*pair.receive(1))
+    pair.nack(*pair.receive(1), delay=50)
+    pair.replay("a1", "a2", "a3")
+    pair.configure(max_attempts=5)
+    pair.advance(50)
+    pair.ack(*pair.receive(9))
+
+
+def _giving_back(pair: Pair) -> None:
+    pair.send(Item("g1"), Item("g2"), Item("g3", priority=3))
+    held = pair.receive(3)
+    pair.release(held[1], held[2])
+    pair.release(held[0], delay=500)
+    pair.receive(1)
+    pair.advance(500)
+    pair.receive(5)
+    pair.ack(*pair.tokens_in_hand())
+
+
+def _waiting(pair: Pair) -> None:
+    pair.send(Item("w1", due="+60000"), Item("w2", due="+4000", priority=9), Item("w3", due=f"{pair.now + 1000}"))
+    pair.receive(1)
+    pair.advance(999)
+    pair.receive(1)
+    pair.advance(1)
+    pair.receive(1)
+    pair.nack(*pair.tokens_in_hand(), delay=10)
+    pair.advance(10)
+    pair.receive(1)
+    pair.ack(*pair.tokens_in_hand())
+    pair.edit(Item("w1", b"edited", 200), delay=100)
+    pair.send(Item("w4", priority=199))
+    pair.advance(100)
+    pair.receive(1)
+    pair.advance(3_600_000)
+    pair.ack(*pair.receive(5))
+    pair.send(Item("w7", due=f"{pair.now}"), Item("w8", due=f"{pair.now - 1}"), Item("w9", due=f"{pair.now + 1}"))
+    pair.ack(*pair.receive(5))
+    pair.advance(1)
+    pair.ack(*pair.receive(5))
+    # Not early by a fraction of a millisecond.
+    pair.advance_micros(400)
+    pair.send(Item("f1", due="+1"), Item("f2", due=f"{pair.now + 1}"), Item("f3"), Item("f4"), Item("f5"))
+    third, fourth, fifth = pair.receive(3)
+    pair.release(third, delay=5)
+    pair.nack(fourth, delay=3)
+    pair.nack(fifth, delay=0)
+    pair.advance_micros(600)
+    pair.ack(*pair.receive(5))
+    pair.advance(1)
+    pair.ack(*pair.receive(5))
+    pair.advance(5)
+    pair.ack(*pair.receive(5))
+    pair.advance(-7_200_000)
+    pair.send(Item("w5", due="+1"))
+    pair.advance(1)
+    # What is promoted and leased by one call must still be known to expire.
+    pair.ack(*pair.receive(5))
+    pair.send(Item("w6", due="+1"))
+    pair.advance(1)
+    pair.receive(5)
+    pair.advance(30_000)
+    pair.ack(*pair.receive(5))
+
+
+def _unique_keys(pair: Pair) -> None:
+    for letters in ("lrst", "r", "s", "l", "t", "d"):
+        pair.send(Item("u1", unique="k", letters=letters), Item("u2", unique="k"))
+        pair.send(Item("u3", unique="k", letters=letters))
+        held = pair.receive(1)
+        pair.send(Item("u4", unique="k", letters=letters))
+        pair.nack(*held, delay=100)
+        pair.send(Item("u5", unique="k", letters=letters))
+        pair.advance(100)
+        pair.bury(*pair.receive(9))
+        pair.send(Item("u6", unique="k", letters=letters))
+        pair.replay("u1", "u2")
+        pair.purge("dead")
+        pair.delete("u6", "u3")
+        pair.ack(*pair.receive(9))
+        pair.advance(600_000)
+        pair.send(Item("u7", unique="k", letters=letters))
+        pair.purge("ready")
+        pair.send(Item("tick"))
+        pair.ack(*pair.receive(1))
+        pair.advance(600_000)
+
+
+def _repeats(pair: Pair) -> None:
+    pair.send(Item("r1"))
+    pair.send(Item("r1"), Item("r2"), Item("r2"))
+    held = pair.receive(2)
+    pair.send(Item("r1"), Item("r2"))
+    pair.ack(*held)
+    pair.ack(*held)
+    pair.send(Item("r1"), Item("r2"))
+    pair.advance(59_999)
+    pair.send(Item("r1"))
+    pair.send(Item("r3"))
+    pair.ack(*pair.receive(1))
+    pair.send(Item("r1"))
+    pair.receive(1, acks=held)
+    # Acked at three times, so that they lie in two generations, and all are known for a whole window.
+    for id, wait in (("r6", 40_000), ("r7", 30_000), ("r8", 29_999)):
+        pair.send(Item(id))
+        pair.ack(*pair.receive(1))
+        pair.advance(wait)
+        pair.send(Item(id))
+    pair.send(Item("r7"))
+    # A clock that goes back makes nothing older.
+    pair.advance(-3_600_000)
+    pair.send(Item("r3"), Item("r4"))
+    pair.ack(*pair.receive(1))
+    pair.send(Item("r3"), Item("r4"))
+    pair.advance(59_999)
+    pair.send(Item("r5"))
+    pair.ack(*pair.receive(1))
+    pair.send(Item("r3"), Item("r4"), Item("r5"))
+
+
+def _limits(pair: Pair) -> None:
+    pair.configure(max_length=3, max_leased=2, max_dead=1)
+    for at in range(4):
+        pair.send(Item(f"l{at}"))
+    pair.receive(3)
+    pair.receive(3)
+    pair.bury(pair.tokens_in_hand()[0])
+    pair.send(Item("l9"))
+    pair.receive(3, acks=pair.tokens_in_hand())
+    pair.ack(*pair.tokens_in_hand())
+    pair.purge("dead")
+    pair.send(Item("l5"), Item("l6"), Item("l7"))
+    # A place becomes free for another message by whatever verdict.
+    for verb in (pair.bury, pair.ack, pair.nack, pair.release):
+        pair.receive(2)
+        pair.send(Item("l8"))
+        verb(pair.tokens_in_hand()[0])
+    pair.purge("dead")
+    pair.ack(*pair.receive(5), *pair.tokens_in_hand())
+    pair.ack(*pair.receive(5))
+    pair.configure(max_length=None, max_leased=None, max_dead=None)
+
+
+def _operators(pair: Pair) -> None:
+    pair.configure("paused", pause=True)
+    pair.send(Item("p1"), Item("p2", due="+10"), Item("p3", priority=1), Item("p4"))
+    pair.receive(5)
+    pair.configure("resumed", pause=False)
+    held = pair.receive(1)
+    pair.delete("p1", held[0][0], "nobody")
+    pair.edit(Item("p4", b"new", 250))
+    pair.edit(Item(held[0][0], b"new"))
+    pair.send(Item("p5", priority=250))
+    pair.nack(*held, delay=20)
+    pair.edit(Item("p3", b"newer", 251), delay=5)
+    pair.purge("scheduled", 1)
+    pair.advance(20)
+    pair.receive(1)
+    pair.bury(*pair.receive(1))
+    pair.purge("ready", 1)
+    pair.purge("dead", 1)
+    pair.purge("retrying")
+    pair.ack(*pair.tokens_in_hand())
+
+
+def _results(pair: Pair) -> None:
+    pair.configure(keep_done=2)
+    pair.send(*(Item(f"d{at}", unique=f"k{at}", letters="k") for at in range(4)))
+    for _ in range(2):
+        pair.ack(*pair.receive(1))
+        pair.advance(1)
+    pair.receive(2)
+    pair.receive(1, acks=pair.tokens_in_hand())
+    pair.edit(Item("d3", unique="k3", letters="k"))
+    pair.delete("d3")
+    pair.purge("done")
+    pair.configure(keep_done=0)
+
+
+def _two_queues(pair: Pair) -> None:
+    pair.send(
+        Item("v1", priority=3), Item("v2", due="+4000", unique="k"), Item("v3"), Item("v4"), Item("v5", unique="k5"),
+        Item("v6", due="+9000"),
+    )  # fmt: skip
+    held = dict(pair.receive(4))
+    pair.nack(("v1", held["v1"]), delay=300)
+    pair.bury(("v3", held["v3"]))
+    pair.move("v4", "v1", "nobody", "v2", "v2")
+    pair.release(("v5", held["v5"]))
+    pair.move("v3", "v5", "v6")
+    pair.send(Item("v1"), Item("v7", unique="k5"), Item("v8", unique="k"))
+    pair.move("v1", "v7", "v8")
+    pair.turn()
+    pair.advance(300)
+    pair.ack(*pair.receive(1))
+    pair.nack(*pair.receive(9), delay=0)
+    pair.advance(9000)
+    pair.configure(journal="terminal")
+    pair.move(*pair.model.ids("retrying")[:1])
+    pair.ack(*pair.receive(9))
+    pair.configure(journal="full")
+    pair.turn()
+    pair.configure(keep_done=1)
+    pair.ack(*pair.receive(1), *pair.tokens_in_hand())
+    pair.move(*pair.model.ids("done"))
+    pair.configure(keep_done=0)
+    pair.purge("done")
+    pair.ack(*pair.receive(9))
+
+
+def _levels(pair: Pair) -> None:
+    """Every event under every level, and the numbers go on from one to the next."""
+    for at, level in enumerate(("terminal", "off", "full", "off", "terminal", "full")):
+        a, b, c, d, e, f, g, h, i = ids = [f"j{at}{letter}" for letter in "abcdefghi"]
+        pair.configure(journal=level, max_attempts=2)
+        pair.send(*(Item(id, max_attempts=1 if id == f else None, due="+50" if id == i else "") for id in ids))
+        held = pair.receive(6, lease_ms=50)
+        pair.receive(1, acks=held[:2])
+        pair.receive(0, acks=held[:1])
+        pair.nack(*held[2:3])
+        pair.bury(*held[3:4])
+        pair.extend(*held[4:5], lease_ms=50)
+        pair.advance(50)
+        # Two leases end, one of them for good, and something is promoted.
+        pair.receive(2)
+        pair.edit(Item(h, b"new"))
+        pair.replay(d, f, a, b)
+        pair.release(*pair.tokens_in_hand()[:1])
+        pair.nack(*pair.tokens_in_hand()[:1], delay="dead")
+        pair.delete(h, c)
+        pair.purge("dead")
+        pair.move(i, e, g)
+        pair.ack(*pair.receive(9), *pair.tokens_in_hand())
+        pair.turn()
+        pair.ack(*pair.receive(9))
+        pair.turn()
+    pair.configure(max_attempts=5)
+
+
+def _walk(pair: Pair, chance: random.Random, steps: int) -> None:
+    """Verbs by chance, weighted so that messages come to every state."""
+    spans = (1, 10, 1000, 5000, 30_000, 70_000)
+
+    def item(id: str) -> Item:
+        return Item(
+            id,
+            bytes(chance.randrange(256) for _ in range(3)),
+            chance.choice((0, 0, 1, 255)),
+            chance.choice(("", "", f"+{chance.choice(spans)}", f"{pair.now + chance.choice((-1, 0, 1, 7000))}")),
+            chance.choice(("", "mail")),
+            chance.choice((None, None, 1000)),
+            chance.choice((None, 1, 2)),
+            chance.choice((None, None, "k1", "k2")),
+            chance.choice(("lrst", "r", "d", "klrst")),
+        )
+
+    def some(least: int = 1) -> list[tuple[str, str]]:
+        pool = pair.tokens_in_hand() * 3 + pair.tokens[-6:] + [("nobody", "1-n")]
+        return chance.sample(pool, min(len(pool), chance.randint(least, 3)))
+
+    def present() -> str:
+        return chance.choice([*pair.model.entries, f"m{chance.randrange(20)}"])
+
+    def edit() -> None:
+        id = present()
+        entry = pair.model.entries.get(id)
+        wished = item(id)
+        kept = entry.item if entry else replace(wished, unique=None)
+        pair.edit(replace(wished, due="", unique=kept.unique, letters=kept.letters), chance.choice((None, *spans)))
+
+    verbs: list[tuple[int, Callable[[], None]]] = [
+        (6, lambda: pair.send(*(item(f"m{chance.randrange(20)}") for _ in range(chance.randint(1, 3))))),
+        (6, lambda: (pair.receive(chance.randint(0, 4), acks=some(0)), None)[1]),
+        (3, lambda: pair.ack(*some())),
+        (3, lambda: pair.nack(*some(), delay=chance.choice((0, *spans)))),
+        (2, lambda: pair.bury(*some())),
+        (2, lambda: pair.release(*some(), delay=chance.choice((0, *spans)))),
+        (2, lambda: pair.extend(*some(), lease_ms=chance.choice(spans))),
+        (2, lambda: pair.replay(present(), *pair.model.ids("dead")[:1])),
+        (1, lambda: pair.delete(present(), present())),
+        (1, lambda: pair.purge(chance.choice(("ready", "scheduled", "retrying", "dead")), chance.randint(1, 2))),
+        (2, edit),
+        (2, lambda: pair.move(present(), present())),
+        (1, pair.turn),
+        (1, lambda: pair.configure(journal=chance.choice(("full", "full", "terminal", "off")))),
+        (4, lambda: pair.advance(chance.choice(spans))),
+        (1, lambda: pair.advance(-chance.choice(spans))),
+        (1, lambda: pair.advance_micros(chance.choice((1, 500, 999)))),
+    ]
+    weights = [weight for weight, _ in verbs]
+    for _ in range(steps):
+        (_, verb), *_ = chance.choices(verbs, weights)
+        verb()

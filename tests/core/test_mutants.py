@@ -1,0 +1,228 @@
+"""Faults planted in the scripts, one at a time: the scenario must catch each, or it would not catch a real one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from restante.core.operations import Script
+from tests.core.bench import Bench
+from tests.core.paired import Disagreement, Pair
+from tests.core.scenario import play
+from tests.core.verbs import SCRIPTS, altered
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """Texts replaced in some scripts."""
+
+    name: str
+    verbs: str
+    edits: tuple[tuple[str, str], ...]
+
+    def plant(self) -> dict[str, Script]:
+        made = dict(SCRIPTS)
+        for verb in self.verbs.split():
+            for old, new in self.edits:
+                made[verb] = altered(made[verb], old, new)
+        return made
+
+
+def mutant(name: str, verbs: str, *edits: tuple[str, str]) -> Mutant:
+    return Mutant(name, verbs, edits)
+
+
+#: The verbs that ask for a token, and those after which a unique key may be free.
+HOLDERS = "nack bury release extend"
+MOVERS = "receive ack nack bury release replay delete purge"
+HELD = "if d.token ~= token or d.expires <= now then return nil end"
+READY_SCORE = "(255 - priority) * SPAN + base + n"
+
+MUTANTS = (
+    # Fencing
+    mutant("no token check", HOLDERS, (HELD, "if d.expires <= now then return nil end")),
+    mutant("token check without expiry", HOLDERS, (HELD, "if d.token ~= token then return nil end")),
+    mutant("ack without token check", "ack receive", ("if token == given and", "if token and")),
+    mutant("ack without expiry check", "ack receive", (" and tonumber(expires) > now and", " and")),
+    mutant(
+        "bury before checking",
+        "bury",
+        (
+            "local d = m.held(call('HGET', k.deliveries, id), token, now)",
+            "local d = call('HGET', k.deliveries, id) and m.parse(call('HGET', k.deliveries, id))",
+        ),
+    ),
+    mutant("the same token for every lease", "receive", ("format('%d', base + i) .. '-' .. nonce", "'1-' .. nonce")),
+    mutant("an ended lease keeps its token", "nack", ("text)\n      d.token, d.expires = '', 0", "text)")),
+    # Removals
+    mutant(
+        "acked stays leased",
+        "ack receive",
+        ("call('ZREM', k.leased, unpack(gone))\n    call('HDEL'", "call('HDEL'"),
+    ),
+    mutant("received stays ready", "receive", ("call('ZREMRANGEBYRANK', ready, '0', format('%d', took - 1))", "")),
+    mutant("nacked stays leased", "nack", ("call('ZREM', k.leased, id)\n      m.hold_unique", "m.hold_unique")),
+    mutant("promoted stays scheduled", "receive", ("call('ZREM', from, unpack(ids))", "")),
+    mutant("replayed stays dead", "replay", ("call('ZREM', dead, id)", "")),
+    mutant("received is removed and not leased", "receive", ("call('ZADD', leased, unpack(scored))", "")),
+    mutant("purge leaves payloads", "purge", ("m.forget(messages, deliveries, history, ids)\nreturn", "return")),
+    mutant("delete takes what is leased", "delete", ("if body and call('ZSCORE', leased, id) then", "if false then")),
+    # Order
+    mutant("priority ignored", "send", (READY_SCORE, "255 * SPAN + base + n")),
+    mutant("priority turned round", "send", (READY_SCORE, "priority * SPAN + base + n")),
+    mutant("first in, last out", "send", (READY_SCORE, "(256 - priority) * SPAN - base - n")),
+    mutant("sequence ignored", "send", (READY_SCORE, "(255 - priority) * SPAN")),
+    mutant(
+        "release loses its place",
+        "release",
+        ("due or m.position(d.facts, d.sequence), id)", "due or m.position(d.facts, d.sequence + 1000), id)"),
+    ),
+    # Counting
+    mutant("attempts not counted", "receive", ("'%d', d.attempts + 1), d.replays", "'%d', d.attempts), d.replays")),
+    mutant(
+        "one attempt too many",
+        "receive nack",
+        ("d.attempts >= m.allowed_attempts(", "d.attempts > m.allowed_attempts("),
+    ),
+    mutant("crashes never end", "receive", ("d.attempts >= m.allowed_attempts(", "false and m.allowed_attempts(")),
+    mutant(
+        "release counts an attempt",
+        "release",
+        ("d.token, d.expires, d.attempts = '', 0, d.attempts - 1", "d.token, d.expires = '', 0"),
+    ),
+    mutant(
+        "replay keeps attempts",
+        "replay",
+        (
+            "d.token, d.expires, d.attempts, d.sequence, d.replays = '', 0, 0,",
+            "d.token, d.expires, d.attempts, d.sequence, d.replays = '', 0, d.attempts,",
+        ),
+    ),
+    mutant("the message's own limit ignored", "receive nack", ("own ~= '' and own or default", "default")),
+    mutant("errors forgotten", "bury", ("remember(k.history, id, d, now, event, class, text)", "")),
+    # Time
+    mutant(
+        "promoted early",
+        "receive",
+        ("call('ZRANGEBYSCORE', from, '-inf', now,", "call('ZRANGEBYSCORE', from, '-inf', now + 1000,"),
+        ("if due and due <= now then", "if due and due <= now + 1000 then"),
+    ),
+    mutant("never reclaimed", "receive", ("expired = reclaim()", "expired = 0")),
+    mutant("the message's own lease ignored", "receive", ("if own then ends =", "if false then ends =")),
+    mutant("a clock of its own", "receive", ("local t = redis.call('TIME')", "local t = { 2000000000, 0 }")),
+    mutant("extend moves no index", "extend", ("call('ZADD', leased, until_, id)", "")),
+    mutant("nack lowers no hint", "nack", ("if soonest then m.wake_by(marker, set[4], soonest, now) end", "")),
+    mutant("receive compares with an old hint", "receive", ("  known = due\n", "")),
+    mutant(
+        "send wakes nobody", "send", ("  call('ZADD', marker, '0', '0')\nend\nif not careful", "end\nif not careful")
+    ),
+    mutant("replay wakes nobody", "replay", ("if moved > 0 then call('ZADD', marker, '0', '0') end", "")),
+    mutant("more is ready and nobody is told", "receive", ("if took > 0 and (more or", "if took > 0 and (")),
+    # Once only
+    mutant("unique keys never freed", MOVERS, ("call('HDEL', unique, key)", "local _ = key")),
+    mutant("unique keys never held", "send", ("call('HSETNX', unique, key, id)", "")),
+    mutant("acked ids not remembered", "ack receive", ("call('HSET', acked, unpack(pairs_))", "")),
+    mutant(
+        "a repeated id stored again",
+        "send",
+        (
+            "if seen[id] or call('HEXISTS', messages, id) == 1 or call('HEXISTS', acked, id) == 1\n"
+            "      or call('HEXISTS', acked_before, id) == 1 then",
+            "if seen[id] then",
+        ),
+    ),
+    mutant("a repeated id in one batch stored twice", "send", ("if seen[id] or call(", "if call(")),
+    # Bookkeeping
+    mutant(
+        "extend writes no journal",
+        "extend",
+        ("write(m.advance('extended', #lines), lines, false)", "m.advance('extended', #lines)"),
+    ),
+    mutant(
+        "the journal forgets a line", "send", ("write(base, lines, false)", "lines[n] = nil write(base, lines, false)")
+    ),
+    mutant("a pause ignored", "receive", ("if paused ~= '' then n = 0 end", "")),
+    mutant("max_length ignored", "send", ("if length + n > max_length then", "if length + n > math.huge then")),
+    mutant("max_leased ignored", "receive", ("if tonumber(max_leased) and n > 0 then", "if false then")),
+    mutant("an edit loses the place", "edit", ("m.position(facts, sequence), id)", "m.position(facts, 0), id)")),
+    # What the tests came to know later
+    mutant(
+        "a pause not counted",
+        "configure",
+        ("call('HINCRBY', queue, event, total or n)", "call('HINCRBY', queue, event, event == 'paused' and 0 or n)"),
+    ),
+    mutant("an edit calls what is done leased", "edit", ("token ~= '' and 'leased' or ''", "token and 'leased'")),
+    mutant(
+        "a second token passes in the shadow of the first",
+        "ack receive",
+        ("elseif not (seen[id] == given or", "elseif not (seen[id] or"),
+    ),
+    mutant(
+        "acked ids age by a clock that goes back",
+        "ack receive",
+        ("call('HSET', queue, 'acked_since', now) -- the clock", "call('UNLINK', acked, acked_before) -- the clock"),
+    ),
+    mutant(
+        "acked ids kept for one generation only",
+        "ack receive",
+        ("call('RENAME', acked, acked_before)", "call('UNLINK', acked)"),
+    ),
+    mutant(
+        "a moved message forgets its time",
+        "move",
+        ("(name == 'scheduled' or name == 'retrying') and score", "name == 'scheduled' and score"),
+    ),
+    mutant(
+        "a moved message keeps its number",
+        "move",
+        ("id, sequence .. string.sub(body, string.find(body, '\\n', 1, true), -1))", "id, body)"),
+    ),
+    mutant("a moved message stays", "move", ("call('ZREM', places[state], id)", "")),
+    mutant(
+        "a moved message leaves its unique key",
+        "move",
+        ("m.hold_unique(unique, limits, id, 'g')\n    on(to)", "on(to)"),
+    ),
+    mutant(
+        "a moved message takes no unique key", "move", ("m.hold_unique(to.unique, limits, id, due and 's' or 'r')", "")
+    ),
+    mutant(
+        "move takes what is there",
+        "move",
+        ("if places[state] and call('HEXISTS', to.messages, id) == 1 then", "if false then"),
+    ),
+    mutant("move wakes nobody", "move", ("call('ZADD', to.marker, '0', '0')", "")),
+    mutant(
+        "move writes both lines by the level of one",
+        "move",
+        ("on(from)\n    write(", "queue, journal = from.queue, from.journal\n    write("),
+    ),
+    mutant("errors left behind by a move", "move", ("if lines then call('HSET', to.history, id, lines) end", "")),
+    mutant("skipped lines leave a gap", "receive nack", ("local last = base - skip + n", "local last = base + n")),
+    mutant("terminal keeps nothing", "ack", ("not (terminal and level == 'terminal')", "true")),
+    mutant("terminal keeps everything", "send", ("not (terminal and level == 'terminal')", "level ~= 'terminal'")),
+    mutant("off keeps what is terminal", "delete", ("not (terminal and level == 'terminal')", "not terminal")),
+    mutant("the packed settings are old", "configure", ("call('HSET', queue, 'settings', version .. packed)", "")),
+    mutant(
+        "a promoted message's place is not kept", "receive", ("call('HSET', deliveries, ids[i], m.pack(d))\n", "\n")
+    ),
+    mutant("a delay shorter by a fraction", "send", ("now + part + due", "now + due")),
+    mutant("a retry early by a fraction", "nack", ("(tonumber(delay) > 0 and part or 0)", "0")),
+    mutant("a release early by a fraction", "release", ("if delay > 0 then delay = delay + part end", "")),
+    mutant("an ended attempt leaves no mark", "receive", ("d.token, d.expires = '-', 0", "d.token, d.expires = '', 0")),
+    mutant("a mark opens the lock", HOLDERS, (HELD, HELD.replace("<= now", "<= now and token ~= '-'"))),
+    mutant("an idle look misses what is due", "receive", ("if not due and card", "if card")),
+)
+
+
+def test_the_scripts_as_they_are_pass_the_scenario(bench: Bench) -> None:
+    play(Pair(bench))
+
+
+@pytest.mark.parametrize("fault", MUTANTS, ids=lambda fault: fault.name.replace(" ", "-"))
+def test_a_planted_fault_is_caught(bench: Bench, fault: Mutant) -> None:
+    pair = Pair(bench, fault.plant())
+    # Not any error will do: a fault that only breaks the script's text would prove nothing.
+    with pytest.raises(Disagreement):
+        play(pair)

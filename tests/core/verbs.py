@@ -1,0 +1,210 @@
+"""Each script called by its bare arguments, so that a test decides every one of them, also the wrong ones."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+from restante.core import admin, operations, queue
+from restante.core.connection import Connection
+from restante.core.keys import QueueKeys
+from restante.core.operations import Argument, Operation, Script
+from restante.core.stored import encode
+
+#: Every script of the product by its name.
+SCRIPTS: Final[Mapping[str, Script]] = MappingProxyType(
+    {
+        script.name: script
+        for module in (operations, queue, admin)
+        for script in vars(module).values()
+        if isinstance(script, Script)
+    }
+)
+#: In place of the random part of a token: with it the test knows every token beforehand.
+NONCE: Final = "n"
+CONSUMER: Final = "c"
+OPERATOR: Final = "op"
+#: The options of a message whose payload is bytes.
+RAW: Final = {"e": "bytes", "c": "application/octet-stream"}
+#: In place of a token where the last attempt ended without a word.
+SILENT: Final = "-"
+
+Token = tuple[str, str]
+
+
+def altered(script: Script, old: str, new: str, *, count: int = 1) -> Script:
+    """The script with a fault planted in its text; the text must occur exactly so often."""
+    found = [text.decode().count(old) for text in script.texts]
+    assert found == [count] * len(script.texts), f"{old!r} occurs {found} times in {script.name}"
+    made = copy.copy(script)
+    made.texts = tuple(text.replace(old.encode(), new.encode()) for text in script.texts)  # type: ignore[assignment]
+    made.shas = tuple(hashlib.sha1(text).hexdigest().encode() for text in made.texts)
+    return made
+
+
+@dataclass(frozen=True)
+class Item:
+    """A message as the send script takes it."""
+
+    id: str
+    payload: bytes = b"x"
+    priority: int = 0
+    #: "" now, "+ms" from now, "ms" at a time.
+    due: str = ""
+    kind: str = ""
+    lease_ms: int | None = None
+    max_attempts: int | None = None
+    unique: str | None = None
+    #: The letters of the states in which the unique key holds.
+    letters: str = "lrst"
+
+    @property
+    def stored(self) -> bytes:
+        return encode(
+            self.payload, kind=self.kind, priority=self.priority, lease_ms=self.lease_ms,
+            max_attempts=self.max_attempts, unique=self.unique, unique_states=self.letters if self.unique else "",
+        )[0]  # fmt: skip
+
+    @property
+    def limits(self) -> str:
+        if self.lease_ms is None and self.max_attempts is None and self.unique is None:
+            return ""
+        letters = self.letters if self.unique else ""
+        return f"{self.lease_ms or ''}\t{self.max_attempts or ''}\t{letters}\t{self.unique or ''}"
+
+
+@dataclass(frozen=True)
+class Got:
+    """The answer of receive."""
+
+    now: int
+    due: int | None
+    version: int
+    promoted: int
+    expired: int
+    base: int
+    lost: list[int]
+    #: id, attempts, lease_expires_at, stored form.
+    messages: list[tuple[str, int, int, bytes]]
+    #: The word that tells of earlier attempts, per message: "1", or attempts, replays and how the last ended.
+    told: list[str]
+
+    @property
+    def pairs(self) -> list[Token]:
+        return [(row[0], f"{self.base + place}-{NONCE}") for place, row in enumerate(self.messages, 1)]
+
+
+def text(reply: Any) -> Any:
+    """A reply with its bytes decoded."""
+    if isinstance(reply, bytes):
+        return reply.decode()
+    return [text(part) for part in reply] if isinstance(reply, list) else reply
+
+
+class Verbs:
+    """One queue of one server, through these scripts."""
+
+    def __init__(self, connection: Connection, name: str = "q", scripts: Mapping[str, Script] = SCRIPTS) -> None:
+        self.connection = connection
+        self.name = name
+        self.keys = QueueKeys(name)
+        self.scripts = scripts
+
+    def call(self, verb: str, *args: Argument, more: Sequence[bytes] = (), keys: tuple[str, ...] | None = None) -> Any:
+        """With the script's keys, or with these, and more behind them."""
+        script = self.scripts[verb]
+        names = script.keys if keys is None else keys
+        given = (*self.keys.group(names), *more)
+        return self.connection.run(Operation(script, given, list(args), lambda reply: reply, self.name))
+
+    def send(self, *items: Item, careful: bool = True, few: bool = False) -> list[str]:
+        """Per message "" or the id that stands for it; all "" when nobody asked. With few keys, or with all."""
+        args: list[Argument] = ["1" if careful else "0"]
+        for item in items:
+            args += (item.id, item.due, item.priority, item.stored)
+        reply = text(self.call("send", *args, keys=operations.FEW_KEYS if few else None))
+        return reply[1:] if isinstance(reply, list) else [""] * len(items)
+
+    def receive(
+        self,
+        n: int = 1,
+        *,
+        lease_ms: int | None = None,
+        acks: Sequence[Token] = (),
+        card: str = "",
+        consumer: str = CONSUMER,
+    ) -> Got:
+        riding = [word for pair in acks for word in pair]
+        reply = self.call("receive", n, NONCE, consumer, "" if lease_ms is None else lease_ms, card, *riding)
+        now, due, version, promoted, expired, base, lost = text(reply[:7])
+        told = [reply[i].decode() for i in range(8, len(reply), 4)]
+        rows = [
+            (reply[i].decode(), int(word.partition(" ")[0]), int(reply[i + 2]), reply[i + 3])
+            for i, word in zip(range(7, len(reply), 4), told, strict=True)
+        ]
+        return Got(now, int(due) if due else None, int(version), promoted, expired, base, lost, rows, told)
+
+    def ack(self, *pairs: Token) -> list[int]:
+        """The positions whose lease is lost, as for every verb below that takes pairs."""
+        return list(self.call("ack", *(word for pair in pairs for word in pair)))
+
+    def nack(
+        self, *pairs: Token, delay: int | str = 0, error: str = "E", said: str = '"no"'
+    ) -> tuple[list[int], list[str]]:
+        args: list[Argument] = []
+        for id, token in pairs:
+            args += (id, token, str(delay), error, said)
+        lost, *states = text(self.call("nack", *args))
+        return lost, states
+
+    def bury(self, *pairs: Token, error: str = "E", said: str = '"no"') -> list[int]:
+        args: list[Argument] = []
+        for id, token in pairs:
+            args += (id, token, error, said)
+        return list(self.call("bury", *args))
+
+    def release(self, *pairs: Token, delay: int = 0) -> list[int]:
+        return list(self.call("release", delay, *(word for pair in pairs for word in pair)))
+
+    def extend(self, *pairs: Token, lease_ms: int = 30_000, card: str = "") -> tuple[list[int], list[str]]:
+        args: list[Argument] = [CONSUMER, card]
+        for id, token in pairs:
+            args += (id, token, lease_ms)
+        lost, *until = text(self.call("extend", *args))
+        return lost, until
+
+    def replay(self, *ids: str, task: str = "", record: str = "{}") -> list[int]:
+        return list(self.call("replay", OPERATOR, task, record, *ids))
+
+    def delete(self, *ids: str, detail: str = "") -> list[str]:
+        return list(text(self.call("delete", OPERATOR, detail, *ids)))
+
+    def purge(self, state: str, limit: int = 1000) -> int:
+        return int(self.call("purge", OPERATOR, state, limit, more=(self.keys[state], self.keys["unique"])))
+
+    def edit(self, item: Item, due: str = "") -> str:
+        return str(text(self.call("edit", OPERATOR, item.id, item.stored, item.priority, due)))
+
+    def move(self, target: str, *ids: str) -> list[str]:
+        more = QueueKeys(target).group(admin._MOVE_TARGET)
+        return list(text(self.call("move", OPERATOR, self.name, target, *ids, more=more)))
+
+    def configure(self, event: str = "configured", **fields: str) -> dict[str, str]:
+        flat = text(self.call("configure", OPERATOR, event, *(word for pair in fields.items() for word in pair)))
+        return dict(zip(flat[::2], flat[1::2], strict=True))
+
+    def list(
+        self, state: str, limit: int, cut: int = 2048, after: tuple[int, str] | None = None, back: bool = False
+    ) -> Any:
+        score, id = after or ("", "")
+        return self.call("list", limit, cut, score, id, "1" if back else "0", more=(self.keys[state],))
+
+    def show(self, id: str) -> Any:
+        return self.call("show", id)
+
+    def counts(self) -> Any:
+        return text(self.call("counts"))

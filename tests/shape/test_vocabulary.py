@@ -1,0 +1,293 @@
+"""One word per concept: states, events, keys and arguments are the same in Python, Lua and the lifecycle table."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+from importlib import resources
+from typing import Final
+
+import pytest
+
+import restante.core
+from restante.core.exchange import TYPES
+from restante.core.journal import COLUMNS
+from restante.core.keys import NAMES, QueueKeys
+from restante.core.message import LIFECYCLE, STATE_LETTERS, Event, State
+from restante.core.operations import Script
+
+_FOLDER: Final = resources.files("restante.core").joinpath("lua")
+#: The text of every Lua file by its name.
+LUA: Final = {
+    file.name.removesuffix(".lua"): file.read_text() for file in _FOLDER.iterdir() if file.name.endswith(".lua")
+}
+#: What the verbs share: put in front of each, the latter two wrapped into functions of their names.
+SHARED: Final = ("prelude", "moves", "settling")
+#: The verbs: all other files.
+VERBS: Final = sorted(LUA.keys() - set(SHARED))
+
+EVENTS: Final = {event.value for event in Event}
+STATES: Final = {state.value for state in State}
+#: What a line of the journal says of a message that is no more.
+GONE: Final = "gone"
+
+
+def _scripts() -> dict[str, Script]:
+    found: dict[str, Script] = {}
+    for module in pkgutil.iter_modules(restante.core.__path__, "restante.core."):
+        for value in vars(importlib.import_module(module.name)).values():
+            if isinstance(value, Script):
+                found[value.name] = value
+    return found
+
+
+SCRIPTS: Final = _scripts()
+
+
+def code(name: str) -> str:
+    """A file without its comments."""
+    return "\n".join(re.sub(r"--.*", "", line) for line in LUA[name].splitlines())
+
+
+def header(name: str, word: str) -> str:
+    """What the header says after a word such as KEYS, its continued lines joined."""
+    found = re.search(rf"^-- {word}(.*(?:\n--  +.*)*)", LUA[name], re.MULTILINE)
+    assert found is not None, f"{name}.lua does not document {word}"
+    return re.sub(r"\n--\s+", " ", found.group(1)).strip()
+
+
+def keys_of(name: str) -> str:
+    """What the header says of KEYS, without its remarks in brackets."""
+    return re.sub(r"\([^)]*\)", "", header(name, "KEYS:")).strip()
+
+
+def strings(text: str) -> set[str]:
+    """Every quoted text in a piece of Lua."""
+    return set(re.findall(r"'([^'\n]*)'", text))
+
+
+def events_written(name: str) -> set[str]:
+    """The events a file counts, names in a line, or puts in front of one."""
+    text = code(name)
+    found = set(re.findall(r"\b(?:advance|line)\('(\w+)'", text))
+    # Where a line is pasted together: '1\tevent\t…'.
+    found |= set(re.findall(r"'1\\t(\w+)\\t", text))
+    return found
+
+
+def journal_words(name: str) -> set[str]:
+    said = header(name, "Journal:")
+    return set() if said == "none" else set(re.findall(r"\w+", said)) & EVENTS
+
+
+# The events that a file leaves to what is shared, and those its caller names.
+SHARED_EVENTS: Final = {
+    "ack": {"acked"},
+    "receive": {"acked", "deleted"},
+    "configure": {"configured", "paused", "resumed"},
+}
+
+
+class TestWords:
+    def test_every_event_is_written_by_some_script_and_no_other_is(self) -> None:
+        written = {event for name in LUA for event in events_written(name)} | SHARED_EVENTS["configure"]
+        assert written == EVENTS
+
+    @pytest.mark.parametrize("verb", VERBS)
+    def test_the_header_names_the_events_its_script_writes(self, verb: str) -> None:
+        own = events_written(verb)
+        named = journal_words(verb)
+        assert own <= named
+        # Orphans are dropped on the way of a receive and need no mention.
+        assert named <= own | SHARED_EVENTS.get(verb, set())
+
+    def test_the_scripts_name_every_state_and_no_word_that_is_not_one(self) -> None:
+        told: set[str] = set()
+        for name in LUA:
+            text = code(name)
+            # The second argument of line(): 'state', or a choice between two.
+            for choice in re.findall(r"\bline\('\w+',\s*([^,]+),", text):
+                told |= strings(choice)
+            told |= set(re.findall(r"'1\\t\w+\\t(\w+)\\t", text))
+            told |= strings(" ".join(re.findall(r"keep > 0 and ('\w+' or '\w+')", text)))
+            told |= strings(" ".join(re.findall(r"states\[\w+\] = (.+)", text)))
+            told |= strings(" ".join(re.findall(r"local state, due = (.+?),", text)))
+        letters = {*STATE_LETTERS.values(), "g", ""}
+        assert told - letters <= STATES | {GONE}
+        named = {word for name in LUA for word in strings(code(name))} | {
+            word for name in LUA for word in re.findall(r"\b(\w+) = KEYS\[", code(name))
+        }
+        pasted = {word for name in LUA for text in strings(code(name)) for word in re.findall(r"\\t(\w+)", text)}
+        assert named | pasted >= STATES
+
+    def test_unique_keys_are_held_by_the_letters_of_the_states(self) -> None:
+        used: set[str] = set()
+        for name in LUA:
+            places = re.findall(r"hold_unique\([^\n]*\)|states\[k\] = .+", code(name))
+            used |= {word for place in places for word in strings(place) if len(word) == 1}
+        assert used == {*STATE_LETTERS.values(), "g"}, "g stands for gone and is in no message's letters"
+        assert len(set(STATE_LETTERS.values())) == len(State)
+        assert set(STATE_LETTERS) == set(State)
+
+    def test_a_line_of_the_journal_has_the_columns_python_reads(self) -> None:
+        head = re.search(r"local function line\(([^)]*)\)", LUA["moves"])
+        assert head is not None
+        # facts stands for sent_at, kind, priority and size; the format is put in front.
+        words = [word.strip() for word in head.group(1).split(",")]
+        assert words == ["event", "state", "now", "id", "facts", "attempts", "consumer", "due", "class", "detail"]
+        assert len(COLUMNS) == 1 + len(words) + 3
+        body = re.search(r"local function line.*?\{(.*?)\}", LUA["moves"], re.DOTALL)
+        assert body is not None
+        assert [word.strip() for word in body.group(1).split(",")] == ["1", *words]
+
+
+class TestLifecycle:
+    def test_every_state_is_entered_and_left(self) -> None:
+        entered = {state for row in LIFECYCLE for state in row.targets}
+        left = {state for row in LIFECYCLE for state in row.sources}
+        assert entered == {*State, None}
+        assert left == {*State, None}
+
+    def test_every_event_that_moves_a_message_has_one_row(self) -> None:
+        standing = {Event.EDITED, Event.CONFIGURED, Event.PAUSED, Event.RESUMED}
+        events = [row.event for row in LIFECYCLE]
+        assert set(events) == set(Event) - standing
+        assert len(events) == len(set(events))
+
+    def test_a_verb_s_event_is_its_past_participle(self) -> None:
+        irregular = {"send": "sent", "bury": "buried", "reclaim": "expired"}
+        for row in LIFECYCLE:
+            regular = row.verb + ("d" if row.verb.endswith("e") else "ed")
+            assert row.event == irregular.get(row.verb, regular)
+
+    @pytest.mark.parametrize("row", LIFECYCLE, ids=lambda row: row.verb)
+    def test_the_script_of_a_row_tells_its_event(self, row: object) -> None:
+        found = next(other for other in LIFECYCLE if other is row)
+        # Promote and reclaim have no script of their own: any receive does them on its way.
+        script = found.verb if found.verb in LUA else "receive"
+        assert found.event in journal_words(script)
+
+    def test_the_vocabulary_s_table_is_this_table(self) -> None:
+        """The rows of the lifecycle as the vocabulary writes them; a change there is a change here."""
+        rows = {row.verb: (row.sources, row.targets) for row in LIFECYCLE}
+        waiting = frozenset({State.SCHEDULED, State.RETRYING})
+        leased = frozenset({State.LEASED})
+        assert rows == {
+            "send": (frozenset({None}), frozenset({State.READY, State.SCHEDULED})),
+            "promote": (waiting, frozenset({State.READY})),
+            "receive": (frozenset({State.READY}), leased),
+            "ack": (leased, frozenset({None, State.DONE})),
+            "nack": (leased, frozenset({State.RETRYING, State.DEAD})),
+            "bury": (leased, frozenset({State.DEAD})),
+            "release": (leased, frozenset({State.READY, State.SCHEDULED})),
+            "extend": (leased, leased),
+            "reclaim": (leased, frozenset({State.READY, State.DEAD})),
+            "replay": (frozenset({State.DEAD}), frozenset({State.READY})),
+            "delete": (frozenset(State) - leased, frozenset({None})),
+            "purge": (frozenset(State) - leased, frozenset({None})),
+        }
+
+
+class TestScripts:
+    def test_every_file_is_a_script_and_every_script_a_file(self) -> None:
+        assert sorted(SCRIPTS) == VERBS
+
+    @pytest.mark.parametrize("verb", VERBS)
+    def test_what_is_shared_is_in_every_script_once_and_before_the_verb(self, verb: str) -> None:
+        for made in SCRIPTS[verb].texts:
+            places = [made.decode().index(LUA[name]) for name in (*SHARED, verb)]
+            assert places == sorted(places)
+            assert all(made.decode().count(LUA[name]) == 1 for name in (*SHARED, verb))
+
+    @pytest.mark.parametrize("name", SHARED)
+    def test_what_is_shared_knows_no_key_but_the_first_two(self, name: str) -> None:
+        bound = re.findall(r"KEYS\[([^\]]+)\]", code(name))
+        assert bound == (["1", "2"] if name == "prelude" else [])
+
+    @pytest.mark.parametrize("verb", VERBS)
+    def test_a_verb_takes_only_moves_that_there_are(self, verb: str) -> None:
+        _, _, table = code("moves").rpartition("return {")
+        offered = dict(re.findall(r"(\w+) = (\w+)", table))
+        assert all(name == value for name, value in offered.items())
+        assert set(re.findall(r"\bm\.(\w+)\(", code(verb) + code("settling"))) <= offered.keys()
+
+    def test_the_packed_settings_are_written_and_read_in_one_order(self) -> None:
+        pattern = re.search(r"local SETTINGS = '(.*)'", LUA["prelude"])
+        kept = re.search(r"local kept = call\('HMGET', queue,(.*?)\)", LUA["configure"], re.DOTALL)
+        said = re.search(r"default: version,(.*?)\.\n", LUA["prelude"], re.DOTALL)
+        assert pattern is not None
+        assert kept is not None
+        assert said is not None
+        order = re.findall(r"'(\w+)'", kept.group(1))
+        assert re.findall(r"\w+", said.group(1).replace("paused", "pause")) == order
+        assert pattern.group(1).count("(") == 1 + len(order)
+        alias = {"level": "journal", "paused": "pause", "queue_lease": "lease_ms", "dedup": "dedup_ms",
+                 "keep": "keep_done", "longest": "max_payload_bytes"}  # fmt: skip
+        readers = 0
+        for verb in VERBS:
+            for names in re.findall(r"([\w, ]+) = match\(\w+(?:\[1\])?, SETTINGS\)", code(verb)):
+                readers += 1
+                _, *words = (word.strip() for word in names.split(","))
+                places = {alias.get(word, word): at for at, word in enumerate(words) if word != "_"}
+                assert places == {word: order.index(word) for word in places}, f"{verb}.lua reads another order"
+        assert readers == sum(code(verb).count("SETTINGS") for verb in VERBS) > 0
+
+    @pytest.mark.parametrize("verb", VERBS)
+    def test_the_header_documents_the_keys_in_the_order_they_are_given(self, verb: str) -> None:
+        said = keys_of(verb).replace(",", " ").split()
+        given = list(SCRIPTS[verb].keys)
+        assert said[: len(given)] == given
+        rest = " ".join(said[len(given) :])
+        # What the caller adds: the index of a state, or the keys of another queue.
+        assert rest == "" or rest.startswith(("zset-of-the-state", "of the source then queue journal"))
+
+    @pytest.mark.parametrize("verb", VERBS)
+    def test_the_header_says_what_goes_in_and_what_comes_out(self, verb: str) -> None:
+        first = LUA[verb].splitlines()[0]
+        assert re.fullmatch(r"-- [A-Z].*[.,]|-- [A-Z].*", first)
+        for word in ("ARGV:", "Returns", "Journal:"):
+            assert header(verb, word)
+
+    @pytest.mark.parametrize("verb", VERBS)
+    def test_every_key_is_bound_to_a_word_before_the_first_call(self, verb: str) -> None:
+        text = code(verb)
+        top = text.partition("call(")[0]
+        bound = [int(number) for number in re.findall(r"KEYS\[(\d+)\]", top)]
+        used = re.findall(r"KEYS\[([^\]]+)\]", text)
+        assert len(used) == len(bound), f"{verb}.lua uses KEYS after its first lines"
+        said = keys_of(verb)
+        count = len(re.sub(r"of the source, then|of the target", "", said).split())
+        assert sorted(bound) == list(range(3, count + 1)), "the first two are bound by the prelude"
+
+    @pytest.mark.parametrize("verb", VERBS)
+    def test_every_fixed_argument_is_bound_to_a_word_at_the_top(self, verb: str) -> None:
+        _, _, below = code(verb).partition("local set = ")
+        late = [line.strip() for line in below.splitlines() if re.search(r"ARGV\[\d+\]", line)]
+        # A check of a number names the raw argument, since that is what it refuses.
+        assert [line for line in late if "whole(" not in line] == []
+
+    @pytest.mark.parametrize("name", sorted(LUA))
+    def test_no_script_names_a_key_by_itself(self, name: str) -> None:
+        text = code(name)
+        assert "restante:" not in text
+        for command in re.findall(r"call\('\w+',\s*('[^']*')", text):
+            pytest.fail(f"{name}.lua gives a command the key {command}")
+
+    @pytest.mark.parametrize("name", sorted(LUA))
+    def test_no_script_asks_the_clock_but_by_the_one_function(self, name: str) -> None:
+        assert code(name).count("'TIME'") == (1 if name == "prelude" else 0)
+
+
+class TestKeys:
+    def test_every_state_has_its_index(self) -> None:
+        assert set(NAMES) >= STATES
+        assert all(TYPES[state] == "zset" for state in STATES)
+
+    def test_every_key_has_a_type_and_lives_in_the_queue_s_slot(self) -> None:
+        assert {*NAMES, "queues"} == set(TYPES)
+        keys = QueueKeys("orders")
+        assert all(keys[name] == f"restante:{{orders}}:{name}".encode() for name in NAMES)
+
+    def test_every_key_a_script_asks_for_is_one_of_the_table(self) -> None:
+        assert {key for script in SCRIPTS.values() for key in script.keys} <= set(NAMES)
