@@ -55,7 +55,7 @@ TURNS = 3
 def against_best(server: RedisServer, peers: list[dict[str, Any]], step: bench.Step) -> bench.Row | None:
     """Consuming with a no-op handler, one process, in turns with the best peer that acks."""
     rates = {
-        row["peer"]: row["value"]
+        row["peer"]: row["value"]["per_second"]
         for row in peers
         if row["measure"] == "consume" and row.get("value") and row["peer"] not in NO_ACK
     }
@@ -74,7 +74,7 @@ def against_best(server: RedisServer, peers: list[dict[str, Any]], step: bench.S
         server.flush()
         result = measure_peer(environment(best), best, "consume", server.url, 1.0)
         if result.get("value"):
-            theirs.append(float(result["value"]))
+            theirs.append(float(result["value"]["per_second"]))
     if not theirs:
         return None
     mine, peer = statistics.median(ours), statistics.median(theirs)
@@ -130,21 +130,26 @@ def markdown(entries: list[dict[str, Any]], peers: list[dict[str, Any]], about: 
 
 
 def _cell(row: dict[str, Any] | None) -> str:
-    if not row:
-        return ""
-    if "p50" in row:
-        return f"{row['p50']:.1f} / {row['p99']:.1f} ms"
-    value = row.get("value")
-    return f"{value:,.1f}" if isinstance(value, int | float) else "–" if value is None else str(value)
+    value = row.get("value") if row else None
+    if not isinstance(value, dict):
+        return "–" if value is None else str(value)
+    if "per_second" in value and "repeated" not in value and "ratio" not in value:
+        return f"{value['per_second']:.1f}/s"
+    if "per_second" in value:
+        return f"{value['per_second']:,.0f}/s"
+    if "p50_ms" in value:
+        early = f" ({value['early']} early)" if value.get("early") else ""
+        return f"{value['p50_ms']:,.1f} / {value['p99_ms']:,.1f} ms{early}"
+    first = next(iter(value.values()))
+    return f"{first:,.0f}" if isinstance(first, int | float) else str(first)
 
 
-def write_docs(text: str) -> None:
-    """Puts the tables between the page's two marks."""
-    page = PAGE.read_text()
+def write_docs(page: Path, text: str) -> None:
+    """Puts a table between a page's two marks."""
     start, end = "<!-- bench:start -->", "<!-- bench:end -->"
-    before, _, rest = page.partition(start)
+    before, _, rest = page.read_text().partition(start)
     _, _, after = rest.partition(end)
-    PAGE.write_text(f"{before}{start}\n{text}\n{end}{after}")
+    page.write_text(f"{before}{start}\n{text}\n{end}{after}")
 
 
 def main() -> int:
@@ -183,7 +188,8 @@ def main() -> int:
     RESULTS.write_text(json.dumps({"about": about, "rows": entries, "peers": peers}, indent=1))
     console.print(f"written to {RESULTS.relative_to(ROOT)}")
     if options.write_docs:
-        write_docs(markdown(entries, peers, about))
+        write_docs(PAGE, markdown(entries, peers, about))
+        write_docs(ROOT / "README.md", markdown([entry for entry in entries if entry["bound"]], [], about))
     missed = [entry["name"] for entry in entries if entry["kept"] is False]
     if missed:
         console.print(f"[red]missed: {', '.join(missed)}")

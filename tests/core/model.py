@@ -72,7 +72,7 @@ class Grave:
 
     token: str
     at: int
-    #: Milliseconds for which it must be known: the window it was acked under; 0 where a shorter one came after.
+    #: Milliseconds for which it must be known: the window it was acked under, or a shorter one that came after.
     window: int
 
 
@@ -301,7 +301,7 @@ class Model:
         if window:
             # Generations turn over here, by the window of now.
             for grave in self.graves.values():
-                grave.window = grave.window if window >= grave.window else 0
+                grave.window = min(grave.window, window)
         for id in gone:
             state = "done" if self.settings.keep_done else "gone"
             self._line("acked", state, now, id, by=self.entries[id].consumer, terminal=True)

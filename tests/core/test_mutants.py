@@ -127,11 +127,13 @@ MUTANTS = (
         "a repeated id stored again",
         "send",
         (
-            "if seen[id] or call('HEXISTS', messages, id) == 1 or call('HEXISTS', acked, id) == 1\n"
-            "      or call('HEXISTS', acked_before, id) == 1 then",
+            "if seen[id] or call('HEXISTS', messages, id) == 1 "
+            "or (age < 2 * window and call('HEXISTS', acked, id) == 1)\n"
+            "      or (age < window and call('HEXISTS', acked_before, id) == 1) then",
             "if seen[id] then",
         ),
     ),
+    mutant("acked ids forgotten half a window early", "send", ("age < 2 * window and", "age < window / 2 and")),
     mutant("a repeated id in one batch stored twice", "send", ("if seen[id] or call(", "if call(")),
     # Bookkeeping
     mutant(

@@ -14,7 +14,7 @@ if set[1] and #set[1] > 11 then
 end
 keep, skip = tonumber(keep) or 0, tonumber(set[5]) or 0
 local now, base = clock(), tonumber(set[2]) or 0
-if #ARGV > 2000 then return refuse('INVALID', 'at most 1000 messages') end
+if #ARGV == 0 or #ARGV > 2000 then return refuse('INVALID', 'give 1 to 1000 messages') end
 local plan, apply = settling()
 local gone, lines, graves, lost = plan(1, now, keep, k.deliveries, k.unique, k.acked, k.acked_before)
 if #gone > 0 then

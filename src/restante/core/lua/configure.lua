@@ -25,6 +25,10 @@ if #changed > 0 then
   for i = 3, #ARGV, 2 do
     if ARGV[i + 1] == '' then call('HDEL', queue, ARGV[i]) else call('HSET', queue, ARGV[i], ARGV[i + 1]) end
   end
+  -- Acked ids were kept for the old window: the new one counts from now.
+  if string.find(',' .. table.concat(changed, ',') .. ',', ',dedup_ms,', 1, true) then
+    call('HSET', queue, 'acked_since', format('%d', now))
+  end
   local version = call('HINCRBY', queue, 'version', 1)
   -- The same settings in one field for the verbs that read them at every call; the version alone where all are default.
   local kept = call('HMGET', queue, 'journal', 'pause', 'lease_ms', 'max_attempts', 'dedup_ms', 'keep_done',

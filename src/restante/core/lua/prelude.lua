@@ -8,7 +8,7 @@ local queue, journal = KEYS[1], KEYS[2]
 local SPAN = 17592186044416 -- 2^44: room for sequence numbers below each priority, exact in a double
 local HORIZON = 5000 -- ms a consumer may sleep unasked; what falls due sooner must wake one
 local SLICE = 1000 -- journal lines written between two looks at its length
--- The queue's settings in one field, where any differs from its default: version, journal, paused, lease_ms,
+-- The queue's settings in one field, where any differs from its default: version, journal, pause, lease_ms,
 -- max_attempts, dedup_ms, keep_done, max_leased, rate, max_length, max_dead, max_payload_bytes.
 local SETTINGS = '^(%d+)\t([^\t]*)\t([^\t]*)\t([^\t]*)\t([^\t]*)\t([^\t]*)\t([^\t]*)\t([^\t]*)\t([^\t]*)\t([^\t]*)\t([^\t]*)\t([^\t]*)$'
 -- How much the journal keeps (full, terminal, off) and how many sequence numbers it has passed over so far.

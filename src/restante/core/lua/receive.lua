@@ -5,6 +5,7 @@
 -- Returns now, due ("" if nothing is), version, promoted, expired, sequence number before the first lease, list of
 --         lost acks, then per message: id, attempts (from the second delivery on: attempts, replays and "expired" if the
 --         last attempt ended without a word), lease_expires_at, stored form.
+--         An idle look (nothing ready, due or handed along) answers 0 for now and the number.
 -- Journal: acked, promoted, expired, received
 local messages, deliveries, history, ready, scheduled = KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
 local retrying, leased, dead, done, marker, unique = KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12], KEYS[13]

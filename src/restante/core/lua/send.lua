@@ -9,11 +9,11 @@
 local messages, ready, marker, scheduled, unique, acked = KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
 local acked_before, leased, retrying, dead = KEYS[9], KEYS[10], KEYS[11], KEYS[12]
 local careful, argc = ARGV[1] == '1', #ARGV
-local set = call('HMGET', queue, 'settings', 'sequence', 'sent', 'due', 'journal_skip')
+local set = call('HMGET', queue, 'settings', 'sequence', 'sent', 'due', 'journal_skip', 'acked_since')
 local base, known = tonumber(set[2]) or 0, tonumber(set[4])
-local longest, max_length, max_dead, _
+local dedup, longest, max_length, max_dead, _
 if set[1] and #set[1] > 11 then
-  _, level, _, _, _, _, _, _, _, max_length, max_dead, longest = match(set[1], SETTINGS)
+  _, level, _, _, _, dedup, _, _, _, max_length, max_dead, longest = match(set[1], SETTINGS)
   level = level ~= '' and level or 'full'
   longest, max_length, max_dead = tonumber(longest), tonumber(max_length), tonumber(max_dead)
 end
@@ -26,10 +26,12 @@ if (careful or max_length or max_dead) and not dead then return refuse('KEYS', '
 local seen, statuses, holder_of
 if careful then
   seen, statuses = {}, {}
+  -- What a generation holds was acked within a window of its beginning; beyond that it is forgotten.
+  local window, age = tonumber(dedup) or 60000, now - (tonumber(set[6]) or 0)
   function holder_of(i, letter)
     local id = ARGV[i]
-    if seen[id] or call('HEXISTS', messages, id) == 1 or call('HEXISTS', acked, id) == 1
-      or call('HEXISTS', acked_before, id) == 1 then
+    if seen[id] or call('HEXISTS', messages, id) == 1 or (age < 2 * window and call('HEXISTS', acked, id) == 1)
+      or (age < window and call('HEXISTS', acked_before, id) == 1) then
       return id
     end
     local states, key = match(ARGV[i + 3], '^[^\n]*\n[^\t\n]*\t[^\t\n]*\t([^\t\n]*)\t([^\n]*)\n')
