@@ -213,6 +213,25 @@ def test_a_server_that_would_evict_messages_is_refused(policy: str, name: str) -
     verdict(23, n=1, policy=policy)
 
 
+def test_a_server_that_turns_unsafe_while_we_work_raises_the_alarm(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("restante.core.consumer.EXAMINE_EVERY", 0.0)
+    with RedisServer(debian_binary()) as server, restante.connect(server.url) as post:
+        queue = post.queue(name)
+        queue.handler(lambda message: None)
+        consumer = restante.Consumer([queue])
+        running = threading.Thread(target=consumer.run)
+        running.start()
+        call(server.client(), "CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+        queue.send("still served")
+        took = wait_until(lambda: "allkeys-lru" in caplog.text, 10, "the alarm")
+        consumer.stop()
+        running.join(10)
+        assert consumer.handled == 1
+    verdict("23b", n=1, max_recovery_s=took, within_s=60.0)
+
+
 @pytest.mark.parametrize("seconds", [3, pytest.param(20, marks=pytest.mark.chaos)])
 def test_forgotten_scripts_are_no_error_to_anybody(name: str, seconds: float) -> None:
     with RedisServer(debian_binary()) as server, contextlib.ExitStack() as ending:

@@ -40,6 +40,7 @@ from restante.core.exchange import (
     not_confirmed,
     waiting_failed,
 )
+from restante.core.keys import QUEUES
 from restante.core.operations import Operation, pack
 from restante.core.settings import ClientSettings
 
@@ -317,6 +318,11 @@ class Connection:
     def command(self, *words: Any, key: bytes = b"") -> Any:
         """A plain command, for what needs no script. Safe to repeat, or do not use it."""
         return self.run(Plain(words, key))
+
+    def examine(self) -> None:
+        """Looks again whether the server is safe, as on the first connection; UnsafeServer if it is not."""
+        sections = [self.command("INFO", section, key=QUEUES) for section in ("server", "memory")]
+        Server.parse(*sections).check(self.settings, self.endpoint.shown)
 
     # -- waiting -------------------------------------------------------------------------------------------------
 

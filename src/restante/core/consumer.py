@@ -1,4 +1,4 @@
-"""Takes messages and runs handlers: batches in, acks riding on the next receive, leases renewed from another thread.
+"""Runs handlers for queues, in threads or as asyncio tasks: batches in, acks riding on the next receive.
 
 On failure: a handler's exception nacks its message; a lost server is waited for with jittered pauses and work goes on
 when it is back; a lost lease is marked on the message and said in the log. A stop hands back what has not started,
@@ -8,306 +8,32 @@ its attempt not counted; a second stop hands back everything, what was begun wit
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 import logging
 import os
 import platform
-import signal
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any
 
 import orjson
 
-from restante.core import operations as ops
-from restante.core.connection import Bell, Connection
-from restante.core.errors import InvalidInput, LeaseLost, RestanteError, Unavailable
+from restante.core.connection import Bell
+from restante.core.errors import InvalidInput, LeaseLost, RestanteError, Unavailable, UnsafeServer
 from restante.core.exchange import BLOCK, away
-from restante.core.message import Message
+from restante.core.iterating import Pace, alone, hand_back, stopping_by_signal
 from restante.core.operations import MAX_BATCH, QueueRef
-from restante.core.queue import (
-    AsyncLeasedMessage,
-    AsyncQueue,
-    LeasedMessage,
-    Queue,
-    receiving,
-    run_flow,
-)
+from restante.core.queue import LeasedMessage, Queue, receiving, run_flow
+from restante.core.renewal import Renewal
 
 log = logging.getLogger("restante")
 
-#: Seconds of work a consumer may hold beyond what is running; more would keep messages from idle consumers.
-BUFFERED_WORK = 0.1
-#: Seconds of handling above which an ack travels at once: waiting for the next receive would invite doubles.
-SLOW_HANDLER = 0.005
-#: Share of its lease after which a held message is renewed.
-RENEW_AFTER = 1 / 3
-#: Seconds between two looks at held messages, at least and at most.
-SHORTEST_TICK, LONGEST_TICK = 0.02, 5.0
-
-
-class Renewal:
-    """Keeps leases of held messages alive from a thread of its own, so that a busy handler or loop does not matter."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._held: dict[str, tuple[QueueRef, Any]] = {}
-        self._tick = LONGEST_TICK
-        self._wake = threading.Event()
-        self._closed = False
-        self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()
-
-    def hold(self, ref: QueueRef, messages: Sequence[Any]) -> None:
-        """From now on these are renewed until dropped."""
-        if not messages:
-            return
-        now = time.monotonic()
-        shortest = LONGEST_TICK
-        for message in messages:
-            lease = message._lease_ms / 1000
-            message._renew_at = now + lease * RENEW_AFTER
-            shortest = min(shortest, lease * RENEW_AFTER / 2)
-            self._held[message.lease_token] = (ref, message)
-        if shortest < self._tick or self._thread is None:
-            self._tick = max(SHORTEST_TICK, min(self._tick, shortest))
-            self._start()
-            self._wake.set()
-
-    def drop(self, message: Message) -> None:
-        """No longer renewed."""
-        self._held.pop(message.lease_token, None)
-
-    def close(self) -> None:
-        self._closed = True
-        self._wake.set()
-        if self._thread is not None:
-            self._thread.join(5)
-
-    def _start(self) -> None:
-        with self._lock:
-            if self._thread is None and not self._closed:
-                self._thread = threading.Thread(target=self._run, name="restante-renewal", daemon=True)
-                self._thread.start()
-
-    def _run(self) -> None:
-        while not self._closed:
-            self._wake.wait(self._tick)
-            self._wake.clear()
-            try:
-                self.run_once()
-            except RestanteError as error:
-                log.warning("extend failed error=%s", error)
-            except Exception:
-                log.exception("extend failed")
-
-    def run_once(self) -> int:
-        """Extends what is due for it; returns how many leases were extended."""
-        now = time.monotonic()
-        due: dict[QueueRef, list[Any]] = {}
-        for ref, message in list(self._held.values()):
-            if message._renew_at <= now:
-                due.setdefault(ref, []).append(message)
-        count = 0
-        for ref, messages in due.items():
-            for start in range(0, len(messages), MAX_BATCH):
-                part = messages[start : start + MAX_BATCH]
-                asked = time.monotonic()
-                # One try per tick: a lease must not wait behind the patience of another.
-                extended = self._connection.run(ops.renew(ref, part, None, ref.card), patience=self._tick)
-                lost = set(extended)
-                for message in part:
-                    if message.id in lost:
-                        # Settled meanwhile is no loss: the handler finished while the answer was on its way.
-                        if self._held.pop(message.lease_token, None) and not message.settled:
-                            message.lease_lost = True
-                            log.warning("lease lost queue=%s id=%s", ref.name, message.id)
-                    else:
-                        message._renew_at = asked + message._lease_ms / 1000 * RENEW_AFTER
-                        count += 1
-        return count
-
-
-class Pace:
-    """How long handlers take, as a moving average, and what follows for batches and acks."""
-
-    def __init__(self, concurrency: int, prefetch: int) -> None:
-        self._concurrency = concurrency
-        self._prefetch = prefetch
-        #: Seconds; the first guess keeps a consumer from hoarding before it knows.
-        self.seconds = BUFFERED_WORK
-
-    def note(self, seconds: float, count: int = 1) -> None:
-        weight = min(0.5, 0.1 * count)
-        self.seconds += (max(seconds / count, 1e-7) - self.seconds) * weight
-
-    @property
-    def room(self) -> int:
-        """Messages to hold in all: those running and a little work ahead."""
-        ahead = int(BUFFERED_WORK / self.seconds * self._concurrency)
-        return min(MAX_BATCH, self._concurrency + min(self._prefetch, ahead))
-
-    @property
-    def low(self) -> int:
-        """Messages held below which more are fetched."""
-        return max(self._concurrency - 1, self.room // 2 - 1)
-
-    @property
-    def chunk(self) -> int:
-        """Messages handed to a worker at once; one unless they are quick."""
-        return max(1, min(50, int(0.005 / self.seconds)))
-
-    @property
-    def quick(self) -> bool:
-        return self.seconds < SLOW_HANDLER
-
-
-def alone(messages: list[LeasedMessage]) -> tuple[list[LeasedMessage], list[LeasedMessage]]:
-    """What to work on and what to hand back: a message its last consumer may have died of gets no company.
-
-    Neighbours taken ahead would share its fate again and again, and die of attempts that never began.
-    """
-    for place, message in enumerate(messages):
-        if message.suspect:
-            return [message], messages[:place] + messages[place + 1 :]
-    return messages, []
-
-
-@contextlib.contextmanager
-def stopping_by_signal(stop: Callable[[], None]) -> Iterator[None]:
-    """SIGTERM and SIGINT call `stop` while this is entered, where signals can be had: the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, lambda *_: stop()) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
-
-
-def iterate(queue: Queue, *, prefetch: int = 100, stop_when_empty: bool = False) -> Iterator[LeasedMessage]:
-    """Yields messages one after the other; `with message:` acks or nacks each, and a failure does not end the loop.
-
-    Acks of quick work travel with the next receive. SIGTERM or SIGINT ends the iteration after the message at
-    hand; what was taken ahead is handed back with its attempt not counted.
-    """
-    connection, ref = queue._connection, queue._ref
-    riding: deque[LeasedMessage] = deque()
-    buffer: deque[LeasedMessage] = deque()
-    renewal = Renewal(connection)
-    pace = Pace(1, prefetch)
-    bell = Bell()
-    failures = 0
-    suspected = False
-    if not ref.opened:
-        queue._open()
-
-    def settle(acks: Sequence[LeasedMessage]) -> None:
-        for message in acks:
-            renewal.drop(message)
-
-    def flush() -> None:
-        acks = list(riding)
-        riding.clear()
-        if acks:
-            try:
-                queue.ack_many(acks)
-            except LeaseLost as error:
-                log.warning("lease lost before ack queue=%s ids=%s", queue.name, ",".join(error.ids[:10]))
-            finally:
-                settle(acks)
-
-    with stopping_by_signal(bell.ring):
-        try:
-            while not bell.rung:
-                if not buffer:
-                    acks = [riding.popleft() for _ in range(len(riding))]
-                    try:
-                        # After a suspect, one at a time until an unsuspected message comes.
-                        flow = receiving(
-                            (ref,),
-                            1 if suspected else pace.room,
-                            timeout=0 if stop_when_empty or acks else 3600,
-                            acks=acks,
-                        )
-                        got = queue._run(flow, bell)
-                        failures = 0
-                    except Unavailable as error:
-                        riding.extendleft(reversed(acks))
-                        failures += 1
-                        log.warning("receive failed queue=%s error=%s", queue.name, error)
-                        time.sleep(away(failures))
-                        continue
-                    settle(acks)
-                    if got is None or not got.messages:
-                        if stop_when_empty and not acks:
-                            return
-                        continue
-                    kept, rest = alone(got.messages)
-                    if rest:
-                        queue.release_many(rest)
-                    for message in kept:
-                        message._riding = riding
-                    renewal.hold(ref, kept)
-                    buffer.extend(kept)
-                message = buffer.popleft()
-                suspected = message.suspect
-                if message.lease_lost:
-                    continue
-                started = time.perf_counter()
-                yield message
-                pace.note(time.perf_counter() - started)
-                if message.settled and not riding:
-                    renewal.drop(message)
-                if riding and not pace.quick:
-                    flush()
-        finally:
-            try:
-                flush()
-                held = [message for message in buffer if not message.lease_lost]
-                if held:
-                    queue.release_many(held)
-            except (LeaseLost, Unavailable) as error:
-                log.warning("hand-back failed queue=%s error=%s", queue.name, error)
-            renewal.close()
-            bell.close()
-
-
-async def iterate_async(queue: AsyncQueue, *, stop_when_empty: bool = False) -> AsyncIterator[AsyncLeasedMessage]:
-    """Yields messages one after the other in asyncio; leases are renewed even while the loop is blocked."""
-    keeper = Connection(queue._connection.url, queue._connection.settings)
-    renewal = Renewal(keeper)
-    failures = 0
-    try:
-        while True:
-            try:
-                message = await queue.receive(timeout=0 if stop_when_empty else 3600)
-                failures = 0
-            except Unavailable as error:
-                failures += 1
-                log.warning("receive failed queue=%s error=%s", queue.name, error)
-                await asyncio.sleep(away(failures))
-                continue
-            if message is None:
-                if stop_when_empty:
-                    return
-                continue
-            message._consumed = True
-            renewal.hold(queue._ref, [message])
-            try:
-                yield message
-            finally:
-                renewal.drop(message)
-    finally:
-        await asyncio.to_thread(renewal.close)
-        keeper.close()
+#: Seconds between two looks at the server's settings.
+EXAMINE_EVERY = 30.0
 
 
 @dataclass(slots=True)
@@ -363,6 +89,7 @@ class Consumer:
         self._running: dict[str, LeasedMessage] = {}
         self._changed = threading.Condition()
         self._parked = False
+        self._examined = time.monotonic()
         self._suspected = False
         self._pending: dict[str, LeasedMessage] = {}
         self._stops = 0
@@ -408,6 +135,8 @@ class Consumer:
 
     def _fetch(self) -> bool:
         """One turn: wait for room, then receive from each queue with its acks; False when there is nothing left."""
+        if time.monotonic() - self._examined > EXAMINE_EVERY:
+            self._examine()
         with self._changed:
             # Half empty before the next fetch, so that quick handlers get batches and not one message a call.
             # A suspect runs without others taken ahead.
@@ -443,8 +172,7 @@ class Consumer:
                 got_any = True
                 kept, rest = alone(got.messages)
                 self._suspected = kept[0].suspect
-                if rest:
-                    source.queue.release_many(rest)
+                hand_back(source.queue, rest)
                 self._dispatch(ref, kept)
             got_any = got_any or bool(acks)
         if got_any:
@@ -457,6 +185,14 @@ class Consumer:
                 return True
         self._park(BLOCK if due is None else min(BLOCK, due))
         return True
+
+    def _examine(self) -> None:
+        """Says so when the server was made unsafe while we work: refusing now would help nobody."""
+        self._examined = time.monotonic()
+        try:
+            self._connection.examine()
+        except UnsafeServer as error:
+            log.error("unsafe server: %s", error)
 
     def _park(self, seconds: float) -> None:
         """Sleeps until there is something to take; workers settle for themselves meanwhile."""
@@ -680,8 +416,4 @@ class Consumer:
             mine = [message for message in messages if message.queue == name]
             for message in mine:
                 self._renewal.drop(message)
-            if mine:
-                try:
-                    source.queue.release_many(mine)
-                except RestanteError as error:
-                    log.warning("hand-back failed queue=%s error=%s", name, error)
+            hand_back(source.queue, mine)

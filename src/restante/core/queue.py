@@ -374,8 +374,8 @@ class Queue(_Named):
         return got.messages if got else []
 
     def consume(self, *, prefetch: int = 100, stop_when_empty: bool = False) -> Iterator[LeasedMessage]:
-        """Messages one after the other until stopped; see `restante.core.consumer.iterate`."""
-        from restante.core.consumer import iterate  # the room above; only this door opens upwards
+        """Messages one after the other until stopped; see `restante.core.iterating.iterate`."""
+        from restante.core.iterating import iterate  # the room above; only this door opens upwards
 
         return iterate(self, prefetch=prefetch, stop_when_empty=stop_when_empty)
 
@@ -444,7 +444,7 @@ class AsyncQueue(_Named):
 
     async def consume(self, *, stop_when_empty: bool = False) -> AsyncIterator[AsyncLeasedMessage]:
         """Messages one after the other, their leases renewed from a thread of their own."""
-        from restante.core.consumer import iterate_async  # the room above; only this door opens upwards
+        from restante.core.iterating import iterate_async  # the room above; only this door opens upwards
 
         async for message in iterate_async(self, stop_when_empty=stop_when_empty):
             yield message

@@ -1,0 +1,107 @@
+"""Keeps the leases of held messages alive from a thread of its own.
+
+On failure it says so in the log and tries again at the next tick; a lease found lost is marked on its message.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from restante.core import operations as ops
+from restante.core.connection import Connection
+from restante.core.errors import RestanteError
+from restante.core.message import Message
+from restante.core.operations import MAX_BATCH, QueueRef
+
+log = logging.getLogger("restante")
+
+#: Share of its lease after which a held message is renewed.
+RENEW_AFTER = 1 / 3
+#: Seconds between two looks at held messages, at least and at most.
+SHORTEST_TICK, LONGEST_TICK = 0.02, 5.0
+
+
+class Renewal:
+    """Keeps leases of held messages alive from a thread of its own, so that a busy handler or loop does not matter."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._held: dict[str, tuple[QueueRef, Any]] = {}
+        self._tick = LONGEST_TICK
+        self._wake = threading.Event()
+        self._closed = False
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def hold(self, ref: QueueRef, messages: Sequence[Any]) -> None:
+        """From now on these are renewed until dropped."""
+        if not messages:
+            return
+        now = time.monotonic()
+        shortest = LONGEST_TICK
+        for message in messages:
+            lease = message._lease_ms / 1000
+            message._renew_at = now + lease * RENEW_AFTER
+            shortest = min(shortest, lease * RENEW_AFTER / 2)
+            self._held[message.lease_token] = (ref, message)
+        if shortest < self._tick or self._thread is None:
+            self._tick = max(SHORTEST_TICK, min(self._tick, shortest))
+            self._start()
+            self._wake.set()
+
+    def drop(self, message: Message) -> None:
+        """No longer renewed."""
+        self._held.pop(message.lease_token, None)
+
+    def close(self) -> None:
+        self._closed = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(5)
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(target=self._run, name="restante-renewal", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while not self._closed:
+            self._wake.wait(self._tick)
+            self._wake.clear()
+            try:
+                self.run_once()
+            except RestanteError as error:
+                log.warning("extend failed error=%s", error)
+            except Exception:
+                log.exception("extend failed")
+
+    def run_once(self) -> int:
+        """Extends what is due for it; returns how many leases were extended."""
+        now = time.monotonic()
+        due: dict[QueueRef, list[Any]] = {}
+        for ref, message in list(self._held.values()):
+            if message._renew_at <= now:
+                due.setdefault(ref, []).append(message)
+        count = 0
+        for ref, messages in due.items():
+            for start in range(0, len(messages), MAX_BATCH):
+                part = messages[start : start + MAX_BATCH]
+                asked = time.monotonic()
+                # One try per tick: a lease must not wait behind the patience of another.
+                extended = self._connection.run(ops.renew(ref, part, None, ref.card), patience=self._tick)
+                lost = set(extended)
+                for message in part:
+                    if message.id in lost:
+                        # Settled meanwhile is no loss: the handler finished while the answer was on its way.
+                        if self._held.pop(message.lease_token, None) and not message.settled:
+                            message.lease_lost = True
+                            log.warning("lease lost queue=%s id=%s", ref.name, message.id)
+                    else:
+                        message._renew_at = asked + message._lease_ms / 1000 * RENEW_AFTER
+                        count += 1
+        return count
