@@ -223,12 +223,16 @@ def test_a_server_that_turns_unsafe_while_we_work_raises_the_alarm(
         consumer = restante.Consumer([queue])
         running = threading.Thread(target=consumer.run)
         running.start()
-        call(server.client(), "CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
-        queue.send("still served")
-        took = wait_until(lambda: "allkeys-lru" in caplog.text, 10, "the alarm")
-        consumer.stop()
-        running.join(10)
-        assert consumer.handled == 1
+        queue.send("served")
+        try:
+            wait_until(lambda: consumer.handled == 1, 10, "the first message")
+            call(server.client(), "CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+            queue.send("still served")
+            took = wait_until(lambda: "allkeys-lru" in caplog.text, 10, "the alarm")
+            wait_until(lambda: consumer.handled == 2, 10, "the second message")
+        finally:
+            consumer.stop()
+            running.join(10)
     verdict("23b", n=1, max_recovery_s=took, within_s=60.0)
 
 

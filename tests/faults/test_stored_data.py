@@ -138,6 +138,7 @@ def test_a_key_of_the_wrong_type_is_named_and_nothing_is_lost(server: RedisServe
         other = post.queue(f"{name}-other")
         queue = post.queue(name, keep_done=1000, max_attempts=1000)
         sent = queue.send_many(list(range(20)))
+        queue.ack_many(queue.receive_many(1))  # the dedup window has begun
         held = queue.receive_many(3, lease=60)
         taken = queue.receive_many(4)
         queue.nack_many(taken[:2], delay=0)

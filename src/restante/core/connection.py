@@ -340,12 +340,15 @@ class Connection:
                 link = self._take(address)
                 parked.append((address, link))
                 link.write(pack(("BZPOPMIN", *names, BLOCK)))
-            watched: list[Any] = [link for _, link in parked]
+            # Not select(): it fails for the thousandth open file of a process.
+            poller = select.poll()
+            for _, link in parked:
+                poller.register(link, select.POLLIN)
             if bell is not None:
-                watched.append(bell)
-            woken, _, _ = select.select(watched, (), (), limit)
+                poller.register(bell, select.POLLIN)
+            woken = {number for number, _ in poller.poll(limit * 1000)}
             for address, link in parked:
-                if link not in woken:
+                if link.fileno() not in woken:
                     self._unblock(address, link)
                 link.patient(BLOCK_MARGIN)
                 link.read()

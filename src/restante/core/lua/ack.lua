@@ -16,11 +16,11 @@ keep, skip = tonumber(keep) or 0, tonumber(set[5]) or 0
 local now, base = clock(), tonumber(set[2]) or 0
 if #ARGV == 0 or #ARGV > 2000 then return refuse('INVALID', 'give 1 to 1000 messages') end
 local plan, apply = settling()
-local gone, lines, graves, lost = plan(1, now, keep, k.deliveries, k.unique, k.acked, k.acked_before)
+local gone, lines, lost = plan(1, now, keep, k.deliveries, k.unique, k.acked, k.acked_before, dedup, set[4], base)
 if #gone > 0 then
   call('HSET', queue, 'sequence', format('%d', base + #gone), 'acked', format('%d', (tonumber(set[3]) or 0) + #gone))
   write(base, lines, true)
-  apply(gone, graves, base, now, dedup, set[4], keep, k)
+  apply(gone, now, keep, k)
 end
 if tonumber(max_leased) and call('ZCARD', ready) > 0 then call('ZADD', marker, '0', '0') end
 return lost

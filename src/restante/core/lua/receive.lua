@@ -29,11 +29,11 @@ if not n or n < 0 or n > 1000 or n % 1 ~= 0 then return refuse('INVALID', 'n mus
 if #ARGV > 2005 then return refuse('INVALID', 'at most 1000 acks') end
 if lease ~= '' and not whole(lease, 1, 4e12) then return refuse('INVALID', 'lease_ms must be at least 1') end
 
-local gone, lines, graves, lost, apply = {}, {}, nil, {}, nil
+local gone, lines, lost, apply = {}, {}, {}, nil
 if #ARGV > 5 then
   local plan
   plan, apply = settling()
-  gone, lines, graves, lost = plan(6, now, keep, deliveries, unique, acked, acked_before)
+  gone, lines, lost = plan(6, now, keep, deliveries, unique, acked, acked_before, dedup, set[6], sequence)
 end
 
 local promoted, expired, m = 0, 0, nil
@@ -192,8 +192,8 @@ if took > 0 then
   if tokens then call('HSET', queue, 'tokens', tokens - took, 'tokens_at', now) end
 end
 if settled > 0 then
-  apply(gone, graves, sequence, now, dedup, set[6], keep, { messages = messages, deliveries = deliveries,
-    history = history, leased = leased, done = done, unique = unique, acked = acked, acked_before = acked_before })
+  apply(gone, now, keep, { messages = messages, deliveries = deliveries, history = history, leased = leased,
+    done = done, unique = unique })
 end
 
 if rate and paused == '' and tokens and tokens - took < 1 then

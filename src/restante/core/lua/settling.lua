@@ -22,7 +22,8 @@ local function tombstone(acked, acked_before, window, since, pairs_, base, now)
 end
 
 -- Plans the acks of pairs (id, token) from ARGV[first] on: who is gone, the journal's lines, and who lost the lease.
-local function plan(first, now, keep, deliveries, unique, acked, acked_before)
+-- The ids are remembered as acked here, before anything moves.
+local function plan(first, now, keep, deliveries, unique, acked, acked_before, window, since, base)
   local ids, gone, lines, graves, lost = {}, {}, {}, {}, {}
   for i = first, #ARGV, 2 do ids[#ids + 1] = ARGV[i] end
   local found = call('HMGET', deliveries, unpack(ids))
@@ -45,12 +46,12 @@ local function plan(first, now, keep, deliveries, unique, acked, acked_before)
       lost[#lost + 1] = i
     end
   end
-  return gone, lines, graves, lost
+  if count > 0 then tombstone(acked, acked_before, window, since, graves, base, now) end
+  return gone, lines, lost
 end
 
 -- Carries planned acks out, after their lines are in the journal.
-local function apply(gone, graves, base, now, window, since, keep, k)
-  tombstone(k.acked, k.acked_before, window, since, graves, base, now)
+local function apply(gone, now, keep, k)
   if keep > 0 then
     local m = moves()
     local scored, given = {}, call('HMGET', k.deliveries, unpack(gone))
