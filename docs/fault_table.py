@@ -51,6 +51,8 @@ FAULTS = {
     "22": "server at maxmemory",
     "22b": "lease expires at maxmemory",
     "23": "eviction policy that deletes",
+    "23b": "server made unsafe while in use",
+    "26": "master dies, sentinels name another",
     "31": "scripts flushed under load",
     "33": "server clock jumps ahead",
     "33b": "server clock jumps back",
