@@ -33,6 +33,8 @@ FAULTS = {
     "10b": "answer to a batch lost",
     "10c": "answer to an ack lost",
     "10d": "answer to a receive lost",
+    "10e": "answer to a claim into a lease journal lost",
+    "10f": "answer to a verdict in a lease journal lost",
     "11": "request lost",
     "11b": "send that is never answered",
     "12": "storm of connection resets",

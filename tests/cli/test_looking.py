@@ -124,6 +124,18 @@ def test_the_journal_is_shown_and_followed(cli: Cli, post: Post) -> None:
     assert running.wait() == 0
 
 
+def test_a_journal_of_payloads_is_shown_as_any_other(cli: Cli, post: Post) -> None:
+    assert cli("configure", "orders", "journal=payloads", "--json").json["settings"]["journal"] == "payloads"
+    ids = post.queue("orders").send_many(["a", "b"])
+    assert cli.inside("purge", "orders", "--yes").code == 0
+    ran = cli("journal", "orders", "-n", "4", "--json")
+    assert [(line["event"], line["message_id"], line["detail"]) for line in ran.ndjson] == [
+        ("sent", ids[0], ""), ("sent", ids[1], ""), ("purged", ids[0], "ready"), ("purged", ids[1], "ready"),
+    ]  # fmt: skip
+    shown = cli.inside("journal", "orders", "-n", "2")
+    assert all(text in shown.out for text in ("purged", *ids, "gone", "ready"))
+
+
 def test_the_doctor_ends_with_five_for_a_danger(cli: Cli, tmp_path: Path) -> None:
     ran = cli("doctor", "--json")
     assert ran.code == 5

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from restante import Event, JournalEntry, Position, State
+from restante import Event, JournalEntry, JournalLost, Position, State
+from restante.core.journal_reader import Block, JournalReader
 from restante.core.message import LIFECYCLE
+from restante.core.stored import Stored
 from tests.contract.rooms import Room, needs
 
 pytestmark = needs("journal")
@@ -117,6 +119,126 @@ async def test_a_journal_switched_off_writes_nothing_and_goes_on_without_a_gap(r
     assert len(room.events(queue)) == 4
     assert dense(room.admin.journal(queue.name))
     assert room.admin.counts(queue.name).totals["sent"] == 3
+
+
+async def test_a_journal_of_payloads_keeps_what_was_sent_edited_and_moved_in(room: Room) -> None:
+    queue, target = room.queue(journal="payloads"), room.queue()
+    await room.call(target.configure, journal="payloads")
+    one = await room.send(queue, {"n": 1}, headers={"h": 1}, kind="k")
+    many = await room.call(queue.send_many, ["a", b"\x00\n\t", None], priority=3)
+    careful = await room.send(queue, "once", id="e")  # the name of the lines' own field
+    assert not (await room.send(queue, "twice", id="e")).stored
+    room.admin.edit(queue.name, one, payload={"n": 2})
+    assert room.admin.move(queue.name, target.name, [one]) == 1
+    await room.call((await room.take(queue)).nack, delay=0)
+    found = [(id, Stored(raw)) for block in blocks(room, queue) for id, raw in block.stored.items()]
+    assert [(id.decode(), form.payload) for id, form in found] == [
+        (one, {"n": 1}), (many[0], "a"), (many[1], b"\x00\n\t"), (many[2], None), (careful, "once"), (one, {"n": 2}),
+    ]  # fmt: skip
+    assert (found[0][1].headers, found[0][1].kind, found[1][1].priority) == ({"h": 1}, "k", 3)
+    [(id, moved)] = [pair for block in blocks(room, target) for pair in block.stored.items()]
+    assert (id.decode(), Stored(moved).payload, Stored(moved).headers) == (one, {"n": 2}, {"h": 1})
+
+
+def blocks(room: Room, queue: Any) -> list[Block]:
+    """The whole journal in raw blocks."""
+    reader = JournalReader(room.plain)
+    place = reader.place(queue.name)
+    assert place is not None
+    return [block for page in reader.blocks(queue.name, 0, place.last) for block in page]
+
+
+async def test_payloads_beside_the_lines_change_nothing_for_their_readers(room: Room) -> None:
+    told = []
+    for level in ("full", "payloads"):
+        queue = room.queue(journal=level, keep_done=9)
+        await whole_life(room, queue)
+        entries = room.admin.journal(queue.name)
+        assert dense(entries)
+        assert entries == room.admin.journal(queue.name, newest_first=True)[::-1]
+        pages: list[JournalEntry] = []
+        while page := room.admin.journal(queue.name, after=pages[-1].position if pages else None, limit=3):
+            pages += page
+        assert pages == entries
+        told.append([(e.event, e.state, e.size, e.attempts, e.error_class) for e in entries])
+    assert told[0] == told[1]
+
+
+async def test_following_a_journal_of_payloads_shows_its_lines(room: Room) -> None:
+    queue = room.queue(journal="payloads")
+    await room.send(queue, "before")
+    following = room.admin.follow([queue.name], pause=0.01, stop=lambda: False)
+
+    def next_two() -> list[str]:
+        return [next(following).event.value for _ in range(2)]
+
+    reading = asyncio.create_task(asyncio.to_thread(next_two))
+    await asyncio.sleep(0.3)
+    await room.call(queue.send_many, ["after", "it"])
+    assert await asyncio.wait_for(reading, 10) == ["sent", "sent"]
+
+
+async def test_the_last_line_of_a_removed_message_begins_with_the_state_it_was_in(room: Room) -> None:
+    queue, target = room.queue(keep_done=9, max_attempts=9), room.queue()
+    ids = {}
+    for state in (State.DONE, State.DEAD, State.RETRYING, State.READY, State.SCHEDULED):
+        ids[state] = [await _brought_to(room, queue, state) for _ in range(4)]
+    for found in ids.values():
+        room.admin.delete(queue.name, found[:1])
+        room.admin.delete(queue.name, found[1:2], detail="a mistake")
+        room.admin.move(queue.name, target.name, found[2:3])
+    assert room.admin.purge(queue.name) == 6  # what is done cannot be moved
+    last = {entry.message_id: entry for entry in room.admin.journal(queue.name)}
+    for state, (deleted, explained, moved, purged) in ids.items():
+        assert last[deleted].detail == state.value
+        assert last[explained].detail == f"{state.value}, a mistake"
+        assert last[moved].detail == (state.value if state is State.DONE else f"{state.value}, moved to {target.name}")
+        assert (last[purged].event, last[purged].detail) == (Event.PURGED, state.value)
+        assert {last[id].state for id in (deleted, explained, moved, purged)} == {"gone"}
+        assert {last[id].consumer for id in (deleted, explained, moved, purged)} == {"tester"}
+
+
+async def _brought_to(room: Room, queue: Any, state: State) -> str:
+    """A message in a state."""
+    id: str = await room.send(queue, state.value, priority=9, delay=3600 if state is State.SCHEDULED else 0)
+    verdicts: dict[State, dict[str, Any]] = {State.DONE: {}, State.DEAD: {}, State.RETRYING: {"delay": 3600}}
+    if state in verdicts:
+        message = await room.take(queue)
+        verb = {State.DONE: message.ack, State.DEAD: message.bury, State.RETRYING: message.nack}[state]
+        await room.call(verb, **verdicts[state])
+    return id
+
+
+async def test_a_purge_is_one_line_per_message_and_counts_messages(room: Room) -> None:
+    queue = room.queue(max_attempts=9)
+    ids = [id for _ in range(2) for id in await room.call(queue.send_many, list(range(550)), kind="k")]
+    sent = {id: room.admin.show(queue.name, id).sent_at for id in (ids[0], ids[-1])}
+    for message in await room.call(queue.receive_many, 2):
+        await room.call(message.bury)
+    assert room.admin.purge(queue.name) == 1100
+    lines = [entry for entry in room.admin.journal(queue.name, limit=10_000) if entry.event is Event.PURGED]
+    assert sorted(entry.message_id for entry in lines) == sorted(ids)
+    assert {(entry.kind, entry.state, entry.consumer) for entry in lines} == {("k", "gone", "tester")}
+    assert {entry.message_id: entry.sent_at for entry in lines}.items() >= sent.items()
+    assert sorted((entry.detail, entry.attempts) for entry in lines) == [("dead", 1)] * 2 + [("ready", 0)] * 1098
+    assert room.admin.counts(queue.name).totals["purged"] == 1100
+    assert dense(room.admin.journal(queue.name, limit=10_000))
+
+
+async def test_blocks_are_whole_or_say_what_is_missing(room: Room) -> None:
+    queue = room.queue(journal_keep=1000)
+    for _ in range(4):
+        await room.call(queue.send_many, ["x"] * 1000)
+    reader = JournalReader(room.plain)
+    place = reader.place(queue.name)
+    assert place is not None
+    first = room.admin.journal(queue.name, limit=1)[0].position.sequence
+    assert place.floor >= first - 1 > 0
+    with pytest.raises(JournalLost, match=f"no lines 1 to {first - 1} any more"):
+        list(reader.blocks(queue.name, 0, place.last))
+    found = [block for page in reader.blocks(queue.name, first - 1, place.last) for block in page]
+    assert (found[0].first, found[-1].last) == (first, place.last)
+    assert sum(block.lines.count(b"\n") + 1 for block in found) == place.last - first + 1
 
 
 async def test_reading_goes_on_from_a_position(room: Room) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from restante import Held, InvalidInput, InvalidName, NotFound, State
+from restante import Held, InvalidInput, InvalidName, Message, NotFound, State
 from restante.core.admin import ReplayTask
 from tests.contract.rooms import Room, fresh_name, needs
 
@@ -78,6 +79,97 @@ async def test_pages_stay_in_step_while_messages_come_and_go(room: Room) -> None
     second = room.admin.messages(queue.name, "ready", limit=20, after=first.next)
     assert [message.id for message in second.messages] == ids[30:50]
     assert [m.payload for m in room.admin.walk(queue.name, "ready")] == [*range(30, 60), *["new"] * 5]
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 7, 100, 1001])
+@pytest.mark.parametrize("parts", [1, 2, 3, 8])
+async def test_cursors_cut_a_state_into_about_equal_parts(room: Room, size: int, parts: int) -> None:
+    queue = room.queue()
+    for start in range(0, size, 1000):
+        await room.call(queue.send_many, list(range(start, min(size, start + 1000))))
+    cursors = room.admin.cursors(queue.name, "ready", parts)
+    read = [part_of(room, queue, "ready", *edges, limit=300) for edges in pairwise([None, *cursors, None])]
+    assert [message.payload for part in read for message in part] == [*range(size)]
+    assert len(cursors) == min(parts, max(1, size)) - 1
+    assert all(abs(len(part) - size / len(read)) <= 1 for part in read)
+
+
+def part_of(
+    room: Room, queue: Any, state: str, after: str | None, upto: str | None, *, limit: int = 7
+) -> list[Message]:
+    """The messages between two cursors, page by page."""
+    found: list[Message] = []
+    while True:
+        page = room.admin.messages(queue.name, state, limit=limit, after=after, upto=upto)
+        found += page.messages
+        after = page.next
+        if after is None:
+            return found
+
+
+async def test_parts_show_each_message_once_under_equal_scores_and_priorities(room: Room) -> None:
+    queue = room.queue()
+    due = room.now() + timedelta(hours=1)
+    later = await room.call(queue.send_many, list(range(100)), due_at=due)
+    ready = [id for level in (0, 255, 7) for id in await room.call(queue.send_many, list(range(20)), priority=level)]
+    for state, ids in (("scheduled", later), ("ready", ready)):
+        cursors = room.admin.cursors(queue.name, state, 5)
+        assert len(set(cursors)) == 4
+        read = [part_of(room, queue, state, *edges) for edges in pairwise([None, *cursors, None])]
+        assert sorted(message.id for part in read for message in part) == sorted(ids)
+        assert {len(part) for part in read} == {len(ids) // 5}
+
+
+async def test_parts_show_what_stays_exactly_once_while_others_come_and_go(room: Room) -> None:
+    queue = room.queue()
+    ids = await room.call(queue.send_many, list(range(90)), priority=5)
+    cursors = room.admin.cursors(queue.name, "ready", 4)
+    seen: list[str] = []
+    # Between any two pages some leave, the one a cursor stands on among them, and others come at both ends.
+    leaving = [id for id in ids if id in {cursor.partition("~")[2] for cursor in cursors}] + ids[1::9]
+    come = []
+    for number, (after, upto) in enumerate(pairwise([None, *cursors, None])):
+        place = after
+        while True:
+            page = room.admin.messages(queue.name, "ready", limit=5, after=place, upto=upto)
+            seen += [message.id for message in page.messages]
+            room.admin.delete(queue.name, leaving[:2])
+            del leaving[:2]
+            come.append(await room.send(queue, "new", priority=9 if number % 2 else 1))
+            place = page.next
+            if place is None:
+                break
+    assert len(seen) == len(set(seen))
+    gone = set(ids) - {message.id for message in room.admin.walk(queue.name, "ready")}
+    assert set(ids) - gone <= set(seen)
+    assert set(seen) <= {*ids, *come}
+
+
+async def test_a_page_reads_as_much_of_each_payload_as_it_is_told(room: Room) -> None:
+    queue = room.queue()
+    await room.send(queue, b"p" * 5000, headers={"h": "x" * 300})
+    await room.send(queue, "short")
+    for preview, length in ((0, 0), (1, 1), (100, 100), (5000, 5000), (2**20, 5000)):
+        long, short = room.admin.messages(queue.name, "ready", preview=preview).messages
+        assert long.preview == b"p" * length
+        assert (long.whole, short.whole) == (preview >= 5000, preview >= len(b'"short"'))
+        assert (long.size, long.headers) == (5000, {"h": "x" * 300})
+    assert long.payload == b"p" * 5000
+    assert len(room.admin.messages(queue.name, "ready").messages[0].preview) == 1024
+
+
+async def test_a_preview_or_a_number_of_parts_that_makes_no_sense_is_refused(room: Room) -> None:
+    queue = room.queue()
+    await room.send(queue, "x")
+    bad: list[Any] = [-1, 1.5, "x", None, True]
+    for value in bad:
+        with pytest.raises(InvalidInput, match="preview"):
+            room.admin.messages(queue.name, "ready", preview=value)
+    for value in [0, *bad]:
+        with pytest.raises(InvalidInput, match="parts"):
+            room.admin.cursors(queue.name, "ready", value)
+    with pytest.raises(InvalidInput, match="upto"):
+        room.admin.messages(queue.name, "ready", upto="0~x", newest_first=True)
 
 
 async def test_a_page_must_have_a_size_and_a_state(room: Room) -> None:
@@ -178,6 +270,19 @@ async def test_a_cancelled_replay_is_resumed_by_its_id(room: Room) -> None:
     assert [one.id for one in room.admin.tasks(queue.name)] == [task.id]
     with pytest.raises(NotFound):
         room.admin.replay(queue.name, task="nobody")
+
+
+async def test_a_replay_may_be_given_its_id(room: Room) -> None:
+    queue = room.queue()
+    ids = await bury(room, queue, 3)
+    task = room.admin.replay(queue.name, ids=ids[:2], name="plan-7")
+    assert (task.id, task.replayed) == ("plan-7", 2)
+    assert room.admin.task(queue.name, "plan-7").status == "finished"
+    told = [entry.detail for entry in room.admin.journal(queue.name) if entry.event.value == "replayed"]
+    assert told == ["plan-7"] * 2
+    with pytest.raises(InvalidName):
+        room.admin.replay(queue.name, name="not a name")
+    assert room.states(queue) == {"ready": 2, "dead": 1}
 
 
 async def test_a_replay_keeps_to_its_rate(room: Room) -> None:

@@ -11,8 +11,9 @@ from typing import Any, Final
 import redis
 
 from restante.core.journal import COLUMNS
-from restante.core.keys import NAMES, QueueKeys
+from restante.core.keys import QueueKeys
 from restante.core.message import STATE_LETTERS, Event, State
+from tests.core.verbs import CONSUMER
 
 Dump = dict[str, dict[str, Any]]
 
@@ -26,6 +27,9 @@ PACKED: Final = (
     "journal", "pause", "lease_ms", "max_attempts", "dedup_ms", "keep_done", "max_leased", "rate", "max_length",
     "max_dead", "max_payload_bytes",
 )  # fmt: skip
+
+#: Streams are read through a script: the client's own reading makes dicts, in which fields of the same name vanish.
+_READ_STREAM: Final = "return redis.call('XRANGE', KEYS[1], '-', '+')"
 
 _LETTERS: Final = {state.value: letter for state, letter in STATE_LETTERS.items()}
 _NUMBERS: Final = frozenset(
@@ -105,31 +109,81 @@ def _lines(id: bytes, block: bytes) -> dict[str, dict[str, Any]]:
     return made
 
 
-def dump(client: redis.Redis, queue: str) -> Dump:
-    """Every key of the queue by its last word; keys that do not exist are left out."""
-    keys = QueueKeys(queue)
-    pipe = client.pipeline(transaction=False)
-    kinds = {
-        name: "zset" if name in (*STATES, "marker") else "stream" if name == "journal" else "hash" for name in NAMES
+@functools.lru_cache(maxsize=4096)
+def _row(id: bytes, raw: bytes) -> dict[str, Any]:
+    """A row of a lease journal."""
+    token, facts, stored = raw.split(b"\n", 2)
+    attempts, received = facts.decode().split("\t")
+    return {
+        "id": id.decode(),
+        "token": token.decode(),
+        "attempts": int(attempts),
+        "received_at": int(received),
+        "stored": _stored(stored),
     }
-    for name in NAMES:
-        if kinds[name] == "zset":
-            pipe.zrange(keys[name], 0, -1, withscores=True)
-        elif kinds[name] == "stream":
-            pipe.xrange(keys[name])
+
+
+def _journal(entries: list[tuple[bytes, list[bytes]]]) -> Dump:
+    """The lines by their numbers, and the stored forms beside them by the number of their entry's last line."""
+    made: Dump = {"journal": {}, "payloads": {}}
+    count = 0
+    for id, (name, block, *beside) in entries:
+        assert name == b"e"
+        lines = _lines(id, block)
+        count += len(lines)
+        made["journal"].update(lines)
+        if beside:
+            assert len(set(beside[::2])) == len(beside) // 2, "two stored forms of one message in one entry"
+            forms = zip(beside[::2], beside[1::2], strict=True)
+            made["payloads"][id.decode().partition("-")[2]] = {key.decode(): _stored(raw) for key, raw in forms}
+    assert len(made["journal"]) == count, "two entries of the journal hold the same number"
+    return {name: found for name, found in made.items() if found}
+
+
+def _leases(entries: list[tuple[bytes, list[bytes]]]) -> dict[str, Any]:
+    """The rows of a lease journal by their numbers; an entry's id is the number of its last row."""
+    made: dict[str, Any] = {}
+    for id, fields in entries:
+        first = int(id.decode().partition("-")[2]) - len(fields) // 2 + 1
+        for at, (key, raw) in enumerate(zip(fields[::2], fields[1::2], strict=True), first):
+            assert str(at) not in made, "two entries of the lease journal hold the same number"
+            made[str(at)] = _row(key, raw)
+    return made
+
+
+def _kind(name: str) -> str:
+    if name in (*STATES, "marker"):
+        return "zset"
+    return "stream" if name in ("journal", "leases") else "hash"
+
+
+def dump(client: redis.Redis, queue: str) -> Dump:
+    """Every key of the queue by its last word; keys that do not exist are left out.
+
+    Beside the journal, `payloads` has the stored forms of its entries; `leases` and `verdicts` are the consumer's.
+    """
+    keys = QueueKeys(queue)
+    places = dict(keys.by_name)
+    places["leases"], places["verdicts"] = keys.lease_journal(CONSUMER)
+    pipe = client.pipeline(transaction=False)
+    for name, key in places.items():
+        if _kind(name) == "zset":
+            pipe.zrange(key, 0, -1, withscores=True)
+        elif _kind(name) == "stream":
+            pipe.eval(_READ_STREAM, 1, key)
         else:
-            pipe.hgetall(keys[name])
+            pipe.hgetall(key)
     made: Dump = {}
-    for name, reply in zip(NAMES, pipe.execute(), strict=True):
+    for name, reply in zip(places, pipe.execute(), strict=True):
         found: Any = reply
         if not found:
             continue
-        if kinds[name] == "zset":
+        if _kind(name) == "zset":
             made[name] = {member.decode(): int(score) for member, score in found}
-        elif kinds[name] == "stream":
-            blocks = [_lines(id, fields[b"e"]) for id, fields in found]
-            made[name] = {number: line for block in blocks for number, line in block.items()}
-            assert len(made[name]) == sum(map(len, blocks)), "two entries of the journal hold the same number"
+        elif name == "journal":
+            made |= _journal(found)
+        elif name == "leases":
+            made[name] = _leases(found)
         elif name == "messages":
             made[name] = {id.decode(): _stored(raw) for id, raw in found.items()}
         elif name == "deliveries":
@@ -210,7 +264,7 @@ def violations(found: Dump) -> list[str]:
             wrong.append(f"the unique key {key} is held by {id}, which is gone or has another")
         elif id in places and _LETTERS[places[id][0]] not in parts[2]:
             wrong.append(f"the unique key {key} is held by {id} while it is {places[id][0]}")
-    return wrong + _settings_violations(queue) + _journal_violations(found, places)
+    return wrong + _settings_violations(queue) + _journal_violations(found, places) + _lease_violations(found)
 
 
 def _settings_violations(queue: Mapping[str, Any]) -> list[str]:
@@ -234,8 +288,7 @@ def _journal_violations(found: Dump, places: Mapping[str, list[str]]) -> list[st
     seen: dict[str, int] = {}
     for entry in journal.values():
         told[entry["message_id"]] = entry["state"]
-        count = int(entry["detail"].partition(":")[2]) if entry["event"] == "purged" else 1
-        seen[entry["event"]] = seen.get(entry["event"], 0) + count
+        seen[entry["event"]] = seen.get(entry["event"], 0) + 1
     if queue.get("journal_skip", 0) == 0:
         wrong += [
             f"{id} is {states[0]} and the journal says {told.get(id)}"
@@ -248,3 +301,12 @@ def _journal_violations(found: Dump, places: Mapping[str, list[str]]) -> list[st
             if queue.get(event, 0) != seen.get(event, 0)
         ]
     return wrong
+
+
+def _lease_violations(found: Dump) -> list[str]:
+    """Rows of a lease journal are numbered without gaps up to the last that its holder knows of."""
+    told = str(found.get("queue", {}).get(f"holder:{CONSUMER}", "")).split("\t")
+    last, numbers = int(told[2]) if len(told) > 2 else 0, [int(number) for number in found.get("leases", {})]
+    if numbers and numbers != list(range(last - len(numbers) + 1, last + 1)):
+        return [f"the lease journal has the rows {numbers}, its holder knows of {last}"]
+    return []

@@ -176,7 +176,7 @@ class _Pass:
                 self.verdict.gaps.append(f"{expected}..{line.number - 1}")
             expected = line.number + 1
             handler = getattr(self, f"_{line.event}", None)
-            if handler is not None and (line.id or line.event == "purged"):
+            if handler is not None and line.id:
                 handler(line)
 
     def _known(self, line: Line, *states: str) -> _Track | None:
@@ -316,15 +316,18 @@ class _Pass:
 
     def _deleted(self, line: Line) -> None:
         track = self._known(line, "ready", "scheduled", "retrying", "dead", "done")
-        self.totals["deleted"] += 1
+        self.totals[line.event] += 1
         if track is not None:
+            # Where an index had lost its payload, nothing is said.
+            said = line.detail.partition(",")[0]
+            if said and said != track.state:
+                self.verdict.conservation.append(
+                    f"{line.id} {line.event} at {line.number} as {said}, not {track.state}"
+                )
             self.done_removed += track.state == "done"
             self._remove(line.id)
 
-    def _purged(self, line: Line) -> None:
-        state, _, count = line.detail.partition(":")
-        self.totals["purged"] += int(count)
-        self.done_removed += int(count) if state == "done" else 0
+    _purged = _deleted
 
     def _remove(self, id: str) -> None:
         self._place(self.tracks[id], "")
@@ -392,11 +395,8 @@ def _check_verdicts(history: History, told: _Pass, verdict: Verdict) -> None:
 
 
 def _check_end(history: History, told: _Pass, verdict: Verdict) -> None:
-    purged = told.totals["purged"]
     missing = [id for id in told.tracks if id not in history.remaining and told.tracks[id].state != "done"]
-    # Purge does not name what it removes: only what goes beyond its count is lost.
-    if len(missing) > purged:
-        verdict.lost += [f"{id} was {told.tracks[id].state} and is not there" for id in missing]
+    verdict.lost += [f"{id} was {told.tracks[id].state} and is not there" for id in missing]
     for id, state in history.remaining.items():
         track = told.tracks.get(id)
         if track is None:
@@ -406,7 +406,7 @@ def _check_end(history: History, told: _Pass, verdict: Verdict) -> None:
         if history.drained and state not in ("dead", "done"):
             verdict.not_empty.append(f"{id} is still {state}")
     left = sum(state != "done" for state in history.remaining.values())
-    ended = told.totals["acked"] + told.totals["deleted"] + purged - told.done_removed
+    ended = told.totals["acked"] + told.totals["deleted"] + told.totals["purged"] - told.done_removed
     if told.totals["sent"] != ended + left:
         verdict.conservation.append(f"{told.totals['sent']} sent, {ended} ended, {left} left")
 

@@ -7,12 +7,14 @@ the model cannot tell it believes the server.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 from restante.core.message import STATE_LETTERS
 from tests.core.contents import SPAN, STATES, TIMED, position
-from tests.core.verbs import CONSUMER, NONCE, OPERATOR, RAW, SILENT, Item, Token
+from tests.core.entry import Entry, Full, Grave, Settings, Taken
+from tests.core.lease_book import LeaseBook
+from tests.core.verbs import CONSUMER, NONCE, OPERATOR, SILENT, Item, Token
 
 #: Messages one receive promotes or reclaims per state, and results one ack drops.
 BATCH = 200
@@ -21,73 +23,6 @@ _LETTERS = {state.value: letter for state, letter in STATE_LETTERS.items()}
 
 #: A line of the journal: every column but the format.
 Line = dict[str, Any]
-
-
-class Full(Exception):
-    """The model refuses the send."""
-
-
-@dataclass
-class Entry:
-    """One message."""
-
-    item: Item
-    #: The number it was sent under, and when.
-    sequence: int
-    sent_at: int
-    state: str
-    #: The score in its state's index.
-    score: int
-    attempts: int = 0
-    token: str = ""
-    expires: int = 0
-    replays: int = 0
-    #: When and by whom it was last received.
-    received_at: int | str = ""
-    consumer: str = ""
-    #: Its place in line, kept apart once it was promoted or delivered; None before.
-    place: int | None = None
-    #: Ended attempts: number, event, error class.
-    ended: list[tuple[int, str, str]] = field(default_factory=list)
-
-
-@dataclass
-class Settings:
-    """What the queue is told; None where it is not."""
-
-    lease_ms: int = 30_000
-    max_attempts: int = 5
-    max_length: int | None = None
-    max_dead: int | None = None
-    max_leased: int | None = None
-    keep_done: int = 0
-    dedup_ms: int = 60_000
-    pause: bool = False
-    journal: str = "full"
-
-
-@dataclass
-class Grave:
-    """An acked id."""
-
-    token: str
-    at: int
-    #: Milliseconds for which it must be known: the window it was acked under, or a shorter one that came after.
-    window: int
-
-
-@dataclass(frozen=True)
-class Taken:
-    """What a receive must answer."""
-
-    promoted: int
-    expired: int
-    base: int
-    lost: list[int]
-    #: id, attempts, lease_expires_at.
-    messages: list[tuple[str, int, int]]
-    #: What it tells of earlier attempts.
-    told: list[str]
 
 
 class Model:
@@ -107,6 +42,10 @@ class Model:
         self.journal: list[Line] = []
         #: Lines it did not keep.
         self.skipped = 0
+        #: The stored forms it keeps beside its lines, by the number of the last line of their entry.
+        self.payloads: dict[str, dict[str, Any]] = {}
+        #: The consumer's lease journal.
+        self.book = LeaseBook()
 
     # -- looking -------------------------------------------------------------------------------------------------
 
@@ -126,14 +65,7 @@ class Model:
 
     def messages(self) -> dict[str, dict[str, Any]]:
         """What does not change about messages but by an edit."""
-        return {
-            id: {
-                "sequence": entry.sequence, "sent_at": entry.sent_at, "kind": entry.item.kind,
-                "priority": entry.item.priority, "limits": entry.item.limits, "body": entry.item.payload,
-                "options": RAW,
-            }
-            for id, entry in self.entries.items()
-        }  # fmt: skip
+        return {id: entry.stored() for id, entry in self.entries.items()}
 
     def deliveries(self) -> dict[str, dict[str, Any]]:
         """What changes about messages once received."""
@@ -166,8 +98,8 @@ class Model:
 
     # -- parts of verbs ------------------------------------------------------------------------------------------
 
-    def _advance(self, event: str, n: int = 1, total: int | None = None) -> int:
-        self.totals[event] = self.totals.get(event, 0) + (n if total is None else total)
+    def _advance(self, event: str, n: int = 1) -> int:
+        self.totals[event] = self.totals.get(event, 0) + n
         self.sequence += n
         return self.sequence - n
 
@@ -176,7 +108,8 @@ class Model:
         due: int | str = "", error: str = "", detail: str = "", terminal: bool = False,
     ) -> None:  # fmt: skip
         """Writes a line if the level keeps it; without an id one that is about the queue."""
-        if self.settings.journal != "full" and not (terminal and self.settings.journal == "terminal"):
+        level = self.settings.journal
+        if level not in ("full", "payloads") and not (terminal and level == "terminal"):
             self.skipped += 1
             return
         entry = self.entries.get(id)
@@ -189,6 +122,11 @@ class Model:
                 "due_at": due, "error_class": error, "detail": detail,
             }
         )  # fmt: skip
+
+    def _beside(self, *ids: str) -> None:
+        """Puts stored forms beside the lines just written, where the queue journals payloads."""
+        if self.settings.journal == "payloads":
+            self.payloads[str(len(self.journal))] = {id: self.entries[id].stored() for id in ids}
 
     def _hold(self, id: str, item: Item, state: str | None) -> None:
         if item.unique is None:
@@ -271,6 +209,7 @@ class Model:
             else:
                 self._put(item.id, "ready", position(item.priority, base + at))
                 self._line("sent", "ready", now, item.id)
+        self._beside(*(item.id for item in fresh))
         return statuses
 
     def ack(self, now: int, pairs: Sequence[Token], said: Callable[[int], bool]) -> list[int]:
@@ -461,7 +400,7 @@ class Model:
             reply.append(entry.state if entry else "")
             if entry is not None and entry.state != "leased":
                 self._advance("deleted")
-                self._line("deleted", "gone", now, id, by=OPERATOR, terminal=True)
+                self._line("deleted", "gone", now, id, by=OPERATOR, detail=entry.state, terminal=True)
                 self.done_removed += entry.state == "done"
                 self._drop(id)
         return reply
@@ -479,7 +418,8 @@ class Model:
                 continue
             due = entry.score if entry.state in ("scheduled", "retrying") else None
             self._advance("deleted")
-            self._line("deleted", "gone", now, id, 0, OPERATOR, detail=f"moved to {target.name}", terminal=True)
+            told = f"{entry.state}, moved to {target.name}"
+            self._line("deleted", "gone", now, id, 0, OPERATOR, detail=told, terminal=True)
             self._drop(id)
             base = target._advance("sent")
             target.entries[id] = Entry(entry.item, base + 1, entry.sent_at, "", 0, ended=entry.ended)
@@ -487,15 +427,16 @@ class Model:
             target._put(id, state, position(entry.item.priority, base + 1) if due is None else due)
             told = f"moved from {self.name}"
             target._line("sent", state, now, id, by=OPERATOR, due="" if due is None else due, detail=told)
+            target._beside(id)
         return reply
 
     def purge(self, now: int, state: str, limit: int) -> int:
         ids = self.ids(state)[:limit]
         if ids:
-            self._advance("purged", 1, len(ids))
-            self._line("purged", "gone", now, "", by=OPERATOR, detail=f"{state}:{len(ids)}", terminal=True)
+            self._advance("purged", len(ids))
             self.done_removed += len(ids) if state == "done" else 0
             for id in ids:
+                self._line("purged", "gone", now, id, by=OPERATOR, detail=state, terminal=True)
                 self._drop(id)
         return len(ids)
 
@@ -509,6 +450,7 @@ class Model:
         self._advance("edited")
         entry.item = replace(item, due="")
         self._line("edited", entry.state, now, item.id, by=OPERATOR, due="" if due is None else due)
+        self._beside(item.id)
         if entry.place is not None:
             entry.place = position(item.priority, entry.place % SPAN)
         if entry.state == "ready":
@@ -516,6 +458,17 @@ class Model:
         elif due is not None and entry.state in ("scheduled", "retrying"):
             entry.score = due
         return entry.state
+
+    def hold(self, now: int, pairs: Sequence[Token], owner: str, lasts: int) -> tuple[int, str]:
+        """Copies what is still held into the lease journal."""
+        rows = [
+            {
+                "id": id, "token": token, "attempts": self.entries[id].attempts,
+                "received_at": self.entries[id].received_at, "stored": self.entries[id].stored(),
+            }
+            for id, token in pairs if self.held((id, token), now)
+        ]  # fmt: skip
+        return self.book.hold(now, owner, lasts, pairs[0][1] if pairs else None, rows)
 
     def configure(self, now: int, event: str, settings: Settings) -> None:
         """A change of the journal's level is told by the level before it."""

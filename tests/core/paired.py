@@ -15,8 +15,9 @@ from restante.core.message import Event
 from restante.core.operations import Script
 from tests.core.bench import Bench
 from tests.core.contents import STATES, Dump, dump, hint, violations
-from tests.core.model import Full, Line, Model, Settings
-from tests.core.verbs import SCRIPTS, Item, Token, Verbs
+from tests.core.entry import Full, Settings
+from tests.core.model import Line, Model
+from tests.core.verbs import CONSUMER, OWNER, SCRIPTS, Item, Token, Verbs
 
 #: Milliseconds within which a new due time must wake a sleeper; beyond it the sleeper wakes by itself in time.
 HORIZON = 5000
@@ -120,25 +121,43 @@ class Pair:
         self.check("receive")
         return got.pairs
 
-    def ack(self, *pairs: Token) -> None:
+    def ack(self, *pairs: Token, kept: bool = False) -> None:
+        """With `kept` the verdict is remembered, here and in the verbs below."""
         if not pairs:
             return  # refused by every client
-        reply = self.real.ack(*pairs)
-        self._same("ack", reply, self.model.ack(self.now, pairs, lambda at: at in reply))
-        self.check("ack")
+        reply = self.real.ack(*pairs, kept=kept)
+        lost = self.model.ack(self.now, pairs, lambda at: at in reply)
+        self._same("ack", reply, lost)
+        self._decided("ack", pairs, lost, kept)
 
-    def nack(self, *pairs: Token, delay: int | str = 0) -> None:
-        self._same("nack", self.real.nack(*pairs, delay=delay), self.model.nack(self.now, pairs, delay, self.part))
-        self.check("nack")
+    def nack(self, *pairs: Token, delay: int | str = 0, kept: bool = False) -> None:
+        lost, states = self.model.nack(self.now, pairs, delay, self.part)
+        self._same("nack", self.real.nack(*pairs, delay=delay, kept=kept), (lost, states))
+        self._decided("nack", pairs, lost, kept)
 
-    def bury(self, *pairs: Token) -> None:
-        self._same("bury", self.real.bury(*pairs), self.model.bury(self.now, pairs))
-        self.check("bury")
+    def bury(self, *pairs: Token, kept: bool = False) -> None:
+        lost = self.model.bury(self.now, pairs)
+        self._same("bury", self.real.bury(*pairs, kept=kept), lost)
+        self._decided("bury", pairs, lost, kept)
 
-    def release(self, *pairs: Token, delay: int = 0) -> None:
-        reply = self.real.release(*pairs, delay=delay)
-        self._same("release", reply, self.model.release(self.now, pairs, delay, self.part))
-        self.check("release")
+    def release(self, *pairs: Token, delay: int = 0, kept: bool = False) -> None:
+        lost = self.model.release(self.now, pairs, delay, self.part)
+        self._same("release", self.real.release(*pairs, delay=delay, kept=kept), lost)
+        self._decided("release", pairs, lost, kept)
+
+    def _decided(self, verb: str, pairs: Sequence[Token], lost: Sequence[int], kept: bool) -> None:
+        if kept:
+            self.model.book.decided(verb, pairs, lost)
+        self.check(verb)
+
+    def hold(self, *pairs: Token, owner: str = OWNER, lasts: int = 60_000) -> None:
+        expected = self.model.hold(self.now, pairs, owner, lasts)
+        self._same("hold", self.real.hold(*pairs, owner=owner, lasts=lasts), expected)
+        self.check("hold")
+
+    def clear(self, upto: int, entries: int = 20) -> None:
+        self._same("clear", self.real.clear(upto, entries), self.model.book.clear(upto, entries))
+        self.check("clear")
 
     def extend(self, *pairs: Token, lease_ms: int = 30_000) -> None:
         reply = self.real.extend(*pairs, lease_ms=lease_ms)
@@ -228,6 +247,10 @@ class Pair:
         self._same("messages", found.get("messages", {}), model.messages())
         self._same("totals", {event: queue.get(event, 0) for event in Event}, dict.fromkeys(Event, 0) | model.totals)
         self._same_lines([*found.get("journal", {}).values()], model.journal, seen)
+        self._same("payloads of the journal", found.get("payloads", {}), model.payloads)
+        self._same("lease journal", found.get("leases", {}), model.book.rows())
+        self._same("verdicts", found.get("verdicts", {}), model.book.verdicts)
+        self._same("holder", queue.get(f"holder:{CONSUMER}", ""), model.book.holder())
         if not model.conserved():
             raise Disagreement(f"the totals do not add up: {model.totals}")
 

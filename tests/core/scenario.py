@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tests.core.paired import Pair
-from tests.core.verbs import Item
+from tests.core.verbs import OWNER, RIVAL, Item
 
 #: Steps of the walk; fewer leave rare orders of verbs untried.
 WALK = 400
@@ -21,7 +21,7 @@ def play(pair: Pair) -> None:
     """The whole scenario; raises Disagreement where the queue is wrong."""
     for chapter in (
         _order, _tokens, _expiry, _attempts, _giving_back, _waiting, _unique_keys, _repeats, _limits, _operators,
-        _results, _two_queues, _levels,
+        _results, _two_queues, _levels, _payloads, _lease_journal,
     ):  # fmt: skip
         chapter(pair)
     _walk(pair, random.Random(7), WALK)
@@ -300,7 +300,7 @@ def _two_queues(pair: Pair) -> None:
 
 def _levels(pair: Pair) -> None:
     """Every event under every level, and the numbers go on from one to the next."""
-    for at, level in enumerate(("terminal", "off", "full", "off", "terminal", "full")):
+    for at, level in enumerate(("terminal", "off", "full", "payloads", "off", "terminal", "payloads", "full")):
         a, b, c, d, e, f, g, h, i = ids = [f"j{at}{letter}" for letter in "abcdefghi"]
         pair.configure(journal=level, max_attempts=2)
         pair.send(*(Item(id, max_attempts=1 if id == f else None, due="+50" if id == i else "") for id in ids))
@@ -327,6 +327,85 @@ def _levels(pair: Pair) -> None:
     pair.configure(max_attempts=5)
 
 
+def _payloads(pair: Pair) -> None:
+    """Stored forms beside the lines, by the level of the queue that is written to."""
+    pair.turn()
+    pair.configure(journal="payloads")
+    pair.turn()
+    pair.send(Item("b1", b"one"), Item("b2", due="+5000"), Item("e", b"\x00\n\t"), careful=False)
+    pair.send(Item("b1"), Item("b3", unique="k"), Item("b4", unique="k"))
+    pair.edit(Item("b3", b"two", unique="k"))
+    pair.move("b1", "b2")
+    pair.configure(journal="payloads")
+    pair.send(Item("b5", b"five"), Item("b6"), Item("e"))
+    pair.send(Item("b5"))
+    pair.send(Item("b7", priority=3), careful=False)
+    pair.edit(Item("b5", b"six", 9))
+    held = pair.receive(2)
+    pair.nack(*pair.receive(1, acks=held[:1]), delay=10)
+    pair.move("b6", "e")
+    pair.configure(journal="full")
+    pair.turn()
+    pair.edit(Item("b2", b"later"), delay=7000)
+    pair.move("b2", "b1")
+    pair.configure(journal="full")
+    pair.send(Item("b8"))
+    for _ in range(2):
+        pair.purge("scheduled")
+        pair.purge("retrying")
+        pair.ack(*pair.receive(9), *pair.tokens_in_hand())
+        pair.turn()
+    pair.turn()
+
+
+def _lease_journal(pair: Pair) -> None:
+    """Rows outlive their leases with the verdicts, one owner at a time, until they are cleared."""
+    pair.send(*(Item(f"h{at}", b"p%d" % at, max_attempts=9) for at in range(9)))
+    pair.nack(*pair.receive(1))
+    held = pair.receive(7)
+    wrong = (held[0][0], "9999-n")
+    pair.hold()
+    for _ in range(2):
+        pair.hold(*held[:3])
+        pair.hold()
+    pair.hold(held[3], owner=RIVAL)
+    pair.ack(held[3])
+    pair.advance(5)
+    pair.hold(*held[3:5], wrong, ("nobody", "1-n"), (held[5][0], ""), (held[5][0], "-"))
+    pair.hold(wrong, held[3])
+    # Each verdict is remembered by its token, where the lease was held.
+    pair.ack(held[0], wrong, held[0], kept=True)
+    pair.nack(wrong, held[1], held[1], delay=10, kept=True)
+    pair.bury(wrong, held[2], held[3], kept=True)
+    pair.release(held[0], held[4], wrong, kept=True)
+    pair.ack(held[0], wrong, kept=True)
+    pair.ack(held[5])
+    for upto, entries in ((0, 20), (2, 20), (3, 1), (3, 1)):
+        pair.clear(upto, entries)
+    # Another lease of the same message is another row.
+    pair.send(Item("h9", priority=200))
+    for verb in (pair.release, pair.ack):
+        (one,) = pair.receive(1)
+        pair.hold(one)
+        verb(one)
+    pair.hold(held[6])
+    pair.release(held[6], delay=5, kept=True)
+    pair.clear(9, 1)
+    # The ownership lasts to the millisecond, from its last renewal on.
+    pair.advance(59_999)
+    pair.hold(owner=RIVAL)
+    pair.advance(1)
+    taken = pair.receive(9)
+    pair.hold(*taken, owner=RIVAL, lasts=1)
+    pair.hold(*taken)
+    pair.advance(1)
+    pair.hold(*taken)
+    pair.ack(*taken, kept=True)
+    pair.clear(9999)
+    pair.clear(9999)
+    pair.ack(*pair.tokens_in_hand())
+
+
 def _walk(pair: Pair, chance: random.Random, steps: int) -> None:
     """Verbs by chance, weighted so that messages come to every state."""
     spans = (1, 10, 1000, 5000, 30_000, 70_000)
@@ -348,6 +427,9 @@ def _walk(pair: Pair, chance: random.Random, steps: int) -> None:
         pool = pair.tokens_in_hand() * 3 + pair.tokens[-6:] + [("nobody", "1-n")]
         return chance.sample(pool, min(len(pool), chance.randint(least, 3)))
 
+    def kept() -> bool:
+        return chance.random() < 0.3
+
     def present() -> str:
         return chance.choice([*pair.model.entries, f"m{chance.randrange(20)}"])
 
@@ -361,10 +443,10 @@ def _walk(pair: Pair, chance: random.Random, steps: int) -> None:
     verbs: list[tuple[int, Callable[[], None]]] = [
         (6, lambda: pair.send(*(item(f"m{chance.randrange(20)}") for _ in range(chance.randint(1, 3))))),
         (6, lambda: (pair.receive(chance.randint(0, 4), acks=some(0)), None)[1]),
-        (3, lambda: pair.ack(*some())),
-        (3, lambda: pair.nack(*some(), delay=chance.choice((0, *spans)))),
-        (2, lambda: pair.bury(*some())),
-        (2, lambda: pair.release(*some(), delay=chance.choice((0, *spans)))),
+        (3, lambda: pair.ack(*some(), kept=kept())),
+        (3, lambda: pair.nack(*some(), delay=chance.choice((0, *spans)), kept=kept())),
+        (2, lambda: pair.bury(*some(), kept=kept())),
+        (2, lambda: pair.release(*some(), delay=chance.choice((0, *spans)), kept=kept())),
         (2, lambda: pair.extend(*some(), lease_ms=chance.choice(spans))),
         (2, lambda: pair.replay(present(), *pair.model.ids("dead")[:1])),
         (1, lambda: pair.delete(present(), present())),
@@ -372,7 +454,9 @@ def _walk(pair: Pair, chance: random.Random, steps: int) -> None:
         (2, edit),
         (2, lambda: pair.move(present(), present())),
         (1, pair.turn),
-        (1, lambda: pair.configure(journal=chance.choice(("full", "full", "terminal", "off")))),
+        (1, lambda: pair.configure(journal=chance.choice(("full", "full", "payloads", "terminal", "off")))),
+        (2, lambda: pair.hold(*some(0), owner=chance.choice((OWNER, OWNER, RIVAL)), lasts=chance.choice(spans))),
+        (1, lambda: pair.clear(chance.randrange(pair.model.book.last + 2), chance.randint(1, 3))),
         (4, lambda: pair.advance(chance.choice(spans))),
         (1, lambda: pair.advance(-chance.choice(spans))),
         (1, lambda: pair.advance_micros(chance.choice((1, 500, 999)))),

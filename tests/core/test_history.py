@@ -355,8 +355,18 @@ def test_an_unconfirmed_send_may_be_stored_or_not() -> None:
 
 def test_what_a_purge_removed_is_not_lost_and_what_it_did_not_is() -> None:
     history = clean()
-    history.lines.append(Line(20, "purged", "gone", 4000, "", detail="dead:1"))
+    history.lines.append(Line(20, "purged", "gone", 4000, "a", detail="dead"))
     history.remaining = {}
     assert check(history).ok
-    history.lines[-1] = replace(history.lines[-1], detail="dead:0")
+    del history.lines[-1]
     assert check(history).violations.keys() == {"lost", "conservation"}
+
+
+@pytest.mark.parametrize("event", ["purged", "deleted"])
+def test_an_end_that_names_another_state_than_the_message_was_in_is_seen(event: str) -> None:
+    history = clean()
+    history.lines.append(Line(20, event, "gone", 4000, "a", detail="ready, why"))
+    history.remaining = {}
+    assert check(history).violations.keys() == {"conservation"}
+    history.lines[-1] = replace(history.lines[-1], detail="dead, why")
+    assert check(history).ok

@@ -37,6 +37,9 @@ def mutant(name: str, verbs: str, *edits: tuple[str, str]) -> Mutant:
 HOLDERS = "nack bury release extend"
 MOVERS = "receive ack nack bury release replay delete purge"
 HELD = "if d.token ~= token or d.expires <= now then return nil end"
+#: The verbs that remember their verdict for a lease journal.
+DECIDERS = "ack nack bury release"
+KEEPS_PAYLOADS = "if bodies and level == 'payloads' then"
 READY_SCORE = "(255 - priority) * SPAN + base + n"
 
 MUTANTS = (
@@ -142,7 +145,9 @@ MUTANTS = (
         ("write(m.advance('extended', #lines), lines, false)", "m.advance('extended', #lines)"),
     ),
     mutant(
-        "the journal forgets a line", "send", ("write(base, lines, false)", "lines[n] = nil write(base, lines, false)")
+        "the journal forgets a line",
+        "send",
+        ("write(base, lines, false, bodies)", "lines[n] = nil write(base, lines, false, bodies)"),
     ),
     mutant("a pause ignored", "receive", ("if paused ~= '' then n = 0 end", "")),
     mutant("max_length ignored", "send", ("if length + n > max_length then", "if length + n > math.huge then")),
@@ -152,7 +157,7 @@ MUTANTS = (
     mutant(
         "a pause not counted",
         "configure",
-        ("call('HINCRBY', queue, event, total or n)", "call('HINCRBY', queue, event, event == 'paused' and 0 or n)"),
+        ("call('HINCRBY', queue, event, n)", "call('HINCRBY', queue, event, event == 'paused' and 0 or n)"),
     ),
     mutant("an edit calls what is done leased", "edit", ("token ~= '' and 'leased' or ''", "token and 'leased'")),
     mutant(
@@ -178,7 +183,7 @@ MUTANTS = (
     mutant(
         "a moved message keeps its number",
         "move",
-        ("id, sequence .. string.sub(body, string.find(body, '\\n', 1, true), -1))", "id, body)"),
+        ("call('HSET', to.messages, id, fresh)", "call('HSET', to.messages, id, body)"),
     ),
     mutant("a moved message stays", "move", ("call('ZREM', places[state], id)", "")),
     mutant(
@@ -215,6 +220,46 @@ MUTANTS = (
     mutant("an ended attempt leaves no mark", "receive", ("d.token, d.expires = '-', 0", "d.token, d.expires = '', 0")),
     mutant("a mark opens the lock", HOLDERS, (HELD, HELD.replace("<= now", "<= now and token ~= '-'"))),
     mutant("an idle look misses what is due", "receive", ("if not due and card", "if card")),
+    # Stored forms in the journal
+    mutant("no stored forms are journalled", "send", (KEEPS_PAYLOADS, "if false then")),
+    mutant("stored forms are journalled at every level", "send edit move", (KEEPS_PAYLOADS, "if bodies then")),
+    mutant("the level payloads keeps no lines", "receive nack", (" and level ~= 'payloads' and not", " and not")),
+    mutant("an edit journals what was before", "edit", ("false, { id, fresh })", "false, { id, old })")),
+    mutant("a move journals the old number", "move", ("false, { id, fresh })", "false, { id, body })")),
+    # The last line of a message
+    mutant("a purge is counted once", "purge", ("m.advance('purged', #ids)", "m.advance('purged', 1)")),
+    mutant("purged messages are not named", "purge", ("now, ids[i], facts", "now, '', facts")),
+    mutant("a purge forgets attempts", "purge", ("m.parse(before[i]).attempts", "0")),
+    mutant("a purge tells no state", "purge", ("'', '', state)", "'', '', '')")),
+    mutant("a purge leaves the sending out", "purge", ("m.read(call('HGET', messages, ids[i]) or '')", "m.read('')")),
+    mutant("a delete tells no state", "delete", ("from .. detail", "detail")),
+    mutant("a move tells no state", "move", ("state .. ', moved to '", "'moved to '")),
+    # Verdicts that are remembered
+    mutant("lost leases are remembered", DECIDERS, ("if not missed[(i - first) / width + 1] then", "if true then")),
+    mutant("verdicts are remembered by id", DECIDERS, ("= ARGV[i + 1], word", "= ARGV[i], word")),
+    mutant("a release remembers every other verdict", "release", ("'release', lost, 2, 2)", "'release', lost, 2, 4)")),
+    mutant("every verdict is an ack", "nack bury release", ("= ARGV[i + 1], word", "= ARGV[i + 1], 'ack'")),
+    # The lease journal
+    mutant("a second owner is let in", "hold", ("holder ~= owner and tonumber(until_) > now", "false")),
+    mutant("an ownership never ends", "hold", ("holder ~= owner and tonumber(until_) > now", "holder ~= owner")),
+    mutant("an ownership ends a moment late", "hold", ("tonumber(until_) > now", "tonumber(until_) >= now")),
+    mutant(
+        "rows of leases that are lost",
+        "hold",
+        (
+            "m.held(call('HGET', deliveries, id), token, now)",
+            "call('HGET', deliveries, id) and m.parse(call('HGET', deliveries, id))",
+        ),
+    ),
+    mutant("rows are numbered with gaps", "hold", ("last = last + #rows / 2", "last = last + #rows")),
+    mutant("a repeated call makes rows again", "hold", (" and first ~= before then", " then")),
+    mutant("a renewal forgets what was copied last", "hold", ("ARGV[5] or before or ''", "ARGV[5] or ''")),
+    mutant("calls are told apart by the message", "hold", ("ARGV[5] or before", "ARGV[4] or before")),
+    mutant("rows without attempts", "hold", ("d.attempts .. '\\t' .. d.received", "1 .. '\\t' .. d.received")),
+    mutant("clear takes what reaches beyond", "clear", ("format('0-%d', upto)", "format('0-%d', upto + 1)")),
+    mutant("clear leaves verdicts", "clear", ("call('HDEL', verdicts, unpack(tokens))", "")),
+    mutant("clear forgets one verdict per call", "clear", ("unpack(tokens)", "tokens[1]")),
+    mutant("clear leaves rows", "clear", ("call('XDEL', leases, entries[i][1])", "")),
 )
 
 

@@ -114,7 +114,7 @@ class TestOperators:
     def test_delete_leaves_nothing(self, desk: Desk, dead: str) -> None:
         assert desk.changed_by(lambda: desk.verbs.delete(dead, "x", dead, detail="why"), ["dead", "", ""]) == {
             "queue": {"sequence": 4, "deleted": 1},
-            "journal": {"4": line("deleted", "gone", A, attempts=1, by=OPERATOR, detail="why")},
+            "journal": {"4": line("deleted", "gone", A, attempts=1, by=OPERATOR, detail="dead, why")},
             "messages": {"a": None},
             "deliveries": {"a": None},
             "history": {"a": None},
@@ -137,37 +137,61 @@ class TestOperators:
         desk.verbs.ack(held[0])
         desk.verbs.nack(held[1], delay=10)
         desk.verbs.bury(held[2])
-        assert desk.verbs.delete(*"abcdef") == ["done", "retrying", "dead", "leased", "ready", "scheduled"]
+        states = ["done", "retrying", "dead", "leased", "ready", "scheduled"]
+        assert desk.verbs.delete(*"abcdef") == states
         found = desk.look()
         assert violations(found) == []
         assert set(found["messages"]) == {"d"}
+        told = {row["message_id"]: row["detail"] for row in found["journal"].values() if row["event"] == "deleted"}
+        assert told == {id: state for id, state in zip("abcdef", states, strict=True) if state != "leased"}
 
-    def test_purge_is_one_line_with_a_count(self, desk: Desk) -> None:
+    def test_purge_writes_a_line_per_message_with_the_state_it_was_in(self, desk: Desk) -> None:
         desk.verbs.send(A, B, Item("c", unique="k"))
+        desk.advance(7)
         assert desk.changed_by(lambda: desk.verbs.purge("ready", 2), 2) == {
-            "queue": {"sequence": 4, "purged": 2},
-            "journal": {"4": line("purged", "gone", None, by=OPERATOR, detail="ready:2")},
+            "queue": {"sequence": 5, "purged": 2},
+            "journal": {
+                "4": line("purged", "gone", A, at=T + 7, by=OPERATOR, detail="ready"),
+                "5": line("purged", "gone", B, at=T + 7, by=OPERATOR, detail="ready"),
+            },
             "messages": {"a": None, "b": None},
             "ready": {"a": None, "b": None},
         }
         assert desk.changed_by(lambda: desk.verbs.purge("ready"), 1) == {
-            "queue": {"sequence": 5, "purged": 3},
-            "journal": {"5": line("purged", "gone", None, by=OPERATOR, detail="ready:1")},
+            "queue": {"sequence": 6, "purged": 3},
+            "journal": {"6": line("purged", "gone", Item("c"), at=T + 7, by=OPERATOR, detail="ready")},
             "messages": {"c": None},
             "ready": {"c": None},
             "unique": {"k": None},
         }
         assert desk.changed_by(lambda: desk.verbs.purge("ready"), 0) == {}
 
+    def test_purge_writes_one_entry_per_call(self, desk: Desk) -> None:
+        desk.verbs.send(*(Item(f"m{at}") for at in range(1000)), careful=False)
+        before = desk.bench.client.xlen(desk.verbs.keys["journal"])
+        assert desk.verbs.purge("ready") == 1000
+        assert desk.bench.client.xlen(desk.verbs.keys["journal"]) == before + 1
+        found = desk.look()
+        assert violations(found) == []
+        assert found["queue"]["purged"] == 1000
+
     def test_purge_takes_history_and_deliveries_with_it(self, desk: Desk, dead: str) -> None:
         assert desk.changed_by(lambda: desk.verbs.purge("dead"), 1) == {
             "queue": {"sequence": 4, "purged": 1},
-            "journal": {"4": line("purged", "gone", None, by=OPERATOR, detail="dead:1")},
+            "journal": {"4": line("purged", "gone", A, attempts=1, by=OPERATOR, detail="dead")},
             "messages": {"a": None},
             "deliveries": {"a": None},
             "history": {"a": None},
             "dead": {"a": None},
         }
+
+    def test_purge_takes_what_lost_its_payload_and_names_it(self, desk: Desk) -> None:
+        desk.verbs.send(A, B)
+        desk.bench.client.hdel(desk.verbs.keys["messages"], "a")
+        assert desk.verbs.purge("ready") == 2
+        first, second = (desk.look()["journal"][number] for number in ("3", "4"))
+        assert first == line("purged", "gone", Item("a", b""), by=OPERATOR, detail="ready", sent_at=0)
+        assert second == line("purged", "gone", B, by=OPERATOR, detail="ready")
 
     def test_edit_of_a_ready_message_keeps_its_place_among_its_new_equals(self, desk: Desk) -> None:
         desk.verbs.send(B, Item("c", priority=9), A)
@@ -214,7 +238,7 @@ class TestOperators:
         errors = desk.look()["history"]["a"]
         assert desk.changed_by(lambda: desk.verbs.move("other", dead, "x"), ["dead", ""]) == {
             "queue": {"sequence": 4, "deleted": 1},
-            "journal": {"4": line("deleted", "gone", A, by=OPERATOR, detail="moved to other")},
+            "journal": {"4": line("deleted", "gone", A, by=OPERATOR, detail="dead, moved to other")},
             "messages": {"a": None},
             "deliveries": {"a": None},
             "history": {"a": None},
@@ -223,7 +247,7 @@ class TestOperators:
         other = desk.look("other")
         assert violations(other) == []
         assert other == {
-            "queue": {"sequence": 1, "sent": 1},
+            "queue": {"sequence": 1, "sent": 1, "incarnation": T},
             "journal": {"1": line("sent", "ready", A, by=OPERATOR, detail="moved from q")},
             "messages": {"a": message(A, 1)},
             "history": {"a": errors},
@@ -239,13 +263,20 @@ class TestOperators:
         assert violations(here) + violations(there) == []
         assert "unique" not in here
         assert there == {
-            "queue": {"sequence": 1, "sent": 1, "due": T + 4000},
+            "queue": {"sequence": 1, "sent": 1, "due": T + 4000, "incarnation": T},
             "journal": {"1": line("sent", "scheduled", item, by=OPERATOR, due=T + 4000, detail="moved from q")},
             "messages": {"a": message(item, 1)},
             "scheduled": {"a": T + 4000},
             "unique": {"k": "a"},
             "marker": {"0": 0},
         }
+
+    def test_a_queue_that_a_move_made_keeps_its_incarnation(self, desk: Desk) -> None:
+        desk.verbs.send(A, B)
+        desk.verbs.move("other", "a")
+        desk.advance(5)
+        desk.verbs.move("other", "b")
+        assert Verbs(desk.bench.connection, "other").configure()["incarnation"] == str(T)
 
     def test_move_keeps_the_time_of_a_retrying_message_which_is_scheduled_there(self, desk: Desk) -> None:
         desk.verbs.send(A)
@@ -346,40 +377,3 @@ class TestLooking:
 
     def test_counts_of_an_empty_queue_are_zero(self, desk: Desk) -> None:
         assert desk.verbs.counts()[:9] == [T, 0, 0, 0, 0, 0, 0, 0, ""]
-
-
-class TestJournalLevels:
-    """The numbers of the journal have no gap at any level, and the queue's sequence goes on."""
-
-    @pytest.mark.parametrize(("level", "kept"), [
-        ("full", ["configured", "sent", "sent", "received", "acked", "received", "nacked"]),
-        ("terminal", ["configured", "acked", "nacked"]),
-        ("off", ["configured"]),
-    ])  # fmt: skip
-    def test_a_level_keeps_its_events(self, desk: Desk, level: str, kept: list[str]) -> None:
-        desk.verbs.configure(journal=level)
-        desk.verbs.send(A, B)
-        held = desk.verbs.receive().pairs
-        held = desk.verbs.receive(1, acks=held).pairs
-        desk.verbs.nack(*held, delay="dead")
-        found = desk.look()
-        assert violations(found) == []
-        assert [entry["event"] for entry in found["journal"].values()] == kept
-        assert found["queue"]["sequence"] == 7
-        assert found["queue"].get("journal_skip", 0) == 7 - len(kept)
-
-    def test_the_journal_is_trimmed_behind_its_slowest_reader_and_what_the_cap_takes_is_counted(
-        self, desk: Desk
-    ) -> None:
-        desk.verbs.configure(journal_keep="1000", journal_cap="3000")
-        client, keys = desk.bench.client, desk.verbs.keys
-        client.hset(keys["queue"], "reader:r", "100")
-        for batch in range(5):
-            desk.verbs.send(*(Item(f"m{batch}-{at}") for at in range(1000)), careful=False)
-        queue = desk.look()["queue"]
-        assert queue["journal_floor"] == 2001
-        assert queue["journal_lost"] == 2001 - 100
-        client.hset(keys["queue"], "reader:r", "5001")
-        desk.verbs.send(*(Item(f"n-{at}") for at in range(1000)), careful=False)
-        queue = desk.look()["queue"]
-        assert (queue["journal_floor"], queue["journal_lost"]) == (5001, 2001 - 100)

@@ -14,9 +14,10 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
+from restante.core.settings import JOURNAL_LEVELS
 from tests.core.bench import Bench
 from tests.core.paired import Pair
-from tests.core.verbs import Item, Token
+from tests.core.verbs import OWNER, RIVAL, Item, Token
 
 #: Runs tried unless the environment says otherwise; a run is up to STEPS verbs.
 EXAMPLES, CHAOS_EXAMPLES = 120, 3000
@@ -98,24 +99,33 @@ class QueueMachine(RuleBasedStateMachine):
         self.pair.receive(n)
 
     @precondition(lambda self: self.pair.tokens)
-    @rule(data=st.data())
-    def ack(self, data: Any) -> None:
-        self.pair.ack(*self._chosen(data))
+    @rule(data=st.data(), kept=st.booleans())
+    def ack(self, data: Any, kept: bool) -> None:
+        self.pair.ack(*self._chosen(data), kept=kept)
 
     @precondition(lambda self: self.pair.tokens)
-    @rule(data=st.data(), delay=st.just(0) | SPANS | st.just("dead"))
-    def nack(self, data: Any, delay: int | str) -> None:
-        self.pair.nack(*self._chosen(data), delay=delay)
+    @rule(data=st.data(), delay=st.just(0) | SPANS | st.just("dead"), kept=st.booleans())
+    def nack(self, data: Any, delay: int | str, kept: bool) -> None:
+        self.pair.nack(*self._chosen(data), delay=delay, kept=kept)
 
     @precondition(lambda self: self.pair.tokens)
-    @rule(data=st.data())
-    def bury(self, data: Any) -> None:
-        self.pair.bury(*self._chosen(data))
+    @rule(data=st.data(), kept=st.booleans())
+    def bury(self, data: Any, kept: bool) -> None:
+        self.pair.bury(*self._chosen(data), kept=kept)
 
     @precondition(lambda self: self.pair.tokens)
-    @rule(data=st.data(), delay=st.just(0) | SPANS)
-    def release(self, data: Any, delay: int) -> None:
-        self.pair.release(*self._chosen(data), delay=delay)
+    @rule(data=st.data(), delay=st.just(0) | SPANS, kept=st.booleans())
+    def release(self, data: Any, delay: int, kept: bool) -> None:
+        self.pair.release(*self._chosen(data), delay=delay, kept=kept)
+
+    @precondition(lambda self: self.pair.tokens)
+    @rule(data=st.data(), owner=st.sampled_from([OWNER, RIVAL]), lasts=SPANS)
+    def copy_leases_into_the_lease_journal(self, data: Any, owner: str, lasts: int) -> None:
+        self.pair.hold(*self._chosen(data, least=0), owner=owner, lasts=lasts)
+
+    @rule(back=st.integers(0, 4), entries=st.integers(1, 3))
+    def clear_the_lease_journal(self, back: int, entries: int) -> None:
+        self.pair.clear(max(0, self.pair.model.book.last - back), entries)
 
     @precondition(lambda self: self.pair.tokens)
     @rule(data=st.data(), lease=SPANS)
@@ -170,7 +180,7 @@ class QueueMachine(RuleBasedStateMachine):
     def take_up_the_other_queue(self) -> None:
         self.pair.turn()
 
-    @rule(level=st.sampled_from(["full", "terminal", "off"]))
+    @rule(level=st.sampled_from(JOURNAL_LEVELS))
     def switch_the_journal(self, level: str) -> None:
         self.pair.configure(journal=level)
 

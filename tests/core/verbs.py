@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
-from restante.core import admin, operations, queue
+from restante.core import admin, lease_journal, operations, queue
 from restante.core.connection import Connection
 from restante.core.keys import QueueKeys
 from restante.core.operations import Argument, Operation, Script
@@ -19,7 +19,7 @@ from restante.core.stored import encode
 SCRIPTS: Final[Mapping[str, Script]] = MappingProxyType(
     {
         script.name: script
-        for module in (operations, queue, admin)
+        for module in (operations, queue, admin, lease_journal)
         for script in vars(module).values()
         if isinstance(script, Script)
     }
@@ -27,6 +27,9 @@ SCRIPTS: Final[Mapping[str, Script]] = MappingProxyType(
 #: In place of the random part of a token: with it the test knows every token beforehand.
 NONCE: Final = "n"
 CONSUMER: Final = "c"
+#: The process that claims into the consumer's lease journal, and one that would like to.
+OWNER: Final = "o"
+RIVAL: Final = "o2"
 OPERATOR: Final = "op"
 #: The options of a message whose payload is bytes.
 RAW: Final = {"e": "bytes", "c": "application/octet-stream"}
@@ -148,27 +151,43 @@ class Verbs:
         ]
         return Got(now, int(due) if due else None, int(version), promoted, expired, base, lost, rows, told)
 
-    def ack(self, *pairs: Token) -> list[int]:
+    def _memory(self, kept: bool) -> Sequence[bytes]:
+        """The key under which a verdict is remembered, if it shall be."""
+        return self.keys.lease_journal(CONSUMER)[1:] if kept else ()
+
+    def ack(self, *pairs: Token, kept: bool = False) -> list[int]:
         """The positions whose lease is lost, as for every verb below that takes pairs."""
-        return list(self.call("ack", *(word for pair in pairs for word in pair)))
+        return list(self.call("ack", *(word for pair in pairs for word in pair), more=self._memory(kept)))
 
     def nack(
-        self, *pairs: Token, delay: int | str = 0, error: str = "E", said: str = '"no"'
+        self, *pairs: Token, delay: int | str = 0, error: str = "E", said: str = '"no"', kept: bool = False
     ) -> tuple[list[int], list[str]]:
         args: list[Argument] = []
         for id, token in pairs:
             args += (id, token, str(delay), error, said)
-        lost, *states = text(self.call("nack", *args))
+        lost, *states = text(self.call("nack", *args, more=self._memory(kept)))
         return lost, states
 
-    def bury(self, *pairs: Token, error: str = "E", said: str = '"no"') -> list[int]:
+    def bury(self, *pairs: Token, error: str = "E", said: str = '"no"', kept: bool = False) -> list[int]:
         args: list[Argument] = []
         for id, token in pairs:
             args += (id, token, error, said)
-        return list(self.call("bury", *args))
+        return list(self.call("bury", *args, more=self._memory(kept)))
 
-    def release(self, *pairs: Token, delay: int = 0) -> list[int]:
-        return list(self.call("release", delay, *(word for pair in pairs for word in pair)))
+    def release(self, *pairs: Token, delay: int = 0, kept: bool = False) -> list[int]:
+        words = (word for pair in pairs for word in pair)
+        return list(self.call("release", delay, *words, more=self._memory(kept)))
+
+    def hold(self, *pairs: Token, owner: str = OWNER, lasts: int | str = 60_000) -> tuple[int, str]:
+        """The number of the lease journal's last row, and the owner, "" if it is another."""
+        words = (word for pair in pairs for word in pair)
+        leases = self.keys.lease_journal(CONSUMER)[:1]
+        last, held_by = text(self.call("hold", CONSUMER, owner, lasts, *words, more=leases))
+        return last, held_by
+
+    def clear(self, upto: int | str, entries: int = 20) -> int:
+        """How many entries of the lease journal were forgotten."""
+        return int(self.call("clear", upto, entries, more=self.keys.lease_journal(CONSUMER)))
 
     def extend(self, *pairs: Token, lease_ms: int = 30_000, card: str = "") -> tuple[list[int], list[str]]:
         args: list[Argument] = [CONSUMER, card]

@@ -14,7 +14,9 @@ import restante
 from restante import Admin, InvalidInput, InvalidName, Position, Post
 from restante.core import admin as admin_room
 from restante.core import operations
+from restante.core.journal_reader import JournalReader
 from restante.core.keys import QueueKeys
+from restante.core.lease_journal import LeaseJournal
 from restante.core.names import valid_name
 from restante.core.operations import Argument, Operation, Script
 from restante.core.stored import encode
@@ -84,6 +86,11 @@ def doors(post: Post, queue: str) -> dict[str, Callable[[Any], Any]]:
         "drop": view.drop,
         "journal": view.journal,
         "reader": lambda name: view.register_reader(queue, name, Position(0)),
+        "cursors": lambda name: view.cursors(name, "ready", 2),
+        "place": JournalReader(post).place,
+        "blocks": lambda name: list(JournalReader(post).blocks(name, 0, 1)),
+        "bulk reader": lambda name: JournalReader(post).register(queue, name, 0),
+        "lease journal": lambda name: LeaseJournal(post, name, "o"),
         "task": lambda name: view.task(queue, name),
         "replay": view.replay,
     }

@@ -14,8 +14,10 @@ import restante.core
 from restante.core.exchange import TYPES
 from restante.core.journal import COLUMNS
 from restante.core.keys import NAMES, QueueKeys
+from restante.core.lease_journal import VERDICTS
 from restante.core.message import LIFECYCLE, STATE_LETTERS, Event, State
 from restante.core.operations import Script
+from restante.core.settings import JOURNAL_LEVELS
 
 _FOLDER: Final = resources.files("restante.core").joinpath("lua")
 #: The text of every Lua file by its name.
@@ -58,8 +60,9 @@ def header(name: str, word: str) -> str:
 
 
 def keys_of(name: str) -> str:
-    """What the header says of KEYS, without its remarks in brackets."""
-    return re.sub(r"\([^)]*\)", "", header(name, "KEYS:")).strip()
+    """What the header says of KEYS, without remarks in brackets or about a last one that not every caller gives."""
+    said = re.sub(r"\([^)]*\)", "", header(name, "KEYS:"))
+    return re.sub(r", and (\w+) (?:where|as) .*", r" \1", said).strip()
 
 
 def strings(text: str) -> set[str]:
@@ -233,14 +236,28 @@ class TestScripts:
                 assert places == {word: order.index(word) for word in places}, f"{verb}.lua reads another order"
         assert readers == sum(code(verb).count("SETTINGS") for verb in VERBS) > 0
 
+    def test_the_journal_s_levels_are_those_of_the_setting(self) -> None:
+        said = re.search(r"How much the journal keeps \(([^)]*)\)", LUA["prelude"])
+        assert said is not None
+        assert tuple(said.group(1).split(", ")) == JOURNAL_LEVELS
+        assert strings(" ".join(re.findall(r"level [=~]= ('\w+')", code("prelude")))) < set(JOURNAL_LEVELS)
+
     @pytest.mark.parametrize("verb", VERBS)
     def test_the_header_documents_the_keys_in_the_order_they_are_given(self, verb: str) -> None:
         said = keys_of(verb).replace(",", " ").split()
         given = list(SCRIPTS[verb].keys)
         assert said[: len(given)] == given
         rest = " ".join(said[len(given) :])
-        # What the caller adds: the index of a state, or the keys of another queue.
-        assert rest == "" or rest.startswith(("zset-of-the-state", "of the source then queue journal"))
+        # What the caller adds: the index of a state, the keys of another queue, or those of a lease journal.
+        added = {"hold": "leases", "clear": "leases verdicts", **dict.fromkeys(VERDICTS, "verdicts")}
+        if verb in added:
+            assert rest == added[verb]
+        else:
+            assert rest == "" or rest.startswith(("zset-of-the-state", "of the source then queue journal"))
+
+    def test_the_verdicts_remembered_are_those_a_lease_may_get(self) -> None:
+        told = {verb: re.findall(r"decided\([^,]+, '(\w+)'", code(verb)) for verb in VERBS}
+        assert {verb: words for verb, words in told.items() if words} == {verb: [verb] for verb in VERDICTS}
 
     @pytest.mark.parametrize("verb", VERBS)
     def test_the_header_says_what_goes_in_and_what_comes_out(self, verb: str) -> None:
@@ -285,9 +302,18 @@ class TestKeys:
         assert all(TYPES[state] == "zset" for state in STATES)
 
     def test_every_key_has_a_type_and_lives_in_the_queue_s_slot(self) -> None:
-        assert {*NAMES, "queues"} == set(TYPES)
+        assert {*NAMES, "leases", "verdicts", "queues"} == set(TYPES)
         keys = QueueKeys("orders")
         assert all(keys[name] == f"restante:{{orders}}:{name}".encode() for name in NAMES)
+
+    def test_a_lease_journal_lives_in_the_queue_s_slot_and_in_no_other_consumer_s_key(self) -> None:
+        keys = QueueKeys("orders")
+        assert keys.lease_journal("host:1") == (
+            b"restante:{orders}:leases:host:1",
+            b"restante:{orders}:verdicts:host:1",
+        )
+        others = [*keys.by_name.values(), *keys.lease_journal("host"), *keys.lease_journal("host:1")]
+        assert len(set(others)) == len(others)
 
     def test_every_key_a_script_asks_for_is_one_of_the_table(self) -> None:
         assert {key for script in SCRIPTS.values() for key in script.keys} <= set(NAMES)

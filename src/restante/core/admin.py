@@ -176,6 +176,11 @@ def parse_message(
     )  # fmt: skip
 
 
+def _place(cursor: str) -> tuple[float, bytes]:
+    score, _, id = cursor.partition("~")
+    return float(score), id.encode()
+
+
 class Admin:
     """The operator's view of a server: `Admin(post)`. `operator` is who the journal names."""
 
@@ -218,26 +223,55 @@ class Admin:
         return [self.counts(name) for name in self.queues()]
 
     def messages(
-        self, queue: str, state: State | str, *, limit: int = PAGE, after: str | None = None, newest_first: bool = False
+        self,
+        queue: str,
+        state: State | str,
+        *,
+        limit: int = PAGE,
+        after: str | None = None,
+        upto: str | None = None,
+        newest_first: bool = False,
+        preview: int = PREVIEW,
     ) -> Page:
-        """One page of a state. Pages stay in step while messages come and go: the cursor is a place, not a count."""
+        """One page of a state. Pages stay in step while messages come and go: the cursor is a place, not a count.
+
+        `after` and `upto` are cursors; of each payload the first `preview` bytes are read.
+        """
         state = State(state)
         whole(limit, "limit", 1, MAX_BATCH)
+        whole(preview, "preview", 0, 2**40)
+        if upto and newest_first:
+            raise InvalidInput("upto is for pages that begin with the oldest")
         score, _, last = (after or "").partition("~")
         reply = self._run(
             LIST,
             queue,
-            [limit, PREVIEW, score, last, "1" if newest_first else "0"],
+            [limit, preview, score, last, "1" if newest_first else "0"],
             [self._ref(queue).keys[state.value]],
         )
-        messages = []
+        messages: list[Message] = []
+        last_wanted = _place(upto) if upto else None
         for i in range(1, len(reply), 5):
             id, at, stored, delivery, line = reply[i : i + 5]
+            if last_wanted and (float(at), id) > last_wanted:
+                return Page(messages, None)
             if stored:
                 history = line + b"\n" if line else b""
                 messages.append(parse_message(queue, id.decode(), state, at, stored, delivery, history))
         end = f"{reply[-4].decode()}~{reply[-5].decode()}" if len(reply) > 5 * limit else None
         return Page(messages, end)
+
+    def cursors(self, queue: str, state: State | str, parts: int) -> list[str]:
+        """Places that cut a state into about equal parts, to be read side by side: one fewer than parts, or none."""
+        whole(parts, "parts", 1, 100_000)
+        key = self._ref(queue).keys[State(state).value]
+        size = int(self._post.connection.command("ZCARD", key, key=key))
+        found = []
+        for rank in sorted({size * part // parts for part in range(1, parts)} - {0}):
+            entry = self._post.connection.command("ZRANGE", key, rank - 1, rank - 1, "WITHSCORES", key=key)
+            if entry:
+                found.append(f"{entry[1].decode()}~{entry[0].decode()}")
+        return found
 
     def walk(self, queue: str, state: State | str, *, newest_first: bool = False) -> Iterator[Message]:
         """Every message of a state, page by page."""
@@ -303,8 +337,8 @@ class Admin:
         # A stream entry holds the lines of one call, so a page may take several reads, or part of one.
         while len(found) < limit:
             rows = self._post.connection.command(*words, "COUNT", limit - len(found), key=key)
-            for stream_id, (_, block) in rows:
-                lines = JournalEntry.parse_block(queue, stream_id, block)
+            for stream_id, fields in rows:
+                lines = JournalEntry.parse_block(queue, stream_id, fields[1])
                 found += reversed(lines) if newest_first else lines
             if not rows:
                 break
@@ -392,7 +426,7 @@ class Admin:
                 raise InvalidInput("leased messages cannot be purged: stop the consumers, or wait for their leases")
             key = self._ref(queue).keys[state.value]
             unique = self._ref(queue).keys["unique"]
-            while count := self._run(PURGE, queue, [self.operator, state.value, MAX_BATCH], [key, unique]):
+            while count := self._run(PURGE, queue, [self.operator, state.value, SLICE], [key, unique]):
                 total += count
                 if progress is not None:
                     progress(total)
@@ -404,7 +438,10 @@ class Admin:
             raise Held(f"{queue} has leased messages: stop its consumers first")
         self.purge(queue)
         keys = self._ref(queue).keys
-        self._post.connection.command("UNLINK", *keys.by_name.values(), key=keys["queue"])
+        fields = self._post.connection.command("HKEYS", keys["queue"], key=keys["queue"])
+        holders = [name.decode().partition(":")[2] for name in fields if name.startswith(b"holder:")]
+        copies = [key for holder in holders for key in keys.lease_journal(holder)]
+        self._post.connection.command("UNLINK", *keys.by_name.values(), *copies, key=keys["queue"])
         self._post.connection.command("SREM", QUEUES, queue, key=QUEUES)
         self._ref(queue).opened = False
 
@@ -502,17 +539,18 @@ class Admin:
         rate: float | None = None,
         dry_run: bool = False,
         task: str | None = None,
+        name: str | None = None,
         progress: Callable[[ReplayTask], None] | None = None,
         cancel: Callable[[], bool] = lambda: False,
     ) -> ReplayTask:
         """Puts dead messages back to ready, page by page, attempts reset and errors kept.
 
         `rate` bounds messages per second. With `dry_run` nothing moves and the count is what would. A task that
-        was cancelled or killed goes on where it was with `task=` its id.
+        was cancelled or killed goes on where it was with `task=` its id; `name` chooses the id of a new one.
         """
         if rate is not None and not 0.01 <= rate <= 1e6:
             raise InvalidInput(f"rate must be messages per second from 0.01 to 1000000, not {rate!r}")
-        work = self.task(queue, task) if task else self._new_task(queue, ids, kind, error_class, dry_run)
+        work = self.task(queue, task) if task else self._new_task(queue, ids, kind, error_class, dry_run, name)
         work.status = "running"
         started, paced = time.monotonic(), 0
         size = SLICE if rate is None else max(1, min(SLICE, int(rate / 10)))
@@ -561,15 +599,22 @@ class Admin:
         return [message.id for message in fresh if work.matches(message)], over
 
     def _new_task(
-        self, queue: str, ids: Sequence[str] | None, kind: str | None, error_class: str | None, dry_run: bool
+        self,
+        queue: str,
+        ids: Sequence[str] | None,
+        kind: str | None,
+        error_class: str | None,
+        dry_run: bool,
+        name: str | None,
     ) -> ReplayTask:
         if ids is not None:
             if kind is not None or error_class is not None:
                 raise InvalidInput("name ids, or filter by kind and error class, not both")
             for id in ids:
                 valid_name(id, "message id")
+        id = valid_name(name, "task id") if name else new_id()
         return ReplayTask(
-            new_id(), queue, self._now_ms(), kind, error_class, tuple(ids) if ids is not None else None,
+            id, queue, self._now_ms(), kind, error_class, tuple(ids) if ids is not None else None,
             total=self.counts(queue).dead if ids is None else len(ids), operator=self.operator, dry_run=dry_run,
         )  # fmt: skip
 

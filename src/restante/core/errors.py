@@ -14,6 +14,7 @@ RestanteError
 │   └── ReadOnly                        it refuses writes
 ├── Unconfirmed                         a send whose outcome cannot be known
 ├── UnsafeServer                        the server would lose messages as configured
+├── JournalLost                         lines of a journal are gone that a reader had not seen
 └── Corrupt                             stored data is not what was written
 """
 
@@ -110,3 +111,7 @@ class UnsafeServer(RestanteError):
 
 class Corrupt(RestanteError):
     """Stored data is not what was written. Run `restante doctor`, and restore the key from a backup."""
+
+
+class JournalLost(RestanteError):
+    """Lines of the journal are gone that this reader had not read. Read on with failOnDataLoss=false, or start anew."""

@@ -321,7 +321,8 @@ def not_confirmed(op: Operation[Any]) -> Unconfirmed:
 def misplaced(op: Operation[Any], types: Sequence[bytes]) -> Corrupt:
     """Names the key whose type is not what the scripts made."""
     for key, found in zip(op.keys, types, strict=True):
-        if found != b"none" and found.decode() != TYPES[key.rpartition(b":")[2].decode()]:
+        word = key.rpartition(b"}:")[2].partition(b":")[0].decode()
+        if found != b"none" and found.decode() != TYPES.get(word):
             return Corrupt(
                 f"the key {key.decode()} holds a {found.decode()} that Restante did not write: rename or delete it"
             )
@@ -349,6 +350,7 @@ TYPES = {
     "queue": "hash", "journal": "stream", "messages": "hash", "deliveries": "hash", "history": "hash", "ready": "zset",
     "scheduled": "zset", "retrying": "zset", "leased": "zset", "dead": "zset", "done": "zset", "marker": "zset",
     "unique": "hash", "acked": "hash", "acked_before": "hash", "consumers": "hash", "tasks": "hash", "queues": "set",
+    "leases": "stream", "verdicts": "hash",
 }  # fmt: skip
 
 

@@ -16,6 +16,8 @@
 | acked, acked_before | hash | id → token, two generations of the dedup window | ack | ageing |
 | consumers | hash | consumer → last seen and card | receive, extend | the registry's own tidying |
 | tasks | hash | task id → progress of a replay | replay | the operator |
+| leases:consumer | stream | a lease journal: id → token, attempts, stored form; numbered rows | hold | clear |
+| verdicts:consumer | hash | lease token → verdict | ack, nack, bury, release | clear |
 
 Beside them one set, `restante:queues`, of all queue names.
 """
@@ -46,6 +48,10 @@ class QueueKeys:
 
     def __getitem__(self, key: str) -> bytes:
         return self.by_name[key]
+
+    def lease_journal(self, consumer: str) -> tuple[bytes, bytes]:
+        """The two keys of a consumer's lease journal: its rows and its verdicts."""
+        return tuple(f"restante:{{{self.name}}}:{key}:{consumer}".encode() for key in ("leases", "verdicts"))  # type: ignore[return-value]
 
     def group(self, names: tuple[str, ...]) -> tuple[bytes, ...]:
         """The keys a script declares, in its order."""

@@ -90,7 +90,7 @@ LIFECYCLE: tuple[Transition, ...] = (
         Event.PURGED,
         {None},
         "operator",
-        "one entry with a count",
+        "whole states",
     ),
 )
 

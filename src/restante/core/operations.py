@@ -294,6 +294,8 @@ def send(
     careful = id is not None or unique is not None
 
     def parse(reply: Any) -> MessageId:
+        if not reply or reply == [0, b""]:
+            ref.opened = False  # the queue was new, or somebody removed it: its name must be known again
         if type(reply) is int or not reply[1]:
             return MessageId(made)
         return MessageId.of_earlier(reply[1].decode())
@@ -337,6 +339,8 @@ def send_many(
         args[0] = b"1"
 
     def parse(reply: Any) -> list[MessageId]:
+        if not reply or (type(reply) is list and reply[0] == 0):
+            ref.opened = False  # as in send
         if type(reply) is int:
             return [MessageId(made) for made in ids]
         return [

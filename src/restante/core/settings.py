@@ -20,7 +20,7 @@ DEFAULT_LEASE = 30.0
 DEFAULT_RETRY = exponential()
 #: The level a send is confirmed at: memory (Redis said yes), disk, or replica:n.
 DEFAULT_DURABILITY = "memory"
-JOURNAL_LEVELS = ("full", "terminal", "off")
+JOURNAL_LEVELS = ("full", "payloads", "terminal", "off")
 
 
 class QueueOptions(TypedDict, total=False):

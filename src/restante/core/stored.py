@@ -13,6 +13,7 @@ as Corrupt.
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 from zlib import crc32
 
@@ -23,10 +24,30 @@ from restante.core.names import valid_name
 from restante.core.retry import RetryPolicy
 
 _STRICT = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
+_LONG_NUMBER = re.compile(rb"\d{19}")
 #: Bytes; headers and options together. Larger ones belong into the payload.
 MAX_OPTIONS = 65535
 #: Characters of a unique key: it lies beside the limits, whose length is one byte.
 MAX_UNIQUE = 200
+
+
+class Json:
+    """A payload that is JSON text already: stored as it is, once it has been read through."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, text: bytes) -> None:
+        self.text = text
+
+
+def _check_json(body: bytes) -> str:
+    """How text that came as JSON must be read back; refused if it is none."""
+    try:
+        orjson.loads(body)
+    except ValueError as error:
+        raise InvalidPayload(f"payload is not the JSON text it is said to be: {error}") from None
+    # The fast decoder rounds integers beyond 64 bits; a long run of digits may be one.
+    return "wide" if _LONG_NUMBER.search(body) else ""
 
 
 def encode_json(value: Any, what: str = "payload") -> tuple[bytes, str]:
@@ -92,7 +113,12 @@ def encode(
 ) -> tuple[bytes, int]:
     """The stored form without sent_at, and the payload's size in bytes."""
     options: dict[str, Any] | None = None
-    if isinstance(payload, bytes | bytearray | memoryview):
+    body: bytes
+    if type(payload) is Json:
+        body, reading = payload.text, _check_json(payload.text)
+        if reading or content_type:
+            options = {"e": reading, "c": content_type or "application/json"}
+    elif isinstance(payload, bytes | bytearray | memoryview):
         body = bytes(payload)
         options = {"e": "bytes", "c": content_type or "application/octet-stream"}
     else:

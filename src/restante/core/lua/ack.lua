@@ -1,11 +1,12 @@
 -- Ends leased messages in success: gone, or done where the queue keeps results.
--- KEYS: queue journal messages deliveries history leased done unique acked acked_before ready marker
+-- KEYS: queue journal messages deliveries history leased done unique acked acked_before ready marker,
+--       and verdicts where a lease journal remembers them
 -- ARGV: id and token per message
 -- Returns the positions (1-based) whose lease is lost; an ack repeated with the same token is not lost.
 -- Journal: acked
 local k = { messages = KEYS[3], deliveries = KEYS[4], history = KEYS[5], leased = KEYS[6], done = KEYS[7],
   unique = KEYS[8], acked = KEYS[9], acked_before = KEYS[10] }
-local ready, marker = KEYS[11], KEYS[12]
+local ready, marker, verdicts = KEYS[11], KEYS[12], KEYS[13]
 local set = call('HMGET', queue, 'settings', 'sequence', 'acked', 'acked_since', 'journal_skip')
 local dedup, keep, max_leased, _
 if set[1] and #set[1] > 11 then
@@ -22,5 +23,6 @@ if #gone > 0 then
   write(base, lines, true)
   apply(gone, now, keep, k)
 end
+if verdicts then moves().decided(verdicts, 'ack', lost, 1, 2) end
 if tonumber(max_leased) and call('ZCARD', ready) > 0 then call('ZADD', marker, '0', '0') end
 return lost

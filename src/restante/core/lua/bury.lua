@@ -1,11 +1,11 @@
 -- Refuses leased messages for good: dead at once, whatever attempts are left.
--- KEYS: queue journal deliveries history leased dead unique marker
+-- KEYS: queue journal deliveries history leased dead unique marker, and verdicts as in ack
 -- ARGV: per message: id, token, error class, error text (JSON)
 -- Returns the positions (1-based) whose lease is lost.
 -- Journal: buried
 local m = moves()
 local k = { deliveries = KEYS[3], history = KEYS[4], leased = KEYS[5], dead = KEYS[6], unique = KEYS[7] }
-local marker = KEYS[8]
+local marker, verdicts = KEYS[8], KEYS[9]
 local set = call('HMGET', queue, 'journal', 'journal_skip', 'max_leased')
 m.open(set[1], set[2])
 local now, lost = clock(), {}
@@ -19,5 +19,6 @@ for i = 1, #ARGV, 4 do
     m.to_dead(k, id, d, now, 'buried', class, text)
   end
 end
+if verdicts then m.decided(verdicts, 'bury', lost, 1, 4) end
 if set[3] then call('ZADD', marker, '0', '0') end
 return lost

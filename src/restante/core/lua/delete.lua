@@ -1,12 +1,12 @@
 -- Removes messages by id, in any state but leased.
 -- KEYS: queue journal messages deliveries history ready scheduled retrying dead done leased unique
--- ARGV: operator, detail for the journal, then message ids
+-- ARGV: operator, detail for the journal (after the state it was in), then message ids
 -- Returns per message the state it was deleted from, "leased" if it is held and stays, "" if there is none.
 -- Journal: deleted
 local m = moves()
 local messages, deliveries, history, leased, unique = KEYS[3], KEYS[4], KEYS[5], KEYS[11], KEYS[12]
 local places = { ready = KEYS[6], scheduled = KEYS[7], retrying = KEYS[8], dead = KEYS[9], done = KEYS[10] }
-local operator, detail = ARGV[1], ARGV[2]
+local operator, detail = ARGV[1], ARGV[2] ~= '' and ', ' .. ARGV[2] or ''
 local set = call('HMGET', queue, 'journal', 'journal_skip')
 m.open(set[1], set[2])
 local now, reply = clock(), {}
@@ -23,7 +23,7 @@ for i = 3, #ARGV do
     local before = call('HGET', deliveries, id)
     local attempts = before and m.parse(before).attempts or 0
     write(m.advance('deleted', 1),
-      { m.line('deleted', 'gone', now, id, facts, attempts, operator, '', '', detail) }, true)
+      { m.line('deleted', 'gone', now, id, facts, attempts, operator, '', '', from .. detail) }, true)
     m.hold_unique(unique, limits, id, 'g')
     if from ~= '' then call('ZREM', places[from], id) end
     m.forget(messages, deliveries, history, { id })

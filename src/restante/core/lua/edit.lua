@@ -23,7 +23,7 @@ local facts, limits, sequence = m.read(fresh)
 local before = call('HGET', deliveries, id)
 local d = before and m.parse(before)
 write(m.advance('edited', 1),
-  { m.line('edited', state, now, id, facts, d and d.attempts or 0, operator, due, '', '') }, false)
+  { m.line('edited', state, now, id, facts, d and d.attempts or 0, operator, due, '', '') }, false, { id, fresh })
 call('HSET', messages, id, fresh)
 if d then
   d.facts, d.limits, sequence = facts, limits, d.sequence

@@ -32,11 +32,13 @@ for i = 4, #ARGV do
     local lines = call('HGET', history, id)
     m.hold_unique(unique, limits, id, 'g')
     on(to)
+    call('HSETNX', queue, 'incarnation', format('%d', now))
     local base = m.advance('sent', 1)
     local sequence = format('%d', base + 1)
+    local fresh = sequence .. string.sub(body, string.find(body, '\n', 1, true), -1)
     write(base, { m.line('sent', due and 'scheduled' or 'ready', now, id, facts, 0, operator, due or '', '',
-      'moved from ' .. source) }, false)
-    call('HSET', to.messages, id, sequence .. string.sub(body, string.find(body, '\n', 1, true), -1))
+      'moved from ' .. source) }, false, { id, fresh })
+    call('HSET', to.messages, id, fresh)
     if lines then call('HSET', to.history, id, lines) end
     m.hold_unique(to.unique, limits, id, due and 's' or 'r')
     if due then
@@ -48,7 +50,7 @@ for i = 4, #ARGV do
     end
     on(from)
     write(m.advance('deleted', 1),
-      { m.line('deleted', 'gone', now, id, facts, 0, operator, '', '', 'moved to ' .. target) }, true)
+      { m.line('deleted', 'gone', now, id, facts, 0, operator, '', '', state .. ', moved to ' .. target) }, true)
     call('ZREM', places[state], id)
     m.forget(messages, deliveries, history, { id })
   end

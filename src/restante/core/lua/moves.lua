@@ -21,8 +21,8 @@ local function trim(last)
 end
 
 -- Takes n sequence numbers for one kind of event and counts it; returns the number before the first.
-local function advance(event, n, total)
-  call('HINCRBY', queue, event, total or n)
+local function advance(event, n)
+  call('HINCRBY', queue, event, n)
   return call('HINCRBY', queue, 'sequence', n) - n
 end
 
@@ -140,6 +140,18 @@ local function to_dead(k, id, d, now, event, class, text)
   hold_unique(k.unique, d.limits, id, 'd')
 end
 
+-- Remembers a verdict by its lease's token, for those that were not lost; from ARGV[first] on, one message per width.
+local function decided(verdicts, word, lost, first, width)
+  local missed, pairs_ = {}, {}
+  for i = 1, #lost do missed[lost[i]] = true end
+  for i = first, #ARGV, width do
+    if not missed[(i - first) / width + 1] then
+      pairs_[#pairs_ + 1], pairs_[#pairs_ + 2] = ARGV[i + 1], word
+    end
+  end
+  if #pairs_ > 0 then call('HSET', verdicts, unpack(pairs_)) end
+end
+
 local function allowed_attempts(limits, default)
   local own = limits ~= '' and match(limits, '^[^\t]*\t([^\t]*)') or ''
   return tonumber(own ~= '' and own or default) or 5
@@ -177,6 +189,7 @@ return {
   forget = forget,
   trim_done = trim_done,
   to_dead = to_dead,
+  decided = decided,
   allowed_attempts = allowed_attempts,
   drop_orphans = drop_orphans,
 }

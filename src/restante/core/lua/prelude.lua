@@ -11,7 +11,7 @@ local SLICE = 1000 -- journal lines written between two looks at its length
 -- The queue's settings in one field, where any differs from its default: version, journal, pause, lease_ms,
 -- max_attempts, dedup_ms, keep_done, max_leased, rate, max_length, max_dead, max_payload_bytes.
 local SETTINGS = '^(%d+)\t([^\t]*)\t([^\t]*)\t([^\t]*)\t([^\t]*)\t([^\t]*)\t([^\t]*)\t([^\t]*)\t([^\t]*)\t([^\t]*)\t([^\t]*)\t([^\t]*)$'
--- How much the journal keeps (full, terminal, off) and how many sequence numbers it has passed over so far.
+-- How much the journal keeps (full, payloads, terminal, off) and how many sequence numbers it has passed over so far.
 local level, skip = 'full', 0
 local moves, settling
 
@@ -31,14 +31,20 @@ local function whole(text, least, most)
   return n and n % 1 == 0 and n >= least and n <= most and n
 end
 
--- Writes lines after sequence number base, as one stream entry whose id is the number of its last line.
-local function write(base, lines, terminal)
+-- Writes lines after sequence number base, as one stream entry whose id is the number of its last line. bodies are
+-- ids and stored forms, kept beside the lines where the queue journals payloads.
+local function write(base, lines, terminal, bodies)
   local n = #lines
-  if level ~= 'full' and not (terminal and level == 'terminal') then
+  if level ~= 'full' and level ~= 'payloads' and not (terminal and level == 'terminal') then
     skip = redis.call('HINCRBY', queue, 'journal_skip', n)
     return
   end
   local last = base - skip + n
-  redis.call('XADD', journal, string.format('0-%d', last), 'e', n == 1 and lines[1] or table.concat(lines, '\n'))
+  local text = n == 1 and lines[1] or table.concat(lines, '\n')
+  if bodies and level == 'payloads' then
+    redis.call('XADD', journal, string.format('0-%d', last), 'e', text, unpack(bodies))
+  else
+    redis.call('XADD', journal, string.format('0-%d', last), 'e', text)
+  end
   if last % SLICE < n then moves().trim(last) end
 end

@@ -1,4 +1,4 @@
--- Removes up to a bounded number of messages of one state, with one journal entry that counts them.
+-- Removes up to a bounded number of messages of one state, with one journal entry of a line each.
 -- KEYS: queue journal messages deliveries history zset-of-the-state unique
 -- ARGV: operator, state, limit
 -- Returns how many were removed.
@@ -10,16 +10,16 @@ local set = call('HMGET', queue, 'journal', 'journal_skip')
 m.open(set[1], set[2])
 local ids = call('ZRANGE', zset, 0, limit - 1)
 if #ids == 0 then return 0 end
-local now, bodies = clock(), {}
-if call('EXISTS', unique) == 1 then bodies = call('HMGET', messages, unpack(ids)) end
-write(m.advance('purged', 1, #ids),
-  { m.line('purged', 'gone', now, '', now .. '\t\t0\t0', 0, operator, '', '', state .. ':' .. #ids) }, true)
+local now, lines = clock(), {}
+local before = call('HMGET', deliveries, unpack(ids))
 for i = 1, #ids do
-  if bodies[i] then
-    local _, limits = m.read(bodies[i])
-    m.hold_unique(unique, limits, ids[i], 'g')
-  end
+  -- One by one: together the payloads may be more than the server can hold twice.
+  local facts, limits = m.read(call('HGET', messages, ids[i]) or '')
+  local attempts = before[i] and m.parse(before[i]).attempts or 0
+  lines[i] = m.line('purged', 'gone', now, ids[i], facts, attempts, operator, '', '', state)
+  m.hold_unique(unique, limits, ids[i], 'g')
 end
+write(m.advance('purged', #ids), lines, true)
 call('ZREMRANGEBYRANK', zset, 0, #ids - 1)
 m.forget(messages, deliveries, history, ids)
 return #ids

@@ -173,7 +173,7 @@ if took > 0 then due = math.min(due or soonest, soonest) end
 if settled + took > 0 then
   call('HSET', queue, 'sequence', format('%d', base + took), 'received', format('%d', (tonumber(set[4]) or 0) + took),
     'acked', format('%d', (tonumber(set[5]) or 0) + settled))
-  if level == 'full' or took == 0 then
+  if level == 'full' or level == 'payloads' or took == 0 then
     write(sequence, lines, took == 0)
   else
     local first, rest = {}, {}

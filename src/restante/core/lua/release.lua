@@ -1,10 +1,11 @@
 -- Gives leased messages back with the attempt not counted: ready at their old position, or scheduled after a delay.
--- KEYS: queue journal deliveries ready scheduled leased unique marker
+-- KEYS: queue journal deliveries ready scheduled leased unique marker, and verdicts as in ack
 -- ARGV: delay_ms, then id and token per message
 -- Returns the positions (1-based) whose lease is lost.
 -- Journal: released
 local m = moves()
-local deliveries, ready, scheduled, leased, unique, marker = KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
+local deliveries, ready, scheduled, leased, unique = KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
+local marker, verdicts = KEYS[8], KEYS[9]
 local delay = whole(ARGV[1], 0, 4e15)
 if not delay then return refuse('INVALID', 'delay_ms must be a whole number') end
 local set = call('HMGET', queue, 'journal', 'journal_skip', 'due', 'max_leased')
@@ -30,6 +31,7 @@ for i = 2, #ARGV, 2 do
     m.hold_unique(unique, d.limits, id, delay > 0 and 's' or 'r')
   end
 end
+if verdicts then m.decided(verdicts, 'release', lost, 2, 2) end
 if #moved > 0 then
   write(m.advance('released', #moved), lines, false)
   if delay > 0 then m.wake_by(marker, set[3], now + delay, now) end

@@ -87,7 +87,7 @@ if max_length then
 end
 
 call('HSET', queue, 'sequence', format('%d', base + n), 'sent', format('%d', (tonumber(set[3]) or 0) + n))
-write(base, lines, false)
+write(base, lines, false, bodies)
 call('HSET', messages, unpack(bodies))
 if careful then
   local m = moves()

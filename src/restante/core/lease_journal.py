@@ -1,0 +1,225 @@
+"""A consumer's lease journal: what it leased, kept readable with the verdicts until it says that it is through.
+
+For consumers that work in batches they must be able to repeat exactly, Spark above all: a batch is a range of rows,
+and reading the range again gives the same rows whatever was settled meanwhile. The journal is copied from the leases
+after they are taken: a crash in between leaves leases that end by themselves, as any crash does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from restante.core import operations as ops
+from restante.core.errors import Held
+from restante.core.message import Message, State
+from restante.core.names import valid_name
+from restante.core.operations import Operation, Script
+from restante.core.queue import Post
+from restante.core.retry import RetryPolicy
+from restante.core.settings import milliseconds
+from restante.core.stored import Stored
+
+HOLD = Script("hold", "queue journal messages deliveries", when_full=False)
+CLEAR = Script("clear", "queue journal")
+#: Messages taken and copied by one pair of calls; a longer script would hold the server.
+CLAIM = 500
+#: Entries forgotten by one call.
+CLEARED = 20
+#: Entries read by one call.
+READ = 20
+
+
+class Row(NamedTuple):
+    """One leased message."""
+
+    number: int
+    id: str
+    token: str
+    attempts: int
+    received_ms: int
+    stored: Stored
+
+
+class LeaseJournal:
+    """The lease journal of the post's consumer on one queue; `owner` names the one process that may claim into it."""
+
+    def __init__(self, post: Post, queue: str, owner: str = "") -> None:
+        self._post = post
+        self._queue = post.queue(queue)
+        self.consumer = post.consumer
+        self.owner = valid_name(owner, "owner") if owner else ""
+        self._leases, self._verdicts = self._queue._ref.keys.lease_journal(self.consumer)
+
+    @property
+    def name(self) -> str:
+        """The queue's."""
+        return self._queue.name
+
+    def own(self, lasts: float) -> int:
+        """Takes or renews the ownership for so many seconds, and tells the number of the last row."""
+        return self._hold((), lasts)
+
+    def _hold(self, messages: Sequence[Message], lasts: float) -> int:
+        ref = self._queue._ref
+        args: list[ops.Argument] = [self.consumer, self.owner, int(lasts * 1000)]
+        for message in messages:
+            args += (message.id, message.lease_token)
+        keys = (*ref.keys.group(HOLD.keys), self._leases)
+        last, owner = self._post.connection.run(Operation(HOLD, keys, args, lambda reply: reply, ref.name))
+        if not owner:
+            raise Held(
+                f"consumer {self.consumer} of {ref.name} is alive elsewhere: stop it, wait until its ownership ends, "
+                "or choose another name"
+            )
+        return int(last)
+
+    def claim(self, count: int, *, lease: float, lasts: float) -> tuple[int, dict[int, tuple[str, str]]]:
+        """Leases up to `count` messages into the journal; returns the number of its last row, and ids and tokens."""
+        last = self.own(lasts)
+        claimed: dict[int, tuple[str, str]] = {}
+        while count > 0:
+            got = self._queue.receive_many(min(count, CLAIM), lease=lease)
+            if not got:
+                break
+            before, last = last, self._hold(got, lasts)
+            if last - before == len(got):
+                claimed |= {before + 1 + i: (message.id, message.lease_token) for i, message in enumerate(got)}
+            else:  # a lease ended between the two calls: its row is not there
+                claimed |= {row.number: (row.id, row.token) for row in self.rows(before, last)}
+            count -= len(got)
+        return last, claimed
+
+    def rows(self, after: int, upto: int) -> Iterator[Row]:
+        """The rows after one number up to another that are still there."""
+        start = after + 1
+        while start <= upto:
+            page = self._post.connection.command(
+                "XRANGE", self._leases, f"0-{start}", "+", "COUNT", READ, key=self._leases
+            )
+            for stream_id, fields in page:
+                last = int(stream_id.rpartition(b"-")[2])
+                number = last - len(fields) // 2
+                for i in range(0, len(fields), 2):
+                    number += 1
+                    if after < number <= upto:
+                        yield _row(number, fields[i], fields[i + 1])
+                start = last + 1
+            if not page:
+                return
+
+    def first(self) -> int | None:
+        """The number of the oldest row kept; None if there is none."""
+        page = self._post.connection.command("XRANGE", self._leases, "-", "+", "COUNT", 1, key=self._leases)
+        return int(page[0][0].rpartition(b"-")[2]) - len(page[0][1]) // 2 + 1 if page else None
+
+    def last(self) -> int:
+        """The number of the last row ever written."""
+        key = self._queue._ref.keys["queue"]
+        text = self._post.connection.command("HGET", key, f"holder:{self.consumer}", key=key)
+        return int(text.split(b"\t")[2]) if text else 0
+
+    def renew(self, held: Sequence[tuple[str, str]], lease: float) -> set[str]:
+        """Extends leases given as id and token; returns the tokens whose lease is lost."""
+        lost: set[str] = set()
+        ref = self._queue._ref
+        for start in range(0, len(held), CLAIM):
+            part = held[start : start + CLAIM]
+            args: list[ops.Argument] = [self.consumer, b""]
+            for id, token in part:
+                args += (id, token, int(lease * 1000))
+            keys = ref.keys.group(ops.EXTEND.keys)
+            reply = self._post.connection.run(Operation(ops.EXTEND, keys, args, lambda reply: reply, ref.name))
+            lost |= {part[index - 1][1] for index in reply[0]}
+        return lost
+
+    def verdicts(self, tokens: Sequence[str]) -> dict[str, str]:
+        """What was decided on these leases; those without a verdict are left out."""
+        found: dict[str, str] = {}
+        for start in range(0, len(tokens), CLAIM):
+            part = tokens[start : start + CLAIM]
+            words = self._post.connection.command("HMGET", self._verdicts, *part, key=self._verdicts)
+            found |= {token: word.decode() for token, word in zip(part, words, strict=True) if word}
+        return found
+
+    def settle(self, verdict: str, rows: Sequence[Settlement]) -> list[str]:
+        """Gives one verdict on up to a batch of leases and remembers it; returns the tokens whose lease was lost."""
+        ref = self._queue._ref
+        script, args = _SETTLERS[verdict](rows)
+        keys = (*ref.keys.group(script.keys), self._verdicts)
+        reply = self._post.connection.run(Operation(script, keys, args, lambda reply: reply, ref.name))
+        lost = [rows[index - 1].token for index in (reply[0] if verdict == "nack" else reply)]
+        # An answer that was lost makes the call run twice: what the first run settled is not lost.
+        known = self.verdicts(lost)
+        return [token for token in lost if known.get(token) != verdict]
+
+    def clear(self, upto: int) -> None:
+        """Forgets the rows up to a number, and their verdicts."""
+        ref = self._queue._ref
+        keys = (*ref.keys.group(CLEAR.keys), self._leases, self._verdicts)
+        args: list[ops.Argument] = [upto, CLEARED]
+        while self._post.connection.run(Operation(CLEAR, keys, args, lambda reply: reply, ref.name)):
+            pass
+
+    def ready(self) -> int:
+        """Messages that could be leased now, those whose time has come included."""
+        ref = self._queue._ref
+        self._post.connection.run(ops.receive(ref, 0))
+        return int(self._post.connection.command("ZCARD", ref.keys[State.READY.value], key=ref.keys[State.READY.value]))
+
+    def retry_delay(self, attempts: int, own: str) -> int | None:
+        """Milliseconds until the next attempt by the message's own retry policy or the queue's; None at its end."""
+        if not self._queue._ref.opened:
+            self._queue._open()
+        policy = RetryPolicy.parse(own) if own else self._queue.settings.retry
+        chosen = policy.next(attempts)
+        return None if chosen is None else milliseconds(max(chosen, 0.0), "delay")
+
+
+class Settlement(NamedTuple):
+    """A verdict's facts on one lease."""
+
+    id: str
+    token: str
+    #: Milliseconds until the next attempt, for nack; None if there shall be none.
+    delay_ms: int | None
+    error_class: str
+    #: JSON text, as `error_parts` makes it.
+    error: bytes
+
+
+def _ack(rows: Sequence[Settlement]) -> tuple[Script, list[ops.Argument]]:
+    return ops.ACK, [part for row in rows for part in (row.id, row.token)]
+
+
+def _nack(rows: Sequence[Settlement]) -> tuple[Script, list[ops.Argument]]:
+    return ops.NACK, [
+        part
+        for row in rows
+        for part in (
+            row.id,
+            row.token,
+            "dead" if row.delay_ms is None else str(row.delay_ms),
+            row.error_class,
+            row.error,
+        )
+    ]
+
+
+def _bury(rows: Sequence[Settlement]) -> tuple[Script, list[ops.Argument]]:
+    return ops.BURY, [part for row in rows for part in (row.id, row.token, row.error_class, row.error)]
+
+
+def _release(rows: Sequence[Settlement]) -> tuple[Script, list[ops.Argument]]:
+    return ops.RELEASE, ["0", *(part for row in rows for part in (row.id, row.token))]
+
+
+_SETTLERS = {"ack": _ack, "nack": _nack, "bury": _bury, "release": _release}
+#: The verdicts a lease may get.
+VERDICTS = tuple(_SETTLERS)
+
+
+def _row(number: int, id: bytes, text: bytes) -> Row:
+    token, facts, stored = text.split(b"\n", 2)
+    attempts, received = facts.split(b"\t")
+    return Row(number, id.decode(), token.decode(), int(attempts), int(received or 0), Stored(stored))
