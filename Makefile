@@ -1,11 +1,11 @@
 # Every target does its own set-up: on a fresh machine `make test` or `make run` is the first command to type.
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint chaos bench lock clean
+.PHONY: help setup run test lint chaos bench bench-spark lock clean
 MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## Prepare .venv from the lock, and Debian packages where missing
 	@scripts/setup.sh
@@ -27,6 +27,9 @@ chaos: setup ## The long fault runs, and more random histories
 
 bench: setup ## Measure against Redis' own limit and against peers
 	$(BIN)/python -m benchmarks.run
+
+bench-spark: setup ## Measure the data pipeline on Spark
+	$(BIN)/python -m benchmarks.spark
 
 lock: setup ## Pin the newest allowed versions, with hashes
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \

@@ -23,6 +23,26 @@ find_python() {
 
 can_make_venv() { "$1" -c 'import ensurepip, venv' 2>/dev/null; }
 
+# Spark 4 runs on Java 17 or newer; Spark itself looks at JAVA_HOME first.
+java_is_new() {
+  local said
+  said=$("${JAVA_HOME:+$JAVA_HOME/bin/}java" -version 2>&1) || return 1
+  [[ $said =~ version\ \"([0-9]+) ]] && [ "${BASH_REMATCH[1]}" -ge 17 ]
+}
+
+# Debian 11's default Java is too old, Debian 13 has no Java 17: the first where it exists, else the default.
+java_package() {
+  apt-cache show openjdk-17-jre-headless >/dev/null 2>&1 && echo openjdk-17-jre-headless || echo default-jre-headless
+}
+
+lists=old
+# The package lists may be old or absent: new ones are asked for once, and only when an install fails.
+renew_lists() {
+  [ "$lists" = old ] || return 1
+  lists=new
+  apt-get update -qq
+}
+
 # Debian starts a service with its package; ours are started by the tests and by Restante, never by the system.
 install_debian() {
   local policy=/usr/sbin/policy-rc.d had_redis=no
@@ -34,12 +54,22 @@ install_debian() {
   fi
   say "installing Debian packages: $*"
   export DEBIAN_FRONTEND=noninteractive
-  # The package lists may be old or absent: ask for new ones only when the first try fails.
   apt-get install -y -qq --no-install-recommends "$@" >/dev/null 2>&1 ||
-    { apt-get update -qq && apt-get install -y -qq --no-install-recommends "$@" >/dev/null; }
+    { renew_lists && apt-get install -y -qq --no-install-recommends "$@" >/dev/null; } || return 1
   if [ "$had_redis" = no ] && have systemctl; then
     systemctl disable --quiet redis-server 2>/dev/null || true
   fi
+}
+
+# provide WITHOUT PACKAGE…: installs as root; else, or if that fails, says what to install and what goes without it.
+provide() {
+  local without=$1
+  shift
+  if have apt-get && [ "$(id -u)" = 0 ] && install_debian "$@"; then
+    return
+  fi
+  say "missing: $*; as root, on Debian: apt-get install $*"
+  say "without: $without"
 }
 
 need_packages() {
@@ -48,15 +78,19 @@ need_packages() {
   { have redis-cli && have redis-benchmark; } || missing+=(redis-tools)
   have gcc || missing+=(gcc libc6-dev)
   can_make_venv "$1" || missing+=(python3-venv)
-  [ ${#missing[@]} -eq 0 ] && return
-  if have apt-get && [ "$(id -u)" = 0 ]; then
-    install_debian "${missing[@]}" || say "could not install ${missing[*]}; going on without"
-  else
-    say "missing: ${missing[*]}; install them as root, on Debian: apt-get install ${missing[*]}"
-    say "without redis-server the embedded one is used and tests that need Debian's are skipped"
+  if [ ${#missing[@]} -gt 0 ]; then
+    provide "the embedded Redis is used, and tests that need Debian's or a compiler are skipped" "${missing[@]}"
   fi
   can_make_venv "$1" || die "$1 cannot make a virtual environment: install python3-venv"
+  java_is_new || provide "Spark does not start, and its tests are skipped" "$(java_package)"
+  have chromium || provide "tests in a browser are skipped" chromium
 }
+
+# The lock's lines of pyspark, or of all others: pins with their hashes.
+pyspark_pin() { awk '/^[^ #]/ { mine = /^pyspark==/ } mine' "$LOCK"; }
+other_pins() { awk '/^[^ #]/ { mine = /^pyspark==/ } !mine' "$LOCK"; }
+
+pip_install() { .venv/bin/python -m pip install --quiet --disable-pip-version-check "$@"; }
 
 python=$(find_python) || die "Python 3.11 or newer is needed: install python3, or name it by PYTHON=/path/to/python3"
 [ -f "$LOCK" ] || die "$LOCK is missing"
@@ -73,8 +107,15 @@ if ! .venv/bin/python -c 'import pip' 2>/dev/null; then
   rm -rf .venv
   "$python" -m venv .venv
 fi
-say "installing the locked packages"
-.venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --only-binary :all: -r "$LOCK"
-.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+if ! .venv/bin/python -c 'import pyspark' 2>/dev/null; then
+  say "installing the locked packages; pyspark is several hundred MB, so the first time takes minutes"
+else
+  say "installing the locked packages"
+fi
+other_pins | pip_install --require-hashes --only-binary :all: -r /dev/stdin
+# pyspark is published as source only. It is built after the others and without isolation, by the pinned setuptools
+# and wheel: an isolated build would fetch its own, unpinned.
+pyspark_pin | pip_install --require-hashes --no-deps --no-build-isolation --use-pep517 -r /dev/stdin
+pip_install --no-deps --no-build-isolation --editable .
 printf '%s' "$want" >"$stamp"
 say "ready"
