@@ -11,20 +11,20 @@ from typing import Annotated
 import orjson
 import typer
 
-from restante.cli import looking, operating, running, traffic
+from restante.cli import looking, operating, pipeline, running, traffic
 from restante.cli.session import Code, Context, Session, WrongUsage, code_of
 from restante.core.errors import RestanteError
 
 EPILOG = (
     "Exit codes: 0 done · 1 nothing found or not done · 2 wrong usage · 3 server unavailable · "
-    "4 refused (full, held, invalid) · 5 the doctor found a danger. "
+    "4 refused (full, held, invalid) · 5 the doctor or an audit found a danger. "
     "Global options may stand before or after the command."
 )
 #: Global options that take a value; they may also stand after the command, where people type them.
 _VALUED = ("--url", "--directory")
 
 app = typer.Typer(name="restante", rich_markup_mode="rich", pretty_exceptions_enable=False)
-for part in (traffic, looking, operating, running):
+for part in (traffic, looking, operating, running, pipeline):
     part.add_to(app)
 
 

@@ -1,0 +1,343 @@
+"""Commands of the data pipeline: run, status, report, audit, replay. Spark is started only by those that need it."""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from restante.cli.session import Code, Context, Session, WrongUsage, stopping
+from restante.core.errors import InvalidInput
+from restante.core.journal_reader import JournalReader
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from restante.spark.audit import Findings
+    from restante.spark.pipeline import Step, Summary
+    from restante.spark.replay import Plan
+
+LakeDir = Annotated[str, typer.Option("--lake", metavar="DIR", help="The lake: a folder, or s3://…, hdfs://…")]
+Master = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="Spark's master (local[*], spark://…, k8s://…), or sc://… for Connect."),
+]
+Queues = Annotated[str, typer.Option(metavar="NAMES", help="Queues, separated by commas; * and ? match.")]
+Reader = Annotated[str, typer.Option(metavar="NAME", help="The name under which journals wait for this pipeline.")]
+#: Troubles listed for people; --json lists all that were named.
+SHOWN = 20
+
+pipeline = typer.Typer(help="The data pipeline on Spark: journal to lake, report, audit, replay.", no_args_is_help=True)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Registers the commands."""
+    for command in (run, status, report, audit, replay):
+        pipeline.command()(command)
+    app.add_typer(pipeline, name="pipeline", rich_help_panel="Data")
+
+
+def _need_spark() -> None:
+    if importlib.util.find_spec("pyspark") is None or importlib.util.find_spec("pyarrow") is None:
+        raise InvalidInput("the pipeline needs Spark: pip install 'restante[spark]'")
+
+
+@contextmanager
+def _spark(session: Session, master: str | None) -> Iterator[SparkSession]:
+    """A Spark session that ends with the command."""
+    _need_spark()
+    from restante.spark.session import session as start
+
+    with session.err.status("starting Spark") if session.err.is_terminal and not session.json else _quiet():
+        remote = master if master and master.startswith("sc://") else None
+        spark = start(master=None if remote else master, remote=remote)
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    yield
+
+
+def _bar(session: Session) -> Progress:
+    columns = (
+        SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+    )  # fmt: skip
+    return Progress(*columns, console=session.err, transient=True, disable=session.json or not session.err.is_terminal)
+
+
+def _lag(session: Session, queues: str, reader: str) -> dict[str, dict[str, int]]:
+    """Per queue: lines of its journal, how far the reader is, and what was lost."""
+    from restante.spark.options import Options
+
+    places = JournalReader(session.post).places(Options(queues=queues).matching(session.admin.queues()))
+    return {
+        name: {
+            "last": place.last, "read": place.readers.get(reader, 0),
+            "lag": place.last - max(place.readers.get(reader, 0), place.floor if reader not in place.readers else 0),
+            "lost": place.lost,
+        }
+        for name, place in places.items()
+    }  # fmt: skip
+
+
+def run(
+    context: Context,
+    lake: LakeDir,
+    once: Annotated[bool, typer.Option("--once/--continuous", help="End when all is read, or go on.")] = True,
+    master: Master = None,
+    queues: Queues = "*",
+    reader: Reader = "pipeline",
+    batch_rows: Annotated[int, typer.Option(metavar="N", help="Journal lines of one micro-batch.")] = 250_000,
+    fold_seconds: Annotated[float, typer.Option(metavar="S", help="Silver and gold every so often.")] = 60.0,
+    keep_bronze: Annotated[int, typer.Option(metavar="DAYS", help="Days of bronze kept; 0 keeps all.")] = 0,
+    keep_silver: Annotated[int, typer.Option(metavar="DAYS", help="Days of silver kept; 0 keeps all.")] = 0,
+    compact_from: Annotated[int, typer.Option(metavar="N", help="Batches from which on they are compacted.")] = 16,
+    data_loss: Annotated[bool, typer.Option("--allow-loss", help="Go on behind lost journal lines.")] = False,
+) -> None:
+    """Take the journals into the lake: bronze, silver, gold. Safe to kill at any moment, and to start again."""
+    session = context.obj
+    _need_spark()
+    from restante.spark.pipeline import Pipeline, PipelineOptions
+
+    lag = sum(row["lag"] for row in _lag(session, queues, reader).values())
+    stop = threading.Event()
+    with _spark(session, master) as spark, stopping(stop.set), _bar(session) as progress:
+        bar = progress.add_task("bronze", total=lag or None)
+
+        def told(step: Step) -> None:
+            total = step.total or (lag if step.name == "bronze" else None)
+            progress.update(bar, description=step.name, completed=step.done, total=total)
+
+        options = PipelineOptions(
+            url=session.post.url, lake=lake, queues=queues, reader=reader, batch_rows=batch_rows,
+            fail_on_data_loss=not data_loss, compact_from=compact_from, keep_bronze_days=keep_bronze,
+            keep_silver_days=keep_silver, fold_seconds=fold_seconds,
+        )  # fmt: skip
+        work = Pipeline(spark, options, progress=told)
+        summary = work.run_once(stop=stop.is_set) if once else work.run_continuously(stop=stop.is_set)
+    _show_summary(session, lake, summary)
+
+
+def _show_summary(session: Session, lake: str, summary: Summary) -> None:
+    if session.json:
+        session.emit({"lake": lake, **asdict(summary), "dates": [day.isoformat() for day in summary.dates]})
+        return
+    table = Table(title=f"pipeline → {lake}", title_justify="left")
+    for heading in ("step", "what", "seconds"):
+        table.add_column(heading, justify="right" if heading == "seconds" else "left")
+    rate = summary.rows / summary.seconds["bronze"] if summary.seconds.get("bronze") and summary.rows else 0
+    what = {
+        "bronze": f"{summary.rows:,} rows in {summary.batches} batches" + (f", {rate:,.0f}/s" if rate else ""),
+        "silver and gold": ", ".join(map(str, summary.dates)) or "nothing new",
+        "compact": f"{summary.compacted} batches",
+        "retention": f"{summary.removed} folders removed",
+    }
+    for step, text in what.items():
+        table.add_row(step, text, f"{summary.seconds.get(step, 0.0):.1f}")
+    session.out.print(table)
+
+
+def status(context: Context, lake: LakeDir, queues: Queues = "*", reader: Reader = "pipeline") -> None:
+    """How far the pipeline is: lag and lost lines per queue, last run, rows and files per table. Needs no Spark."""
+    session = context.obj
+    _need_spark()
+    from restante.spark.lake import Lake
+
+    place = Lake(lake)
+    state = place.state()
+    lag = _lag(session, queues, reader)
+    sizes = place.sizes()
+    if session.json:
+        tables = {name: dict(zip(("rows", "files", "bytes"), size, strict=True)) for name, size in sizes.items()}
+        session.emit({"lake": lake, "reader": reader, "queues": lag, "tables": tables, **asdict(state)})
+        return
+    table = Table(title="journals", title_justify="left")
+    for heading in ("queue", "lines", "read", "lag", "lost"):
+        table.add_column(heading, justify="left" if heading == "queue" else "right")
+    for name, row in lag.items():
+        lost = f"[red]{row['lost']:,}[/]" if row["lost"] else "0"
+        table.add_row(name, f"{row['last']:,}", f"{row['read']:,}", f"{row['lag']:,}", lost)
+    session.out.print(table)
+    table = Table(title=f"lake {lake}", title_justify="left")
+    for heading in ("table", "rows", "files", "size"):
+        table.add_column(heading, justify="left" if heading == "table" else "right")
+    for name, (rows, files, size) in sizes.items():
+        table.add_row(name, f"{rows:,}", f"{files:,}", f"{size / 1e6:,.1f} MB")
+    session.out.print(table)
+    last = state.last_run
+    session.out.print(
+        f"last run {last.get('ended_at', 'never')}, {last.get('rows', 0):,} rows in {last.get('batches', 0)} batches; "
+        f"batches folded to {state.folded}, compacted to {state.compacted}; too late {state.too_late:,}"
+    )
+
+
+def report(
+    context: Context,
+    lake: LakeDir,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The page to write.")] = Path("report.html"),
+    since: Annotated[datetime | None, typer.Option(help="Only from this moment on (UTC).")] = None,
+    until: Annotated[datetime | None, typer.Option(help="Only before this moment (UTC).")] = None,
+) -> None:
+    """One page with plots and tables of everything the lake knows. Needs no Spark session and no server."""
+    session = context.obj
+    _need_spark()
+    from restante.spark.report import write
+
+    made = write(lake, out, since=_utc(since), until=_utc(until))
+    if session.json:
+        session.emit(
+            {"path": str(made.path), "bytes": made.size, "queues": made.queues, "adds_up": made.adds_up,
+             "wrong": [list(one) for one in made.wrong], "warnings": [list(one) for one in made.warnings]}
+        )  # fmt: skip
+        return
+    for queue, sentence in made.wrong:
+        session.out.print(f"[red]●[/] {queue + ': ' if queue else ''}{sentence}", highlight=False)
+    session.note(f"{made.path}: {made.size / 1000:,.0f} kB, {made.queues} queues")
+
+
+def _utc(moment: datetime | None) -> datetime | None:
+    return moment.replace(tzinfo=UTC) if moment is not None and moment.tzinfo is None else moment
+
+
+def audit(
+    context: Context,
+    lake: LakeDir,
+    master: Master = None,
+    queues: Queues = "*",
+    offline: Annotated[bool, typer.Option("--offline", help="Look at the lake alone, not at the server.")] = False,
+) -> None:
+    """Conservation: sent = acked + dead + expired + deleted + waiting. Names what does not add up, with code 5."""
+    session = context.obj
+    _need_spark()
+    from restante.spark.audit import Audit
+
+    with _spark(session, master) as spark:
+        findings = Audit(spark, lake, None if offline else session.post, queues=queues).run()
+    _show_findings(session, findings)
+    if not findings.adds_up:
+        raise typer.Exit(Code.DANGER)
+
+
+def _show_findings(session: Session, findings: Findings) -> None:
+    if session.json:
+        windows = [{**row, "hour": row["hour"].isoformat()} for row in findings.windows]
+        session.emit({**asdict(findings), "windows": windows, "adds_up": findings.adds_up})
+        return
+    columns = ("queue", "hour", "sent", "acked", "dead", "expired", "deleted", "waiting", "difference")
+    table = Table(title="sent = acked + dead + expired + deleted + waiting", title_justify="left")
+    for heading in columns:
+        table.add_column(heading, justify="left" if heading in ("queue", "hour") else "right")
+    for row in findings.windows:
+        cells = [f"{row[name]:,}" if isinstance(row[name], int) else str(row[name]) for name in columns]
+        table.add_row(*cells, style="red" if row["difference"] else "")
+    session.out.print(table)
+    for one in findings.troubles[:SHOWN]:
+        session.out.print(
+            f"[red]{one.what}[/] {one.queue} {one.message_id}: journal {one.journal_state or '–'}, "
+            f"Redis {one.redis_state or '–'}; last {one.last_event or '–'} {one.last_at}", highlight=False
+        )  # fmt: skip
+    if findings.count > SHOWN:
+        session.out.print(f"and {findings.count - SHOWN:,} more; --json names them")
+    for queue, lines in findings.gaps.items():
+        word = "lacks" if lines > 0 else "has twice"
+        session.out.print(f"[red]the lake {word} {abs(lines):,} journal lines of {queue}[/]")
+    for queue, why in findings.skipped.items():
+        session.out.print(f"{queue} was not audited: {why}")
+    if findings.moving:
+        session.note(f"{findings.moving:,} messages moved meanwhile and were left out")
+    session.note("everything adds up" if findings.adds_up else f"{findings.count:,} messages do not add up")
+
+
+def replay(
+    context: Context,
+    lake: LakeDir,
+    where: Annotated[str, typer.Option(metavar="SQL", help="Condition on the columns of the table messages.")] = "",
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="The replay's name; the same name goes on.")] = None,
+    fate: Annotated[
+        str, typer.Option(metavar="FATES", help="Of these fates only: dead, expired, acked, deleted.")
+    ] = "dead,expired",
+    to: Annotated[str, typer.Option(metavar="QUEUE", help="Send copies to this queue instead.")] = "",
+    rate: Annotated[float, typer.Option(metavar="N", help="At most so many per second.")] = 0.0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and send nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    master: Master = None,
+) -> None:
+    """Put messages chosen by SQL back: the plan first, then each message once, however often it is interrupted."""
+    session = context.obj
+    _need_spark()
+    from restante.spark.replay import COPY, IN_PLACE, Replay
+
+    if not where and name is None:
+        raise WrongUsage("say which messages: --where \"error_class = 'Timeout'\"; or --name to go on with a replay")
+    stop = threading.Event()
+    with _spark(session, master) as spark:
+        work = Replay(spark, lake, session.post)
+        plan = work.known(name) if name else None
+        if plan is None:
+            if not where:
+                raise WrongUsage(f"there is no replay {name} to go on with: give --where to begin it")
+            fates = tuple(word.strip() for word in fate.split(","))
+            plan, rows = work.plan(where, fates=fates, to=to, name=name)
+            _show_plan(session, plan)
+            if dry_run or not plan.total(IN_PLACE, COPY):
+                _end_replay(session, plan, 0, dry_run)
+                return
+            count = plan.total(IN_PLACE, COPY)
+            session.confirm(f"Replay {count:,} messages as {plan.name}?", yes=yes, needed=True)
+            plan = work.freeze(plan, rows)
+        else:
+            if where and where != plan.where:
+                raise WrongUsage(f"the replay {name} was planned where {plan.where}: give it another name")
+            _show_plan(session, plan)
+        with stopping(stop.set), _bar(session) as progress:
+            bar = progress.add_task(plan.name, total=plan.total(IN_PLACE, COPY))
+            done = work.run(
+                plan, rate=rate, stop=stop.is_set,
+                progress=lambda told: progress.update(
+                    bar, completed=told.done, total=told.total, description=f"{plan.name} {told.rate:,.0f}/s"
+                ),
+            )  # fmt: skip
+    _end_replay(session, plan, done, False)
+
+
+def _show_plan(session: Session, plan: Plan) -> None:
+    if session.json:
+        return
+    table = Table(title=f"replay {plan.name}: {plan.where or 'all'}", title_justify="left")
+    for heading in ("queue", "error", "what happens", "to", "messages"):
+        table.add_column(heading, justify="right" if heading == "messages" else "left")
+    words = {
+        "in place": "replayed in place", "copy": "sent again as a copy",
+        "waiting": "passed over: it waits already", "no payload": "passed over: its payload was not kept",
+    }  # fmt: skip
+    for row in plan.counts:
+        table.add_row(row["queue"], row["error_class"], words[row["action"]], row["target"], f"{row['messages']:,}")
+    session.out.print(table)
+
+
+def _end_replay(session: Session, plan: Plan, done: int, dry_run: bool) -> None:
+    finished = len(plan.done) == plan.parts
+    if session.json:
+        made: dict[str, Any] = asdict(plan)
+        session.emit({**made, "replayed": done, "dry_run": dry_run, "finished": finished and not dry_run})
+    elif dry_run:
+        session.note(f"nothing was sent; to do it: restante pipeline replay --lake … --name {plan.name} --where …")
+    elif not finished:
+        session.note(f"stopped after {done:,}; go on with: restante pipeline replay --lake … --name {plan.name}")
+    else:
+        session.note(f"{done:,} messages replayed as {plan.name}")
+    if not done and not dry_run and not finished:
+        raise typer.Exit(Code.NOTHING)

@@ -1,0 +1,143 @@
+"""What is wrong at the end of a report, in sentences, the gravest first: the answer to "must I do something now"."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import IntEnum
+
+from restante.spark.charts import clock, count, moment, percent, span
+from restante.spark.figures import NOW, Figures, QueueFigures, share
+
+#: Share of leases that ran out from which it is worth a look, and from which consumers are surely stuck or too slow.
+OVERDUE_WARNING, OVERDUE_WRONG = 0.05, 0.25
+#: Fewer leases that ran out than this are chance.
+OVERDUE_LEAST = 5
+#: Deaths, as a part of what was acked, that are worth a look, and that are wrong if they are also not just a few.
+DIED_WARNING, DIED_WRONG, DIED_FEW = 0.01, 0.1, 10
+#: Seconds until a queue is empty (or would be if nothing more came) that are too long.
+DRAIN_LONG = 3600
+
+
+class Level(IntEnum):
+    """How grave a finding is."""
+
+    FINE = 0
+    NOTE = 1
+    WARNING = 2
+    WRONG = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A sentence about a queue, or about the lake where the queue is empty."""
+
+    level: Level
+    queue: str
+    text: str
+
+
+def findings(figures: Figures, now: datetime) -> list[Finding]:
+    """All of them, the gravest first."""
+    found = [*_lake(figures, now)]
+    for queue in figures.queues.values():
+        found += _queue(queue, figures)
+    return sorted(found, key=lambda one: (-one.level, one.queue))
+
+
+def troubled(figures: Figures, found: list[Finding]) -> list[QueueFigures]:
+    """The queues, the one in most trouble first."""
+
+    def trouble(queue: QueueFigures) -> tuple[int, int, int, int, str]:
+        levels = [one.level for one in found if one.queue == queue.name]
+        wrong, warnings = levels.count(Level.WRONG), levels.count(Level.WARNING)
+        return -wrong, -warnings, -(queue.dead_now or 0), -(queue.waiting_now or 0), queue.name
+
+    return sorted(figures.queues.values(), key=trouble)
+
+
+def _lake(figures: Figures, now: datetime) -> Iterator[Finding]:
+    if figures.axis is None:
+        return
+    quiet = now - moment(figures.axis.end)
+    if quiet > timedelta(seconds=NOW):
+        past = span(quiet.total_seconds())
+        text = f"No event in the {past} before this report: a quiet time, or the pipeline stands still."
+        yield Finding(Level.WARNING, "", text)
+
+
+def _queue(queue: QueueFigures, figures: Figures) -> Iterator[Finding]:
+    yield from _audit(queue, figures)
+    yield from _storm(queue, figures)
+    yield from _deaths(queue)
+    yield from _drain(queue)
+    yield from _overdue(queue)
+    if min((*queue.waiting, *queue.dead), default=0) < 0:
+        text = "Counts fall below zero: the lake began after messages had been sent, and sees only their end."
+        yield Finding(Level.NOTE, queue.name, text)
+
+
+def _audit(queue: QueueFigures, figures: Figures) -> Iterator[Finding]:
+    wrong = [row for row in figures.audit if row.queue == queue.name and row.missing]
+    if wrong:
+        lost = sum(max(row.missing, 0) for row in wrong)
+        extra = sum(max(-row.missing, 0) for row in wrong)
+        parts = [f"{count(lost)} sent without a known fate"] * bool(lost) + [f"{count(extra)} more than sent"] * bool(
+            extra
+        )
+        text = f"The audit does not add up: {' and '.join(parts)}, first in the hour of {clock(wrong[0].hour)}."
+        yield Finding(Level.WRONG, queue.name, text)
+
+
+def _storm(queue: QueueFigures, figures: Figures) -> Iterator[Finding]:
+    if not queue.recent_storms:
+        return
+    failed = queue.recent.get("nacked", 0) + queue.recent.get("expired", 0)
+    most = next((one.error_class for one in figures.recent_failures if one.queue == queue.name), "")
+    by = f", most of them by {most}" if most else ""
+    acked = count(queue.recent.get("acked", 0))
+    yield Finding(
+        Level.WRONG, queue.name, f"Retry storm: {count(failed)} attempts failed and {acked} were acked just now{by}."
+    )
+
+
+def _deaths(queue: QueueFigures) -> Iterator[Finding]:
+    died, acked = queue.recent.get("died", 0), queue.recent.get("acked", 0)
+    lie = queue.dead_now or 0
+    if died:
+        level = Level.WARNING if died >= DIED_WARNING * acked else Level.NOTE
+        if died >= DIED_FEW and died >= DIED_WRONG * acked:
+            level = Level.WRONG
+        yield Finding(level, queue.name, f"{count(died)} died just now; {count(lie)} lie dead.")
+    elif lie > 0:
+        yield Finding(Level.NOTE, queue.name, f"{count(lie)} lie dead from earlier: replay or delete them.")
+
+
+def _drain(queue: QueueFigures) -> Iterator[Finding]:
+    drain = queue.drain
+    if drain is None or drain.waiting <= 0:
+        return
+    if drain.settle <= 0:
+        if not queue.recent.get("received"):
+            text = f"{count(drain.waiting)} wait and none was received just now: no consumer, paused, or not due yet."
+            yield Finding(Level.WARNING, queue.name, text)
+    elif drain.growing:
+        work = drain.waiting / drain.settle
+        level = Level.WRONG if work > DRAIN_LONG else Level.WARNING
+        rates = f"{drain.arrival:.3g}/s come, {drain.settle:.3g}/s go"
+        text = f"More comes than goes: {rates}; {count(drain.waiting)} wait, {span(work)} of work."
+        yield Finding(level, queue.name, text)
+    elif drain.seconds is not None and drain.seconds > DRAIN_LONG:
+        text = f"{count(drain.waiting)} wait; at the present rate that takes {span(drain.seconds)}."
+        yield Finding(Level.WARNING, queue.name, text)
+
+
+def _overdue(queue: QueueFigures) -> Iterator[Finding]:
+    expired = queue.recent.get("overdue", 0)
+    rate = share(expired, queue.recent.get("begun", 0)) or 0.0
+    if expired >= OVERDUE_LEAST and rate >= OVERDUE_WARNING:
+        level = Level.WRONG if rate >= OVERDUE_WRONG else Level.WARNING
+        words = f"{percent(rate)} of leases ran out just now ({count(expired)})"
+        text = f"{words}: consumers stop, or take longer than the lease."
+        yield Finding(level, queue.name, text)

@@ -1,0 +1,344 @@
+"""The journal as a table and as a stream: offsets are line numbers, and what is missing is never passed over silently.
+
+An offset is `{queue: {"incarnation": …, "position": …}}` with sorted queues and whole numbers only, because Spark
+compares offsets as text. On failure: a server that is away is asked again for `patience` seconds, then the query ends
+with Unavailable and can be started again; lost lines end it with JournalLost unless failOnDataLoss=false.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSourceReader,
+    DataSourceStreamReader,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    LessThan,
+    LessThanOrEqual,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+
+from restante.core.admin import Admin
+from restante.core.errors import JournalLost
+from restante.core.journal_reader import JournalReader, Place
+from restante.spark import linking
+from restante.spark.lines import batches
+from restante.spark.options import Options, whole_ms
+
+log = logging.getLogger("restante")
+
+#: Rows below which a part is not cut further: a task costs more than it saves.
+LEAST_PART = 10_000
+
+Offset = dict[str, dict[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Lines of one journal, after one number up to another."""
+
+    queue: str
+    incarnation: int
+    after: int
+    upto: int
+
+    def __len__(self) -> int:
+        return max(0, self.upto - self.after)
+
+
+class Part(InputPartition):
+    """What one task reads: ranges of about the same number of lines together as every other part."""
+
+    def __init__(self, ranges: tuple[Range, ...]) -> None:
+        super().__init__(ranges)
+        self.ranges = ranges
+
+
+def split(ranges: Iterable[Range], parts: int) -> list[Part]:
+    """Cuts and packs ranges into about equal parts: long journals are split, short ones share a task."""
+    waiting = [one for one in ranges if len(one) > 0]
+    size = max(LEAST_PART, -(-sum(map(len, waiting)) // max(parts, 1)))
+    made: list[Part] = []
+    held: list[Range] = []
+    room = size
+    for one in waiting:
+        after = one.after
+        while after < one.upto:
+            upto = min(one.upto, after + room)
+            held.append(Range(one.queue, one.incarnation, after, upto))
+            room -= upto - after
+            after = upto
+            if room == 0:
+                made.append(Part(tuple(held)))
+                held, room = [], size
+    if held:
+        made.append(Part(tuple(held)))
+    return made
+
+
+def read_part(options: Options, names: tuple[str, ...], part: InputPartition) -> Iterator[pa.RecordBatch]:
+    """The rows of one part. Of an empty list of parts Spark makes one that is none of ours."""
+    if not isinstance(part, Part):
+        return
+    reader = JournalReader(linking.post(options.server(), patience=options.patience))
+    since, until = options.since_ms(), options.until_ms()
+    # The collector finds nothing among a million short-lived tuples but takes half of the time looking.
+    gc.disable()
+    try:
+        for one in part.ranges:
+            place = reader.place(one.queue)
+            if place is None or place.incarnation != one.incarnation:
+                if options.fail_on_data_loss:
+                    raise _replaced(one.queue, one.after, one.upto)
+                continue
+            wanted = names if since is None and until is None else tuple(dict.fromkeys((*names, "at")))
+            for batch in batches(
+                reader, one.queue, one.incarnation, one.after, one.upto, wanted, pass_gaps=not options.fail_on_data_loss
+            ):
+                yield (
+                    batch
+                    if wanted == names and since is None and until is None
+                    else _within(batch, since, until, names)
+                )
+    finally:
+        gc.enable()
+
+
+def _replaced(queue: str, after: int, upto: int) -> JournalLost:
+    return JournalLost(
+        f"lines {after + 1} to {upto} of {queue} are gone: the queue was removed or made anew after they were planned; "
+        "go on with failOnDataLoss=false, or begin with a new checkpoint"
+    )
+
+
+def _within(batch: pa.RecordBatch, since: int | None, until: int | None, names: tuple[str, ...]) -> pa.RecordBatch:
+    import pyarrow.compute as pc
+
+    at = batch.column("at")
+    keep = pc.is_valid(at)
+    if since is not None:
+        keep = pc.and_(keep, pc.greater_equal(at, pa.scalar(since * 1000, at.type)))
+    if until is not None:
+        keep = pc.and_(keep, pc.less(at, pa.scalar(until * 1000, at.type)))
+    return batch.filter(keep).select(list(names))
+
+
+class JournalBatchReader(DataSourceReader):
+    """`spark.read.format("restante")`: the lines the journals have now."""
+
+    def __init__(self, options: Options, names: tuple[str, ...]) -> None:
+        self.options = options
+        self.names = names
+        #: Narrowed by filters: queues, first and last line, first and last ms.
+        self.only: set[str] | None = None
+        self.low, self.high = options.start_seq, options.end_seq
+        self.since, self.until = options.since_ms(), options.until_ms()
+
+    def partitions(self) -> Sequence[InputPartition]:
+        post = linking.post(self.options.server(), patience=self.options.patience)
+        reader = JournalReader(post)
+        queues = self.options.matching(Admin(post).queues())
+        ranges = []
+        for queue, place in reader.places([name for name in queues if self.only is None or name in self.only]).items():
+            after = max(place.floor, self.low - 1)
+            if self.options.start_seq and self.options.fail_on_data_loss and place.floor >= self.options.start_seq:
+                raise JournalLost(
+                    f"the journal of {queue} begins after line {place.floor}, and startSeq is "
+                    f"{self.options.start_seq}: start later, or read with failOnDataLoss=false"
+                )
+            upto = min(place.last, self.high) if self.high else place.last
+            if self.since is not None:
+                after = max(after, reader.seek(queue, place, self.since))
+            if self.until is not None:
+                upto = min(upto, reader.seek(queue, place, self.until))
+            ranges.append(Range(queue, place.incarnation, after, upto))
+        return split(ranges, self.options.parts())
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_part(self.options, self.names, partition)
+
+
+class FilteringJournalReader(JournalBatchReader):
+    """The same with filters passed down; a class of its own: Spark refuses the method where it is not enabled."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  # Spark's name
+        for filter in filters:
+            self._narrow(filter)
+            yield filter  # rows at the edges are still there: Spark filters again
+
+    def _narrow(self, filter: Filter) -> None:
+        column = getattr(filter, "attribute", ())
+        value: Any = getattr(filter, "value", None)
+        if column == ("queue",) and isinstance(filter, EqualTo | In):
+            named = {value} if isinstance(filter, EqualTo) else set(value)
+            self.only = named if self.only is None else self.only & named
+        elif column == ("position",) and isinstance(filter, GreaterThan | GreaterThanOrEqual):
+            self.low = max(self.low, value)
+        elif column == ("position",) and isinstance(filter, LessThan | LessThanOrEqual):
+            self.high = min(self.high or value, max(value, 1))
+        elif column == ("at",) and isinstance(filter, GreaterThan | GreaterThanOrEqual):
+            at = whole_ms(_aware(value)) - 1
+            self.since = at if self.since is None else max(self.since, at)
+        elif column == ("at",) and isinstance(filter, LessThan | LessThanOrEqual):
+            at = whole_ms(_aware(value)) + 1
+            self.until = at if self.until is None else min(self.until, at)
+
+
+def _aware(value: datetime) -> datetime:
+    return value if value.tzinfo else value.replace(tzinfo=UTC)
+
+
+def offset(places: dict[str, tuple[int, int]]) -> Offset:
+    """Positions as Spark keeps them: always in the same order, so that equal offsets are equal text."""
+    return {
+        queue: {"incarnation": places[queue][0], "position": places[queue][1]} for queue in sorted(places)
+    }  # fmt: skip
+
+
+class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """`spark.readStream.format("restante")`: every line once, in batches bounded by the limit given."""
+
+    def __init__(self, options: Options, names: tuple[str, ...]) -> None:
+        self.options = options
+        self.names = names
+        #: Where AvailableNow ends; None while the stream goes on.
+        self.target: dict[str, Place] | None = None
+        #: Spark asks twice where to begin, and must hear the same.
+        self._first: Offset | None = None
+        #: Queues that were removed, told once.
+        self._missed: set[str] = set()
+
+    def _reader(self) -> JournalReader:
+        return JournalReader(linking.post(self.options.server(), patience=self.options.patience))
+
+    def _places(self) -> dict[str, Place]:
+        post = linking.post(self.options.server(), patience=self.options.patience)
+        return self._reader().places(self.options.matching(Admin(post).queues()))
+
+    def initialOffset(self) -> Offset:  # noqa: N802  # Spark's name
+        if self._first is None:
+            latest = self.options.starting_position == "latest"
+            places = self._places()
+            self._first = offset(
+                {queue: (place.incarnation, place.last if latest else place.floor) for queue, place in places.items()}
+            )
+        return self._first
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name
+        rows = self.options.max_rows_per_batch
+        return ReadMaxRows(rows) if rows else ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name
+        self.target = self._places()
+
+    def reportLatestOffset(self) -> Offset:  # noqa: N802  # Spark's name
+        return offset({queue: (place.incarnation, place.last) for queue, place in self._places().items()})
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802  # Spark's name
+        if self.options.reader:
+            # Everything up to `start` is committed; Spark promises that nowhere else.
+            for queue, place in start.items():
+                self._register(queue, place)
+        ranges = self._open_ranges(start, self.target if self.target is not None else self._places())
+        wanted = {one.queue: len(one) for one in ranges}
+        if isinstance(limit, ReadMinRows) and sum(wanted.values()) < limit.min_rows and self.target is None:
+            return start
+        if isinstance(limit, ReadMaxRows):
+            wanted = share(wanted, limit.max_rows)
+        ends = {queue: (place["incarnation"], place["position"]) for queue, place in start.items()}
+        ends |= {one.queue: (one.incarnation, one.after + wanted[one.queue]) for one in ranges}
+        return offset(ends)
+
+    def _register(self, queue: str, place: dict[str, int]) -> None:
+        reader = self._reader()
+        now = reader.place(queue)
+        if now is not None and now.incarnation == place["incarnation"]:
+            reader.register(queue, self.options.reader, place["position"])
+
+    def _open_ranges(self, start: Offset, places: dict[str, Place]) -> list[Range]:
+        """What is unread, per queue; loss is found here."""
+        found = []
+        for queue in start.keys() - places.keys() - self._missed:
+            # How much of it was unread nobody can tell any more.
+            log.warning("queue is gone queue=%s position=%d", queue, start[queue]["position"])
+            self._missed.add(queue)
+        for queue, place in places.items():
+            read = start.get(queue)
+            after = place.floor if read is None else read["position"]
+            if read is not None and (told := self._lost(queue, place, read)):
+                if self.options.fail_on_data_loss:
+                    raise JournalLost(f"{told}; go on with failOnDataLoss=false, or begin with a new checkpoint")
+                after = (
+                    place.floor
+                    if read["incarnation"] != place.incarnation
+                    else min(max(after, place.floor), place.last)
+                )
+            found.append(Range(queue, place.incarnation, after, max(after, place.last)))
+        return found
+
+    def _lost(self, queue: str, place: Place, read: dict[str, int]) -> str:
+        if read["incarnation"] != place.incarnation:
+            return (
+                f"the queue {queue} was removed and made anew: its old journal is gone beyond line {read['position']}"
+            )
+        if place.last < read["position"]:
+            return (
+                f"the journal of {queue} went back from line {read['position']} to {place.last}: "
+                "the server was restored from an older state"
+            )
+        if place.floor > read["position"]:
+            return (
+                f"the journal of {queue} was trimmed to line {place.floor}, and {read['position']} is the last one read"
+            )
+        return ""
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        ranges = []
+        for queue, place in end.items():
+            read = start.get(queue)
+            after = read["position"] if read and read["incarnation"] == place["incarnation"] else 0
+            if place["position"] <= after:
+                continue
+            now = self._reader().place(queue)
+            if now is None or now.incarnation != place["incarnation"]:
+                if self.options.fail_on_data_loss:
+                    raise _replaced(queue, after, place["position"])
+                continue
+            if read is None or not self.options.fail_on_data_loss:
+                after = max(after, now.floor)
+            ranges.append(Range(queue, place["incarnation"], after, place["position"]))
+        return split(ranges, self.options.parts())
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_part(self.options, self.names, partition)
+
+
+def share(wanted: dict[str, int], rows: int) -> dict[str, int]:
+    """Divides a batch's rows among journals by what each has unread: even shares would waste those of the idle."""
+    total = sum(wanted.values())
+    if total <= rows:
+        return wanted
+    given = {queue: count * rows // total for queue, count in wanted.items()}
+    left = rows - sum(given.values())
+    for queue in sorted(wanted, key=lambda name: wanted[name] - given[name], reverse=True):
+        more = min(left, wanted[queue] - given[queue])
+        given[queue] += more
+        left -= more
+    return given

@@ -1,0 +1,259 @@
+"""Spark as a consumer: messages are leased when a batch is planned, and a batch can be read again exactly.
+
+An offset is a number in the consumer's lease journal. Claiming happens in `latestOffset` and nowhere else: `read` is
+called once per action and again for failed tasks, and must give the same rows each time. Every lease of an unfinished
+batch is renewed by a thread of the planner's process while tasks run, and checked when the batch is planned: rows whose
+lease went to somebody else are left out, unless this consumer had settled them before a crash.
+
+On failure: a crash before the claim is copied leaves leases that end by themselves; a crash later repeats the batch; a
+consumer that was away longer than its leases drops the rows it lost, and they come again as new deliveries.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+
+from restante.core.errors import JournalLost, RestanteError
+from restante.core.lease_journal import LeaseJournal, Row
+from restante.core.message import moment
+from restante.core.queue import consumer_name
+from restante.spark import linking
+from restante.spark.lines import content
+from restante.spark.options import Options
+from restante.spark.schemas import LEASES
+
+log = logging.getLogger("restante")
+
+#: Messages leased for one batch where the query sets no limit: what one batch can hold in a lease's time.
+DEFAULT_ROWS = 20_000
+#: Leases are renewed after this part of their time, so that one failed try leaves another.
+RENEW = 1 / 3
+#: The ownership lasts this part of a lease: who starts again after a crash may then still find the leases alive.
+OWNED = 2 / 3
+#: Seconds for which a query that ends keeps its name: the next may begin.
+_AT_ONCE = 0.001
+#: Rows in one Arrow batch.
+BATCH = 5_000
+
+
+class LeasePart(InputPartition):
+    """Rows of the lease journal after one number up to another, without those whose lease was lost."""
+
+    def __init__(self, after: int, upto: int, without: frozenset[int]) -> None:
+        super().__init__((after, upto))
+        self.after, self.upto, self.without = after, upto, without
+
+
+class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """`kind=leases`."""
+
+    def __init__(self, options: Options, names: tuple[str, ...]) -> None:
+        self.options = options
+        self.names = names
+        self.queue = options.one_queue()
+        self.consumer = options.named_consumer()
+        self.owner = ""
+        #: Messages AvailableNow may still lease; None without an end.
+        self.budget: int | None = None
+        self._seen: set[str] = set()
+        self._repeats = 0
+        self._keeper: _Keeper | None = None
+        #: The last claim: after which row, up to which, and when; its leases need no check for a while.
+        self._fresh = (0, 0, 0.0)
+
+    def _journal(self) -> LeaseJournal:
+        post = linking.post(self.options.server(), consumer=self.consumer, patience=self.options.patience)
+        return LeaseJournal(post, self.queue, self.owner)
+
+    def _own(self) -> tuple[LeaseJournal, int]:
+        """The lease journal with its ownership renewed, and the number of its last row."""
+        if not self.owner:
+            self.owner = f"{consumer_name()}:{uuid.uuid4().hex[:8]}"
+        journal = self._journal()
+        last = journal.own(self.options.lease_seconds * OWNED)
+        if self._keeper is None:
+            self._keeper = _Keeper(journal, self.options.lease_seconds)
+            self._keeper.start()
+        return journal, last
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802  # Spark's name
+        journal = self._journal()
+        first = journal.first()
+        # Rows nobody committed are still owed to this consumer, whatever became of its checkpoint.
+        return {self.queue: first - 1 if first is not None else journal.last()}
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name
+        return ReadMaxRows(self.options.max_rows_per_batch or DEFAULT_ROWS)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name
+        self.budget = self._repeats = self._journal().ready()
+
+    def reportLatestOffset(self) -> dict[str, int]:  # noqa: N802  # Spark's name
+        journal = self._journal()
+        return {self.queue: journal.last() + journal.ready()}
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802  # Spark's name
+        journal, last = self._own()
+        begun = start[self.queue]
+        if last < begun:
+            if self.options.fail_on_data_loss:
+                raise JournalLost(
+                    f"the lease journal of {self.consumer} on {self.queue} ends at {last}, and {begun} was committed: "
+                    "the server lost it; go on with failOnDataLoss=false, or begin with a new checkpoint"
+                )
+            return {self.queue: last}
+        journal.clear(begun)
+        assert self._keeper is not None
+        self._keeper.forget(begun)
+        if last > begun:
+            return {self.queue: last}  # claimed before, not yet committed: first these
+        room = limit.max_rows if isinstance(limit, ReadMaxRows) else DEFAULT_ROWS
+        if isinstance(limit, ReadAllAvailable | ReadMinRows):
+            room = max(journal.ready(), 0)
+            if isinstance(limit, ReadMinRows) and room < limit.min_rows and self.budget is None:
+                return start
+        if self.budget is not None:
+            room = min(room, self.budget)
+        if room <= 0:
+            return start
+        seconds = self.options.lease_seconds
+        begun_at = time.monotonic()
+        end, claimed = journal.claim(room, lease=seconds, lasts=seconds * OWNED)
+        self._fresh = (begun, end, begun_at)
+        self._keeper.hold(claimed)
+        if self.budget is not None:
+            # What comes again after a failure was counted before and must not take another one's place. But it must not
+            # come for ever either: messages that are given back each time are let go after as many repetitions.
+            fresh = {id for id, _ in claimed.values()} - self._seen
+            self._repeats -= len(claimed) - len(fresh)
+            self.budget = self.budget - len(fresh) if self._repeats >= 0 else 0
+            self._seen |= fresh
+        return {self.queue: end}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        after, upto = start[self.queue], end[self.queue]
+        if upto <= after:
+            return []
+        journal, _ = self._own()
+        gone = frozenset() if self._is_fresh(after, upto) else self._check(journal, after, upto)
+        parts = max(1, min(self.options.parts(), (upto - after) // 500))
+        edges = [after + (upto - after) * part // parts for part in range(parts + 1)]
+        return [
+            LeasePart(low, high, frozenset(number for number in gone if low < number <= high))
+            for low, high in itertools.pairwise(edges)
+        ]
+
+    def _is_fresh(self, after: int, upto: int) -> bool:
+        low, high, at = self._fresh
+        return low <= after and upto <= high and time.monotonic() - at < self.options.lease_seconds * RENEW
+
+    def _check(self, journal: LeaseJournal, after: int, upto: int) -> frozenset[int]:
+        """Renews the leases of rows claimed earlier; returns those that are neither ours nor settled by us."""
+        rows = list(journal.rows(after, upto))
+        if len(rows) < upto - after and self.options.fail_on_data_loss:
+            raise JournalLost(
+                f"the lease journal of {self.consumer} on {self.queue} has {len(rows)} of rows {after + 1} to {upto}: "
+                "another query uses the same consumer name, or the server lost them"
+            )
+        lost = journal.renew([(row.id, row.token) for row in rows], self.options.lease_seconds)
+        settled = journal.verdicts(sorted(lost))
+        gone = frozenset(row.number for row in rows if row.token in lost and row.token not in settled)
+        if gone:
+            log.warning("lease lost queue=%s consumer=%s count=%d", self.queue, self.consumer, len(gone))
+        assert self._keeper is not None
+        self._keeper.hold({row.number: (row.id, row.token) for row in rows if row.token not in lost})
+        return gone
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, LeasePart):
+            return
+        held: list[Row] = []
+        for row in self._journal().rows(partition.after, partition.upto):
+            if row.number not in partition.without:
+                held.append(row)
+            if len(held) >= BATCH:
+                yield _table(self.queue, held, self.names)
+                held = []
+        if held:
+            yield _table(self.queue, held, self.names)
+
+    def stop(self) -> None:
+        if self._keeper is None:
+            return
+        self._keeper.stop()
+        self._keeper.join(timeout=self.options.lease_seconds)
+        try:
+            self._journal().own(_AT_ONCE)
+        except RestanteError as error:  # the ownership then ends by itself
+            log.warning("not given back consumer=%s error=%s", self.consumer, type(error).__name__)
+
+
+class _Keeper(threading.Thread):
+    """Renews the leases of batches that are not committed, and the ownership, until it is stopped."""
+
+    def __init__(self, journal: LeaseJournal, lease: float) -> None:
+        super().__init__(name="restante-leases", daemon=True)
+        self._journal = journal
+        self._lease = lease
+        self._held: dict[int, tuple[str, str]] = {}
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+
+    def hold(self, rows: dict[int, tuple[str, str]]) -> None:
+        with self._lock:
+            self._held |= rows
+
+    def forget(self, upto: int) -> None:
+        with self._lock:
+            self._held = {number: held for number, held in self._held.items() if number > upto}
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def run(self) -> None:
+        while not self._stopped.wait(self._lease * RENEW):
+            begun = time.monotonic()
+            try:
+                self._journal.own(self._lease * OWNED)
+                with self._lock:
+                    held = dict(self._held)
+                lost = self._journal.renew(list(held.values()), self._lease) if held else set()
+                # Settled ones are lost too: no longer ours to renew.
+                with self._lock:
+                    self._held = {number: pair for number, pair in self._held.items() if pair[1] not in lost}
+            except RestanteError as error:
+                log.warning("renewal failed consumer=%s error=%s", self._journal.consumer, type(error).__name__)
+            log.debug("extended consumer=%s seconds=%.3f", self._journal.consumer, time.monotonic() - begun)
+
+
+def _table(queue: str, rows: Sequence[Row], names: tuple[str, ...]) -> pa.RecordBatch:
+    columns: dict[str, list[Any]] = {name: [] for name in names}
+    for row in rows:
+        stored = row.stored
+        payload, headers, content_type = content(stored)
+        values = {
+            "queue": queue, "message_id": row.id, "lease_token": row.token, "attempts": row.attempts,
+            "kind": stored.kind, "priority": stored.priority, "sent_at": moment(stored.sent_ms),
+            "received_at": moment(row.received_ms), "retry": stored.options.get("r") or "", "payload": payload,
+            "headers": headers, "content_type": content_type,
+        }  # fmt: skip
+        for name, column in columns.items():
+            column.append(values[name])
+    schema = LEASES.arrow(names)
+    return pa.record_batch([pa.array(columns[name], schema.field(name).type) for name in names], schema=schema)

@@ -1,0 +1,374 @@
+"""The pipeline: journal → bronze as a stream, then silver and gold for the dates that were touched.
+
+Exactly once across crashes: bronze is written by whole batches that overwrite themselves, everything behind it is
+computed from bronze and overwrites whole dates, and what was done is noted after it was done. On failure: a server that
+is away ends the query, which starts again after a pause that grows; lost journal lines end the run.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from functools import reduce
+from typing import Any
+
+import pyarrow.dataset as ds
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import col
+from pyspark.sql.streaming.query import StreamingQuery
+
+from restante.core.errors import InvalidInput, JournalLost, RestanteError, Unavailable
+from restante.spark import tables
+from restante.spark.lake import Lake, State, now
+from restante.spark.schemas import GOLD, JOURNAL, SILVER
+from restante.spark.source import register
+
+log = logging.getLogger("restante")
+
+#: Rows of one micro-batch: large ones spread its fixed cost, and bound the memory of a task.
+BATCH_ROWS = 250_000
+#: Folded batches from which on they are compacted.
+COMPACT_FROM = 16
+#: Seconds between two looks for new lines, in continuous mode.
+TRIGGER_SECONDS = 5.0
+#: Seconds between two renewals of silver and gold, in continuous mode.
+FOLD_SECONDS = 60.0
+#: Seconds of the first pause after a failure, and of the longest.
+BACKOFF = (1.0, 60.0)
+#: Tables that lie by date, by their names.
+TABLES = {table.name: table for table in (*SILVER, *GOLD)}
+#: The name under which the journals know this reader unless told otherwise.
+READER = "pipeline"
+
+
+@dataclass(frozen=True)
+class PipelineOptions:
+    """What a pipeline reads and keeps."""
+
+    url: str
+    lake: str
+    queues: str = "*"
+    reader: str = READER
+    batch_rows: int = BATCH_ROWS
+    num_partitions: int = 0
+    fail_on_data_loss: bool = True
+    compact_from: int = COMPACT_FROM
+    #: Days of bronze and of silver that are kept; 0 keeps all. Gold is small and stays.
+    keep_bronze_days: int = 0
+    keep_silver_days: int = 0
+    trigger_seconds: float = TRIGGER_SECONDS
+    fold_seconds: float = FOLD_SECONDS
+
+
+@dataclass
+class Summary:
+    """What a run did."""
+
+    batches: int = 0
+    rows: int = 0
+    dates: list[date] = field(default_factory=list)
+    compacted: int = 0
+    removed: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A sign of life for those who watch: what is being done, and how far it is."""
+
+    name: str
+    done: int
+    total: int
+
+
+class Pipeline:
+    """One lake, filled from one server by one Spark session."""
+
+    def __init__(
+        self, spark: SparkSession, options: PipelineOptions, *, progress: Callable[[Step], None] = lambda step: None
+    ) -> None:
+        self.spark = spark
+        self.options = options
+        self.lake = Lake(options.lake)
+        self._tell = progress
+        register(spark)
+        # Other engines read Spark's default of 96 bits, but none of them likes it.
+        spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+        spark.conf.set("spark.sql.parquet.compression.codec", "zstd")
+
+    # -- runs ----------------------------------------------------------------------------------------------------
+
+    def run_once(self, *, stop: Callable[[], bool] = lambda: False) -> Summary:
+        """Takes what the journals have now through all tables, and ends."""
+        self.lake.lock()
+        try:
+            self.lake.check()
+            summary = Summary()
+            self._stream_until_done(summary, stop)
+            self._rest(summary)
+            self._note(summary)
+            return summary
+        finally:
+            self.lake.unlock()
+
+    def run_continuously(self, *, stop: Callable[[], bool] = lambda: False) -> Summary:
+        """Goes on until told to stop: bronze every few seconds, silver and gold every minute."""
+        self.lake.lock()
+        summary = Summary()
+        failures = 0
+        try:
+            self.lake.check()
+            while not stop():
+                query = self._start(summary, once=False)
+                try:
+                    folded = time.monotonic()
+                    while query.isActive and not stop():
+                        query.awaitTermination(timeout=1)
+                        if time.monotonic() - folded >= self.options.fold_seconds:
+                            self._rest(summary)
+                            self._note(summary)
+                            folded = time.monotonic()
+                            failures = 0
+                    if error := query.exception():
+                        raise error
+                except PySparkException as error:
+                    failures = self._after(error, failures, stop)
+                finally:
+                    query.stop()
+            self._rest(summary)
+            self._note(summary)
+            return summary
+        finally:
+            self.lake.unlock()
+
+    def _stream_until_done(self, summary: Summary, stop: Callable[[], bool]) -> None:
+        failures = 0
+        began = time.monotonic()
+        while not stop():
+            query = self._start(summary, once=True)
+            try:
+                while query.isActive and not stop():
+                    query.awaitTermination(timeout=1)
+                if error := query.exception():
+                    raise error
+                break
+            except PySparkException as error:
+                failures = self._after(error, failures, stop)
+            finally:
+                query.stop()
+        summary.seconds["bronze"] = time.monotonic() - began
+
+    def _after(self, error: PySparkException, failures: int, stop: Callable[[], bool]) -> int:
+        """Waits before another try, or raises what no try would mend."""
+        mended = typed(error)
+        if not isinstance(mended, Unavailable):
+            raise mended from None
+        pause = min(BACKOFF[0] * 2**failures, BACKOFF[1])
+        log.warning("stopped error=%s again_in=%.0f", type(mended).__name__, pause)
+        self._tell(Step(f"server away, trying again in {pause:.0f} s", 0, 0))
+        until = time.monotonic() + pause
+        while time.monotonic() < until and not stop():
+            time.sleep(0.1)
+        return failures + 1
+
+    def _rest(self, summary: Summary) -> None:
+        """Everything behind bronze."""
+        for name, step in (("silver and gold", self.fold), ("compact", self.compact), ("retention", self.retain)):
+            began = time.monotonic()
+            step(summary)
+            summary.seconds[name] = summary.seconds.get(name, 0.0) + time.monotonic() - began
+
+    def _note(self, summary: Summary) -> None:
+        state = self.lake.state()
+        state.last_run = {
+            "ended_at": now(), "batches": summary.batches, "rows": summary.rows,
+            "dates": [day.isoformat() for day in summary.dates], "seconds": summary.seconds,
+        }  # fmt: skip
+        self.lake.save(state)
+
+    # -- bronze --------------------------------------------------------------------------------------------------
+
+    def _start(self, summary: Summary, *, once: bool) -> StreamingQuery:
+        options: dict[str, Any] = {
+            "url": self.options.url, "queues": self.options.queues, "reader": self.options.reader,
+            "maxRowsPerBatch": self.options.batch_rows, "failOnDataLoss": self.options.fail_on_data_loss,
+            "numPartitions": self.options.num_partitions,
+        }  # fmt: skip
+        rows = self.spark.readStream.format("restante").options(**options).load()
+
+        def keep(batch: DataFrame, number: int) -> None:
+            batch.write.mode("overwrite").parquet(self.lake.path("bronze", f"batch={number}"))
+            summary.batches += 1
+            summary.rows += self._rows_in(number)
+            self._tell(Step("bronze", summary.rows, 0))
+
+        writer = rows.writeStream.foreachBatch(keep).option(
+            "checkpointLocation", self.lake.path("_checkpoints", "bronze")
+        )
+        trigger = (
+            writer.trigger(availableNow=True)
+            if once
+            else writer.trigger(processingTime=f"{self.options.trigger_seconds} seconds")
+        )
+        return trigger.queryName(f"restante-{self.options.reader}").start()
+
+    def _rows_in(self, batch: int) -> int:
+        """Rows of a batch, from its files' footers."""
+        files = ds.dataset(self.lake.at("bronze", f"batch={batch}"), filesystem=self.lake.files, format="parquet")
+        return int(files.count_rows())
+
+    # -- silver and gold -----------------------------------------------------------------------------------------
+
+    def journal(self, state: State, dates: Sequence[date] | None = None) -> DataFrame:
+        """Bronze, each row once, with its date of sending; of all dates or of some."""
+        compact, later = self.lake.journal_paths(state, dates)
+        schema = JOURNAL.ddl()
+        parts = []
+        if compact:
+            parts.append(self.spark.read.schema(schema).parquet(*compact))
+        if later:
+            parts.append(self.spark.read.schema(schema).parquet(*later))
+        if not parts:
+            return tables.dated(self.spark.createDataFrame([], schema))
+        rows = tables.dated(reduce(DataFrame.unionByName, parts))
+        return rows if dates is None else rows.where(col("dt").isin(list(dates)))
+
+    def fold(self, summary: Summary) -> None:
+        """Computes silver and gold anew for the dates that batches since the last time have touched."""
+        state = self.lake.state()
+        fresh = [number for number in self.lake.batches() if number > max(state.folded, state.compacted)]
+        if not fresh:
+            return
+        self._tell(Step("silver and gold", 0, len(fresh)))
+        folders = [self.lake.path("bronze", f"batch={number}") for number in fresh]
+        new = tables.dated(self.spark.read.schema(JOURNAL.ddl()).parquet(*folders))
+        touched = {row.dt: row["count"] for row in new.groupBy("dt").count().collect()}
+        gone = [day for day in touched if self._is_removed(day)]
+        dates = sorted(day for day in touched if day not in gone)
+        if gone:
+            state.too_late += sum(touched[day] for day in gone)
+            log.warning("rows too late dates=%s", ",".join(map(str, gone)))
+        if dates:
+            rows = self.journal(state, dates)
+            messages, attempts = tables.silver(rows)
+            self._overwrite(messages, "silver", "messages")
+            self._overwrite(attempts, "silver", "attempts")
+            # From the files just written: computing silver once is cheaper than keeping it in memory.
+            messages, attempts = self._silver("messages", dates), self._silver("attempts", dates)
+            for name, table in tables.gold(rows, messages, attempts).items():
+                self._overwrite(table, "gold", name)
+            self._sum()
+        state.folded = fresh[-1]
+        self.lake.save(state)
+        summary.dates = sorted({*summary.dates, *dates})
+        self._tell(Step("silver and gold", len(fresh), len(fresh)))
+
+    def _silver(self, name: str, dates: Sequence[date]) -> DataFrame:
+        rows = self.table("silver", name)
+        return rows.where(col("dt").isin(list(dates)))
+
+    def table(self, layer: str, name: str) -> DataFrame:
+        """A table of silver or gold; its columns are known also while it has no rows."""
+        place = self.lake.path(layer, name)
+        self.lake.files.create_dir(self.lake.at(layer, name), recursive=True)
+        return self.spark.read.schema(f"{TABLES[name].ddl()}, dt date").parquet(place)
+
+    def _overwrite(self, table: DataFrame, layer: str, name: str) -> None:
+        """Replaces the dates a table has rows for."""
+        writer = table.write.mode("overwrite").option("partitionOverwriteMode", "dynamic")
+        writer.partitionBy("dt").parquet(self.lake.path(layer, name))
+
+    def _sum(self) -> None:
+        """The tables that need all dates: small, and made from small ones."""
+        throughput = self.table("gold", "throughput")
+        for name, table in (("backlog", tables.backlog(throughput)), ("drain", tables.drain(throughput))):
+            table.coalesce(1).write.mode("overwrite").parquet(self.lake.path("gold", name))
+
+    # -- files ---------------------------------------------------------------------------------------------------
+
+    def compact(self, summary: Summary) -> None:
+        """Moves folded batches into few files by date of sending."""
+        state = self.lake.state()
+        if state.compacting:
+            self._undo_compaction(state)
+        ripe = [number for number in self.lake.batches() if state.compacted < number <= state.folded]
+        for number in self.lake.batches():
+            if number <= state.compacted:  # a crash came between the state and this
+                self.lake.remove("bronze", f"batch={number}")
+        if len(ripe) < self.options.compact_from:
+            return
+        first, last = ripe[0], ripe[-1]
+        self._tell(Step("compact", 0, len(ripe)))
+        state.compacting = [first, last]
+        self.lake.save(state)
+        folders = [self.lake.path("bronze", f"batch={number}") for number in ripe]
+        rows = tables.dated(self.spark.read.schema(JOURNAL.ddl()).parquet(*folders))
+        staging = f"_compacting/{first}-{last}"
+        rows.repartition("dt").sortWithinPartitions("queue", "position").write.mode("overwrite").partitionBy(
+            "dt"
+        ).parquet(self.lake.path(staging))
+        self._place(staging, first, last)
+        state.compacting, state.compacted = [], last
+        self.lake.save(state)
+        for number in ripe:
+            self.lake.remove("bronze", f"batch={number}")
+        self.lake.remove("_compacting")
+        summary.compacted += len(ripe)
+
+    def _place(self, staging: str, first: int, last: int) -> None:
+        """Moves the compacted files under names that say which batches they hold."""
+        count = 0
+        for info in sorted(self.lake.listing(staging, recursive=True), key=lambda info: info.path):
+            match = re.search(r"/(dt=[^/]+)/[^/]+\.parquet$", info.path)
+            if match:
+                self.lake.files.create_dir(self.lake.at("bronze_compact", match[1]), recursive=True)
+                name = f"compact-{first}-{last}-{count}.parquet"
+                self.lake.files.move(info.path, self.lake.at("bronze_compact", match[1], name))
+                count += 1
+
+    def _undo_compaction(self, state: State) -> None:
+        """A crash came before the batches were noted as compacted: their files go, the batches are still there."""
+        first, last = state.compacting
+        for info in self.lake.listing("bronze_compact", recursive=True):
+            if f"/compact-{first}-{last}-" in info.path:
+                self.lake.remove_file(info.path)
+        state.compacting = []
+        self.lake.save(state)
+
+    def retain(self, summary: Summary) -> None:
+        """Removes dates older than is to be kept."""
+        kept = {
+            "bronze_compact": self.options.keep_bronze_days,
+            "silver/messages": self.options.keep_silver_days,
+            "silver/attempts": self.options.keep_silver_days,
+        }
+        for folder, days in kept.items():
+            for info in self.lake.listing(folder) if days else ():
+                match = re.search(r"/dt=(\d{4}-\d{2}-\d{2})$", info.path)
+                if match and date.fromisoformat(match[1]) < _oldest(days):
+                    self.lake.files.delete_dir(info.path)
+                    summary.removed += 1
+
+    def _is_removed(self, day: date) -> bool:
+        days = self.options.keep_bronze_days
+        return bool(days) and day < _oldest(days)
+
+
+def _oldest(days: int) -> date:
+    return datetime.now(UTC).date() - timedelta(days=days)
+
+
+def typed(error: BaseException) -> RestanteError:
+    """Spark tells a Python error as text: the typed one it stands for."""
+    text = str(error)
+    for kind in (JournalLost, Unavailable, InvalidInput):
+        names = (kind.__name__, *(sub.__name__ for sub in kind.__subclasses__()))
+        match = re.search(rf"restante\.core\.errors\.(?:{'|'.join(names)}): (.*)", text)
+        if match:
+            return kind(match[1].strip())
+    return RestanteError(f"Spark stopped: {text.strip().splitlines()[0] if text.strip() else type(error).__name__}")

@@ -1,0 +1,310 @@
+"""Replay at scale: choose messages by SQL over the lake, look at the plan, then put them back once and no more.
+
+A plan is frozen under a name before anything is sent: which messages, what happens to each, in numbered parts. Messages
+that still lie dead in their queue are replayed in place, with their history; messages that are gone are sent as copies,
+if the journal kept their payload, under an id made from the replay's name and theirs, with `replay` and `replay_of`
+among the headers. On failure: run the same name again. Parts that were finished are noted; of the others the journal
+tells which copies were sent, and a replay in place knows itself how far it was.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from pyspark.errors import AnalysisException, ParseException
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
+
+from restante.core.admin import Admin
+from restante.core.errors import InvalidInput, NotFound
+from restante.core.journal_reader import JournalReader
+from restante.core.message import Event
+from restante.core.names import valid_name
+from restante.core.queue import Post
+from restante.spark.lake import Lake, now
+from restante.spark.pipeline import Pipeline, PipelineOptions
+from restante.spark.tables import FATES
+from restante.spark.writing import ID_DIGITS, hashed_id
+
+#: Messages of one part: a finished part is never looked at again.
+PART = 20_000
+#: Seconds of sending in one job at a given rate: shorter ones fall behind it, longer ones are more to look up again.
+STRIDE_SECONDS = 30.0
+#: What may happen to a chosen message.
+IN_PLACE, COPY, WAITING, NO_PAYLOAD = "in place", "copy", "waiting", "no payload"
+#: Fates that are replayed unless others are named: a message that was acked in the end is none of them.
+DEFAULT_FATES = ("dead", "expired")
+_PRESENT = "queue string, message_id string, state string"
+#: Columns of a frozen plan.
+_PLANNED = (
+    "part", "action", "queue", "target", "message_id", "kind", "priority", "payload", "headers", "content_type",
+    "error_class", "sent_at",
+)  # fmt: skip
+
+
+@dataclass
+class Plan:
+    """What a replay will do, or has done."""
+
+    name: str
+    where: str
+    fates: list[str]
+    #: Queue the copies go to; empty for the one each came from.
+    to: str = ""
+    made_at: str = ""
+    #: Messages by queue, action and error class.
+    counts: list[dict[str, Any]] = field(default_factory=list)
+    parts: int = 0
+    #: Where the journals of the queues copies go to stood when the plan was made.
+    starts: dict[str, int] = field(default_factory=dict)
+    done: list[int] = field(default_factory=list)
+
+    def total(self, *actions: str) -> int:
+        return sum(row["messages"] for row in self.counts if not actions or row["action"] in actions)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a replay is."""
+
+    done: int
+    total: int
+    rate: float
+
+
+class Replay:
+    """Replays of one lake into one server."""
+
+    def __init__(self, spark: SparkSession, lake: str, post: Post) -> None:
+        self.spark = spark
+        self.post = post
+        self.lake = Lake(lake)
+        self._pipeline = Pipeline(spark, PipelineOptions(url=post.url, lake=lake))
+
+    # -- planning ------------------------------------------------------------------------------------------------
+
+    def plan(
+        self, where: str, *, fates: tuple[str, ...] = DEFAULT_FATES, to: str = "", name: str | None = None
+    ) -> tuple[Plan, DataFrame]:
+        """Chooses messages and says what would happen to each; nothing is stored or sent."""
+        if unknown := [fate for fate in fates if fate not in FATES]:
+            raise InvalidInput(f"fates are {', '.join(FATES)}, not {', '.join(unknown)}")
+        if to:
+            valid_name(to)
+        name = valid_name(name, "replay") if name else f"replay-{hashed_id([where, list(fates), to, now()])[:12]}"
+        if not self.lake.exists("silver", "messages"):
+            raise NotFound(f"{self.lake.uri} has no tables yet: run `restante pipeline run --once --lake …` first")
+        messages = self._pipeline.table("silver", "messages")
+        try:
+            chosen = messages.where(F.expr(where)) if where.strip() else messages
+        except (AnalysisException, ParseException) as error:
+            text = str(error).strip().splitlines()[0]
+            raise InvalidInput(f"--where is not a condition on the columns of messages: {text}") from None
+        chosen = chosen.where(F.col("fate").isin(list(fates)))
+        planned = self._with_actions(chosen, to).persist()
+        rows = planned.groupBy("queue", "target", "action", "error_class").count().collect()
+        counts = [
+            {"queue": row.queue, "target": row.target, "action": row.action, "error_class": row.error_class,
+             "messages": row["count"]}
+            for row in sorted(rows, key=lambda row: (row.queue, row.action, row.error_class))
+        ]  # fmt: skip
+        return Plan(name, where, list(fates), to, counts=counts), planned
+
+    def _with_actions(self, chosen: DataFrame, to: str) -> DataFrame:
+        """Each message once, by its latest life, with what is to happen to it."""
+        latest = chosen.groupBy("queue", "message_id").agg(
+            F.max_by(F.struct("incarnation", "sent_at", "kind", "priority", "error_class"), "last_position").alias("m")
+        )
+        latest = latest.select("queue", "message_id", "m.*")
+        kept = self._pipeline.journal(self.lake.state()).where(F.col("payload").isNotNull())
+        kept = kept.groupBy("queue", "incarnation", "message_id", "sent_at").agg(
+            F.max_by(F.struct("payload", "headers", "content_type"), "position").alias("p")
+        )
+        kept = kept.select("queue", "incarnation", "message_id", "sent_at", "p.*")
+        present = self.spark.read.format("restante").schema(_PRESENT).options(url=self.post.url, kind="queue").load()
+        # A replay to another queue leaves the dead where they lie.
+        joined = latest.join(kept, ["queue", "incarnation", "message_id", "sent_at"], "left").join(
+            present, ["queue", "message_id"], "left"
+        )
+        has_payload, state = F.col("payload").isNotNull(), F.col("state")
+        action = (
+            F.when(state.isin("ready", "scheduled", "retrying", "leased"), WAITING)
+            .when((state == "dead") & F.lit(not to), IN_PLACE)
+            .when(has_payload, COPY)
+            .otherwise(NO_PAYLOAD)
+        )
+        return joined.withColumn("action", action).withColumn("target", F.lit(to) if to else F.col("queue"))
+
+    def freeze(self, plan: Plan, planned: DataFrame) -> Plan:
+        """Keeps the plan under its name: from here on it is the same whatever happens."""
+        work = planned.where(F.col("action").isin(IN_PLACE, COPY))
+        _numbered(work).select(*_PLANNED).write.mode("overwrite").partitionBy("part").parquet(
+            self._at(plan.name, "plan")
+        )
+        plan.parts = -(-plan.total(IN_PLACE, COPY) // PART)
+        reader = JournalReader(self.post)
+        targets = {row["target"] for row in plan.counts if row["action"] == COPY}
+        for target in targets:
+            place = reader.place(target)
+            plan.starts[target] = place.last if place is not None else 0
+            if place is not None:
+                reader.register(target, f"replay:{plan.name}", place.last)
+        plan.made_at = now()
+        self._save(plan)
+        return plan
+
+    def known(self, name: str) -> Plan | None:
+        """The plan frozen under a name."""
+        path = self.lake.at("replays", name, "plan.json")
+        if not self.lake.exists("replays", name, "plan.json"):
+            return None
+        with self.lake.files.open_input_stream(path) as stream:
+            return Plan(**json.loads(stream.read()))
+
+    def _at(self, *parts: str) -> str:
+        return self.lake.path("replays", *parts)
+
+    def _save(self, plan: Plan) -> None:
+        self.lake.files.create_dir(self.lake.at("replays", plan.name), recursive=True)
+        with self.lake.files.open_output_stream(self.lake.at("replays", plan.name, "plan.json.new")) as stream:
+            stream.write(json.dumps(asdict(plan), indent=1).encode())
+        self.lake.files.move(
+            self.lake.at("replays", plan.name, "plan.json.new"), self.lake.at("replays", plan.name, "plan.json")
+        )
+
+    # -- running -------------------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        plan: Plan,
+        *,
+        rate: float = 0.0,
+        progress: Callable[[Progress], None] = lambda told: None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> int:
+        """Carries a frozen plan out, or on; returns how many messages this run put back."""
+        left = [part for part in range(plan.parts) if part not in plan.done]
+        work = self.spark.read.parquet(self._at(plan.name, "plan")) if left else None
+        sent = self._sent_before(plan) if left else None
+        watch = _Watch(plan.total(IN_PLACE, COPY), progress)
+        put_back = 0
+        # Every job has a beginning and an end in which nothing is sent: a stride is long enough to hide them.
+        stride = max(1, int(rate * STRIDE_SECONDS / PART)) if rate else 10
+        while left and not stop():
+            parts, left = left[:stride], left[stride:]
+            assert work is not None
+            rows = work.where(F.col("part").isin(parts))
+            for part in parts:
+                chosen = rows.where((F.col("part") == part) & (F.col("action") == IN_PLACE))
+                put_back += self._replay_in_place(plan, chosen, part, rate) if plan.total(IN_PLACE) else 0
+            put_back += self._send_copies(plan, rows.where(F.col("action") == COPY), sent, rate, watch)
+            plan.done += parts
+            self._save(plan)
+            watch.tell(len(plan.done) * PART)
+        if not left:
+            for target in plan.starts:
+                JournalReader(self.post).forget(target, f"replay:{plan.name}")
+        return put_back
+
+    def _sent_before(self, plan: Plan) -> DataFrame | None:
+        """Ids of copies the journals have seen since the plan was made; None if all parts are done."""
+        if len(plan.done) == plan.parts or not plan.starts:
+            return None
+        schema = "event string, message_id string, position bigint, queue string"
+        found = None
+        for target, start in plan.starts.items():
+            lines = self.spark.read.format("restante").schema(schema)
+            lines = lines.options(url=self.post.url, queues=target, startSeq=start + 1)
+            ids = lines.load().where(F.col("event") == "sent").select(F.col("message_id").alias("copy_id"))
+            found = ids if found is None else found.unionByName(ids)
+        assert found is not None
+        return found.persist()
+
+    def _send_copies(self, plan: Plan, rows: DataFrame, sent: DataFrame | None, rate: float, watch: _Watch) -> int:
+        copied = rows.withColumn("copy_id", _copy_id(plan.name))
+        if sent is not None:
+            copied = copied.join(sent, "copy_id", "left_anti")
+        count = 0
+        for target in sorted(plan.starts):
+            chosen = copied.where(F.col("target") == target)
+            amount = chosen.count()
+            if amount:
+                columns = ("message_id", "payload", "kind", "priority", "headers", "content_type")
+                per_call = 250 if not rate else max(1, min(250, int(rate / 20)))
+                with watch.following(Admin(self.post), target, len(plan.done) * PART + count):
+                    chosen.select(*columns).write.format("restante").options(
+                        url=self.post.url, queue=target, op="replay", replay=plan.name, rate=rate, rowsPerCall=per_call
+                    ).mode("append").save()
+                count += amount
+        return count
+
+    def _replay_in_place(self, plan: Plan, rows: DataFrame, part: int, rate: float) -> int:
+        admin = Admin(self.post)
+        by_queue: dict[str, list[str]] = {}
+        for row in rows.select("queue", "message_id").orderBy("queue", "message_id").collect():
+            by_queue.setdefault(row.queue, []).append(row.message_id)
+        count = 0
+        for queue, ids in by_queue.items():
+            id = f"{plan.name}-{part}"
+            known = any(task.id == id for task in admin.tasks(queue))
+            before = admin.task(queue, id).replayed if known else 0
+            task = (
+                admin.replay(queue, task=id, rate=rate or None)
+                if known
+                else admin.replay(queue, ids=ids, name=id, rate=rate or None)
+            )
+            count += task.replayed - before
+        return count
+
+
+class _Watch:
+    """Tells how far a replay is, also while Spark is in the middle of a stride."""
+
+    def __init__(self, total: int, progress: Callable[[Progress], None]) -> None:
+        self._total = total
+        self._progress = progress
+        self._began = time.monotonic()
+        self._first: int | None = None
+
+    def tell(self, done: int) -> None:
+        done = min(done, self._total)
+        self._first = done if self._first is None else self._first
+        seconds = max(time.monotonic() - self._began, 1e-9)
+        self._progress(Progress(done, self._total, (done - self._first) / seconds))
+
+    @contextmanager
+    def following(self, admin: Admin, queue: str, done: int) -> Iterator[None]:
+        """While the block runs, what the queue says it was sent is taken for progress."""
+        before = admin.counts(queue).totals[Event.SENT.value]
+        over = threading.Event()
+
+        def look() -> None:
+            while not over.wait(0.5):
+                self.tell(done + admin.counts(queue).totals[Event.SENT.value] - before)
+
+        thread = threading.Thread(target=look, name="restante-replay", daemon=True)
+        self.tell(done)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+
+def _copy_id(name: str) -> Any:
+    """The same id the writer gives a copy, as a column."""
+    text = F.concat(F.lit(json.dumps([name])[:-1] + ',"'), F.col("message_id"), F.lit('"]'))
+    return F.substring(F.sha2(text, 256), 1, ID_DIGITS)
+
+
+def _numbered(work: DataFrame) -> DataFrame:
+    """Rows with the number of their part: by place in an order that is the same at every try."""
+    place = F.row_number().over(Window.orderBy("queue", "message_id"))
+    return work.withColumn("part", F.floor((place - 1) / PART).cast("int"))

@@ -1,0 +1,367 @@
+"""The columns of every table Restante gives to Spark, once: Arrow schema, Spark schema and reference come from here.
+
+Instants are `timestamp` (UTC, microseconds), durations double seconds ending in `_seconds`; nothing is NOT NULL,
+because Spark's Arrow reader compares nullability too. Text that is absent is "" as in the journal, not null.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from restante.core.errors import InvalidInput
+from restante.core.message import Event
+
+TEXT = pa.string()
+LONG = pa.int64()
+INT = pa.int32()
+INSTANT = pa.timestamp("us", tz="UTC")
+SECONDS = pa.float64()
+RAW = pa.binary()
+FLAG = pa.bool_()
+DATE = pa.date32()
+
+_SPARK_TYPES = {
+    TEXT: "string", LONG: "bigint", INT: "int", INSTANT: "timestamp", SECONDS: "double", RAW: "binary",
+    FLAG: "boolean", DATE: "date",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column: its name, its Arrow type and what it holds."""
+
+    name: str
+    type: pa.DataType
+    about: str
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table's columns in order, and what a row is."""
+
+    name: str
+    about: str
+    columns: tuple[Column, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(column.name for column in self.columns)
+
+    def arrow(self, names: tuple[str, ...] | None = None) -> pa.Schema:
+        """As Arrow has it, of all columns or of those named."""
+        types = {column.name: column.type for column in self.columns}
+        return pa.schema([(name, types[name]) for name in names or self.names])
+
+    def ddl(self) -> str:
+        """As Spark writes it."""
+        return ", ".join(f"`{column.name}` {_SPARK_TYPES[column.type]}" for column in self.columns)
+
+    def spark(self) -> StructType:
+        """As Spark has it."""
+        schema = from_arrow_schema(self.arrow())
+        assert isinstance(schema, StructType)
+        return schema
+
+    def spark_type(self, column: str) -> str:
+        """Spark's word for a column's type."""
+        return _SPARK_TYPES[next(one for one in self.columns if one.name == column).type]
+
+    def narrow(self, schema: StructType) -> tuple[str, ...]:
+        """The columns a user's own `.schema(…)` asks for; a name or type this table has not is refused."""
+        types = {column.name: _SPARK_TYPES[column.type] for column in self.columns}
+        for field in schema.fields:
+            if types.get(field.name) != field.dataType.simpleString():
+                raise InvalidInput(
+                    f"{self.name} has no column {field.name} {field.dataType.simpleString()}; it has {self.ddl()}"
+                )
+        return tuple(field.name for field in schema.fields)
+
+
+QUEUE = Column("queue", TEXT, "the queue")
+INCARNATION = Column(
+    "incarnation", LONG, "when the queue was first opened, in ms: another value is another journal of the same name"
+)
+MESSAGE_ID = Column("message_id", TEXT, "the message; empty where an event is about the queue")
+KIND = Column("kind", TEXT, "what the message is")
+PRIORITY = Column("priority", INT, "0 to 255, high first")
+SENT_AT = Column("sent_at", INSTANT, "when the message was sent")
+CONSUMER = Column("consumer", TEXT, "who did it: a consumer, or the operator of an admin verb")
+ERROR_CLASS = Column("error_class", TEXT, "class of the error")
+PAYLOAD = Column("payload", RAW, "the body as sent: JSON text, or bytes by content_type")
+HEADERS = Column("headers", TEXT, "the headers as a JSON object; empty for none")
+CONTENT_TYPE = Column("content_type", TEXT, "application/json, or what was given with bytes")
+MINUTE = Column("minute", INSTANT, "begin of the minute")
+
+_JOURNAL_COLUMNS = (
+    QUEUE,
+    INCARNATION,
+    Column("position", LONG, "number of the line in its journal, without gaps"),
+    Column("event", TEXT, "what happened: " + ", ".join(event.value for event in Event)),
+    Column("state", TEXT, "the state afterwards, or gone"),
+    Column("at", INSTANT, "when, by the server's clock"),
+    MESSAGE_ID,
+    SENT_AT,
+    KIND,
+    PRIORITY,
+    Column("size", INT, "bytes of the payload"),
+    Column("attempts", INT, "deliveries so far"),
+    CONSUMER,
+    Column("due_at", INSTANT, "due_at or lease_expires_at, by what the event sets"),
+    ERROR_CLASS,
+    Column("detail", TEXT, "the state before (deleted, purged), the task of a replay, where a message moved"),
+)
+#: What the journal table adds where queues journal payloads (`journal="payloads"`): null elsewhere.
+_CONTENT_COLUMNS = (PAYLOAD, HEADERS, CONTENT_TYPE)
+
+JOURNAL = Table("journal", "one row per event", _JOURNAL_COLUMNS + _CONTENT_COLUMNS)
+
+SNAPSHOT = Table(
+    "queue",
+    "one row per message that is in the queue now",
+    (
+        QUEUE,
+        MESSAGE_ID,
+        Column("state", TEXT, "the state it is in"),
+        KIND,
+        PRIORITY,
+        Column("size", INT, "bytes of the payload"),
+        SENT_AT,
+        Column("due_at", INSTANT, "when it becomes ready (scheduled, retrying)"),
+        Column("lease_expires_at", INSTANT, "when its lease ends (leased)"),
+        Column("settled_at", INSTANT, "when it died or was done (dead, done)"),
+        Column("attempts", INT, "deliveries so far"),
+        Column("max_attempts", INT, "deliveries allowed, where the message says so itself"),
+        Column("replays", INT, "how often it was replayed"),
+        CONSUMER,
+        ERROR_CLASS,
+        Column("error", TEXT, "text of the last attempt's error"),
+        PAYLOAD,
+        HEADERS,
+        CONTENT_TYPE,
+    ),
+)
+
+RSMQ = Table(
+    "rsmq",
+    "one row per message of an RSMQ queue",
+    (
+        QUEUE,
+        MESSAGE_ID,
+        Column("state", TEXT, "ready, scheduled (never received, waits for due_at) or leased"),
+        SENT_AT,
+        Column("due_at", INSTANT, "when it can be received (next)"),
+        Column("attempts", INT, "deliveries so far"),
+        Column("first_received_at", INSTANT, "first delivery"),
+        PAYLOAD,
+    ),
+)
+
+LEASES = Table(
+    "leases",
+    "one row per message leased to this consumer",
+    (
+        QUEUE,
+        MESSAGE_ID,
+        Column("lease_token", TEXT, "proof of the lease: carry it to the settle writer"),
+        Column("attempts", INT, "deliveries so far, this one included"),
+        KIND,
+        PRIORITY,
+        SENT_AT,
+        Column("received_at", INSTANT, "when it was leased"),
+        Column("retry", TEXT, "the message's own retry policy; empty for the queue's"),
+        PAYLOAD,
+        HEADERS,
+        CONTENT_TYPE,
+    ),
+)
+
+MESSAGES = Table(
+    "messages",
+    "one row per message: its life so far (silver)",
+    (
+        QUEUE,
+        INCARNATION,
+        MESSAGE_ID,
+        KIND,
+        PRIORITY,
+        Column("size", INT, "bytes of the payload"),
+        SENT_AT,
+        Column("was_sent", FLAG, "whether the lake has its sent event"),
+        Column("first_received_at", INSTANT, "first delivery"),
+        Column("last_received_at", INSTANT, "last delivery"),
+        Column("settled_at", INSTANT, "when it was acked, died or was removed; null while it waits or is leased"),
+        Column("state", TEXT, "the state after its last event: a state's name or gone"),
+        Column("last_event", TEXT, "its last event"),
+        Column("last_at", INSTANT, "when that was"),
+        Column("last_position", LONG, "where that stands in the journal"),
+        Column("fate", TEXT, "acked, dead, expired (dead because its last lease ended), deleted or waiting"),
+        Column("deliveries", INT, "how often it was received"),
+        Column("failures", INT, "attempts that were nacked or buried"),
+        Column("expiries", INT, "leases that ended by themselves"),
+        Column("releases", INT, "times it was given back uncounted"),
+        Column("replays", INT, "times it was replayed"),
+        Column("wait_seconds", SECONDS, "from sent (or due) to the first delivery"),
+        Column("run_seconds", SECONDS, "in consumers' hands, all ended leases together"),
+        Column("total_seconds", SECONDS, "from sent to settled"),
+        CONSUMER,
+        ERROR_CLASS,
+    ),
+)
+
+ATTEMPTS = Table(
+    "attempts",
+    "one row per ended lease (silver)",
+    (
+        QUEUE,
+        INCARNATION,
+        MESSAGE_ID,
+        KIND,
+        SENT_AT,
+        CONSUMER,
+        Column("attempt", INT, "which delivery it was"),
+        Column("received_at", INSTANT, "when the lease began"),
+        Column("ended_at", INSTANT, "when it ended"),
+        Column("ended_by", TEXT, "acked, nacked, buried, released or expired"),
+        Column("run_seconds", SECONDS, "how long it was held"),
+        ERROR_CLASS,
+    ),
+)
+
+
+def _percentiles(word: str, about: str) -> tuple[Column, ...]:
+    return tuple(Column(f"{word}_p{p}_seconds", SECONDS, f"{about}, {p}th percentile") for p in (50, 95, 99))
+
+
+LATENCY = Table(
+    "latency",
+    "acked messages by queue, kind and the minute they were sent in",
+    (
+        QUEUE,
+        KIND,
+        MINUTE,
+        Column("messages", LONG, "acked messages that were sent in this minute"),
+        *_percentiles("wait", "from sent or due to the first delivery"),
+        *_percentiles("run", "in consumers' hands"),
+        *_percentiles("total", "from sent to acked"),
+    ),
+)
+
+#: Events that are counted per minute; the others are about queues, not messages.
+COUNTED = tuple(event.value for event in Event if event.value not in ("configured", "paused", "resumed", "edited"))
+
+THROUGHPUT = Table(
+    "throughput",
+    "events by queue and minute, and what they did to the waiting and the dead",
+    (
+        QUEUE,
+        MINUTE,
+        *(Column(event, LONG, f"messages {event}") for event in COUNTED),
+        Column("died", LONG, "messages that became dead"),
+        Column("waiting_delta", LONG, "change of waiting (ready, scheduled, retrying, leased)"),
+        Column("dead_delta", LONG, "change of dead"),
+    ),
+)
+
+RETRIES = Table(
+    "retries",
+    "failed attempts by queue, kind, error and minute",
+    (
+        QUEUE,
+        KIND,
+        ERROR_CLASS,
+        MINUTE,
+        Column("nacked", LONG, "attempts that were nacked or buried"),
+        Column("expired", LONG, "leases that ended by themselves"),
+        Column("worst_attempts", INT, "the highest attempt number among them"),
+    ),
+)
+
+OVERDUE = Table(
+    "overdue",
+    "leases that ran out, by queue and minute",
+    (
+        QUEUE,
+        MINUTE,
+        Column("received", LONG, "leases begun"),
+        Column("extended", LONG, "leases extended"),
+        Column("expired", LONG, "leases that ended by themselves"),
+    ),
+)
+
+CAUSES = Table(
+    "causes",
+    "why messages died, by queue, kind and error",
+    (
+        QUEUE,
+        KIND,
+        ERROR_CLASS,
+        Column("event", TEXT, "nacked, buried or expired"),
+        Column("dead", LONG, "messages that died of it"),
+        Column("first_at", INSTANT, "first death"),
+        Column("last_at", INSTANT, "last death"),
+        Column("example_id", TEXT, "one of them: the greatest id"),
+    ),
+)
+
+CONSUMERS = Table(
+    "consumers",
+    "what consumers did, by minute in which leases ended",
+    (
+        CONSUMER,
+        QUEUE,
+        MINUTE,
+        Column("leases", LONG, "leases that ended"),
+        Column("acked", LONG, "of these acked"),
+        Column("failed", LONG, "of these nacked, buried or expired"),
+        Column("busy_seconds", SECONDS, "time they were held, all together"),
+    ),
+)
+
+AUDIT = Table(
+    "audit",
+    "conservation by queue and the hour messages were sent in: sent = acked + dead + expired + deleted + waiting",
+    (
+        QUEUE,
+        INCARNATION,
+        Column("hour", INSTANT, "begin of the hour"),
+        Column("sent", LONG, "messages sent"),
+        Column("acked", LONG, "ended in success"),
+        Column("dead", LONG, "dead by a failure or refused"),
+        Column("expired", LONG, "dead because the last lease ended"),
+        Column("deleted", LONG, "removed by an operator (deleted, purged, moved)"),
+        Column("waiting", LONG, "neither"),
+        Column("unsent", LONG, "seen, but their sent event is not in the lake"),
+    ),
+)
+
+BACKLOG = Table(
+    "backlog",
+    "how many messages waited and lay dead at the end of each minute in which that changed",
+    (QUEUE, MINUTE, Column("waiting", LONG, "waiting then"), Column("dead", LONG, "dead then")),
+)
+
+DRAIN = Table(
+    "drain",
+    "how long until each queue is empty at the rates of its last quarter of an hour",
+    (
+        QUEUE,
+        Column("at", INSTANT, "end of the last minute with an event in any queue"),
+        Column("waiting", LONG, "waiting then"),
+        Column("arrival_per_second", SECONDS, "messages that came, per second"),
+        Column("settle_per_second", SECONDS, "messages that went, per second"),
+        Column("drain_seconds", SECONDS, "until empty; null while more comes than goes"),
+    ),
+)
+
+SILVER = (MESSAGES, ATTEMPTS)
+#: Partitioned by send date (`dt`), each a function of that date's rows alone; rows of one minute may lie under two
+#: dates, and their counts add up.
+GOLD = (LATENCY, THROUGHPUT, RETRIES, OVERDUE, CAUSES, CONSUMERS, AUDIT)
+#: Made whole from `throughput`, not by date.
+SUMMED = (BACKLOG, DRAIN)
+#: What `kind=` offers to Spark.
+KINDS = {table.name: table for table in (JOURNAL, SNAPSHOT, RSMQ, LEASES)}

@@ -1,0 +1,300 @@
+"""A Spark session as Restante needs it: local unless told otherwise, quiet, in UTC, and quick to start.
+
+A session that is active is taken as it is, and what spark-submit says wins over what is asked for here. Where Spark
+cannot start, `Unavailable` or `InvalidInput` names the remedy. The class archive, which makes starts quicker, never
+fails one: where it cannot be kept, or does not fit, Spark starts without.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import logging
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from restante.core.errors import InvalidInput, RestanteError, Unavailable
+
+try:
+    import pyspark
+    from pyspark import SparkConf, SparkContext
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.java_gateway import launch_gateway
+    from pyspark.logger import PySparkLogger
+    from pyspark.sql import SparkSession
+except ModuleNotFoundError as missing:
+    raise ModuleNotFoundError("Spark is not installed: pip install 'restante[spark]'", name=missing.name) from missing
+
+#: The oldest Java that Spark 4 runs on.
+OLDEST_JAVA: Final = 17
+#: MiB of heap for a local Spark, whose driver does all the work: half the machine's, within these. Below the first
+#: Spark refuses to start; above the second the pipeline gains nothing.
+HEAP_MIB: Final = (512, 4096)
+#: Seconds after which an archive nobody started with, or one that was never finished, is removed.
+ARCHIVE_KEPT: Final = 30 * 86_400
+#: The first bytes of a finished archive. Java writes them last, so a file without them is still being written.
+_ARCHIVE_MARK: Final = bytes.fromhex("a8ab0bf0")
+#: Said at every start, because Spark asks for this module; no option of Java silences it.
+_CHATTER: Final = b"WARNING: Using incubator modules"
+#: PySpark's loggers that write every error it raises to standard error too, as JSON with the whole stack.
+_ECHOES: Final = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
+#: Where one of these is set, somebody keeps spark-defaults.conf and logging: settings here only fill gaps.
+_KEPT_ELSEWHERE: Final = ("SPARK_CONF_DIR", "SPARK_HOME")
+_NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+def session(
+    *, master: str | None = None, name: str = "restante", conf: Mapping[str, str] = _NOTHING, remote: str | None = None
+) -> SparkSession:
+    """The active Spark session, or a new one: on this machine, on `master`, or by Spark Connect at `remote`.
+
+    `master` and `conf` count for a new session only, and under spark-submit only where it does not say otherwise.
+    """
+    remote = remote or os.environ.get("SPARK_REMOTE")
+    if remote and master:
+        raise InvalidInput(f"give a master or a remote, not both: {master} and {remote} (remote= or SPARK_REMOTE)")
+    if not remote and (active := _active()) is not None:
+        return active
+    asked = {"spark.app.name": name, **({"spark.master": master} if master else {}), **conf}
+    with _foreign_errors(remote or master or "local"):
+        return _connected(remote, asked) if remote else _started(asked)
+
+
+def _active() -> SparkSession | None:
+    """This thread's session, or the one another thread has made."""
+    try:
+        return SparkSession.active()
+    except PySparkRuntimeError:
+        return None
+
+
+def _connected(remote: str, asked: Mapping[str, str]) -> SparkSession:
+    builder = SparkSession.builder.remote(remote).config("spark.sql.session.timeZone", "UTC")
+    for key, value in asked.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def _started(asked: Mapping[str, str]) -> SparkSession:
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    if not submitted and SparkContext._gateway is None:
+        _launch(asked)
+    # Private, and the only way to learn what spark-submit was told before a context is made of it.
+    SparkContext._ensure_initialized()
+    for echo in _ECHOES:
+        PySparkLogger.getLogger(echo).setLevel(logging.CRITICAL)
+    told = dict(SparkConf().getAll())
+    wanted = {**asked, **told} if submitted else {**told, **asked}
+    builder = SparkSession.builder
+    for key, value in {**_defaults(wanted.get("spark.master", "local[*]")), **wanted}.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def _is_local(master: str) -> bool:
+    return re.match(r"local($|\[|-cluster\[)", master) is not None
+
+
+def _defaults(master: str) -> dict[str, str]:
+    """What nobody has to ask for; a cluster keeps its own network, memory and partitions."""
+    everywhere = {"spark.sql.session.timeZone": "UTC", "spark.ui.showConsoleProgress": "false"}
+    if importlib.util.find_spec("pandas") is None:
+        # Spark takes Arrow for Python functions by default and warns at each one that this needs pandas too.
+        everywhere["spark.sql.execution.pythonUDF.arrow.enabled"] = "false"
+    if not _is_local(master):
+        return everywhere
+    cores = re.match(r"local\[(\d+)", master)
+    return {
+        **everywhere,
+        "spark.master": master,
+        "spark.ui.enabled": "false",
+        # More would only be small files and idle tasks.
+        "spark.sql.shuffle.partitions": cores[1] if cores else str(os.cpu_count() or 2),
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+    }
+
+
+@contextmanager
+def _foreign_errors(where: str) -> Iterator[None]:
+    try:
+        yield
+    except RestanteError:
+        raise
+    except ImportError as missing:
+        # PySpark's own wording names the package, not the extra that brings it.
+        raise InvalidInput(
+            f"Spark Connect needs more packages ({missing}): pip install 'pyspark[connect]'"
+        ) from missing
+    except Exception as failure:
+        # Java's errors come with their stacks: the last line that is none says what happened first.
+        said = next((line for line in reversed(str(failure).splitlines()) if ": " in line and "\tat " not in line), "")
+        raise Unavailable(f"Spark did not start ({where}): {said.strip(' :') or failure}") from failure
+
+
+# Starting Java.
+
+
+def _launch(asked: Mapping[str, str]) -> None:
+    """Starts the JVM; what only it can be given at its start is given here."""
+    java = _java_version()
+    if _is_local(asked.get("spark.master", "local[*]")):
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if any(name in os.environ for name in _KEPT_ELSEWHERE):
+        _check(_open_gateway(asked, []))
+        return
+    archive = _archive_options(java)
+    words = _open_gateway(asked, [*_logging_options(), *archive])
+    if words == "" and archive:
+        # A wrong setting makes Java complain. To end without a word is what a damaged archive does to it.
+        Path(archive[0].partition("=")[2]).unlink(missing_ok=True)
+        words = _open_gateway(asked, _logging_options())
+    _check(words)
+
+
+def _check(words: str | None) -> None:
+    if words is not None:
+        raise Unavailable(f"Java ended while Spark started: {words or 'it did not say why'}")
+
+
+def _open_gateway(asked: Mapping[str, str], options: list[str]) -> str | None:
+    """Starts the JVM and remembers its gateway for PySpark; what it said, where it ended instead."""
+    settings = dict(asked)
+    if options:
+        own = " ".join(f'"{option}"' if " " in option else option for option in options)
+        settings.setdefault("spark.driver.memory", _heap())
+        settings["spark.driver.extraJavaOptions"] = f"{own} {asked.get('spark.driver.extraJavaOptions', '')}".strip()
+    conf = SparkConf(loadDefaults=False)
+    for key, value in settings.items():
+        conf.set(key, value)
+    reading, writing = os.pipe()
+    voice = _Voice(reading)
+    launch: Callable[..., Any] = launch_gateway
+    try:
+        gateway = launch(conf, popen_kwargs={"stderr": writing})
+    except PySparkRuntimeError:
+        gateway = None
+    finally:
+        os.close(writing)
+    if gateway is None:
+        return voice.last_words()
+    voice.pass_on()
+    SparkContext._ensure_initialized(gateway=gateway)
+    return None
+
+
+class _Voice:
+    """The JVM's standard error: held back until it has started, then passed on line by line, but for the chatter."""
+
+    def __init__(self, source: int) -> None:
+        self._held: list[bytes] = []
+        self._passing = False
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._listen, args=(source,), name="restante-spark-voice", daemon=True)
+        self._thread.start()
+
+    def _listen(self, source: int) -> None:
+        with open(source, "rb") as lines:
+            for line in lines:
+                if line.startswith(_CHATTER):
+                    continue
+                with self._lock:
+                    if self._passing:
+                        os.write(2, line)
+                    else:
+                        self._held.append(line)
+
+    def pass_on(self) -> None:
+        with self._lock:
+            self._passing = True
+            os.write(2, b"".join(self._held))
+
+    def last_words(self) -> str:
+        """What was held back, without Java's stacks."""
+        self._thread.join(timeout=5)
+        with self._lock:
+            lines = [line.decode(errors="replace").strip() for line in self._held if not line.startswith(b"\tat ")]
+        return " ".join(line for line in lines if line)[:1000]
+
+
+def _java_version() -> str:
+    """What the Java that Spark will take says of itself; an error where there is none, or an old one."""
+    home = os.environ.get("JAVA_HOME")
+    program = str(Path(home, "bin", "java")) if home else "java"
+    remedy = "on Debian: apt-get install default-jre-headless; elsewhere set JAVA_HOME"
+    try:
+        said = subprocess.run([program, "-version"], capture_output=True, text=True, timeout=60).stderr
+    except (OSError, subprocess.TimeoutExpired) as failure:
+        raise Unavailable(f"Spark needs Java {OLDEST_JAVA} or newer, and {program} does not run; {remedy}") from failure
+    found = re.search(r'version "(\d+)', said)
+    if found is None or int(found[1]) < OLDEST_JAVA:
+        raise Unavailable(f"Spark needs Java {OLDEST_JAVA} or newer, {program} is {said.strip()[:60]!r}; {remedy}")
+    return said
+
+
+def _heap() -> str:
+    least, most = HEAP_MIB
+    half = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**21
+    return f"{max(least, min(half, most))}m"
+
+
+def _logging_options() -> list[str]:
+    return [f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties')}"]
+
+
+# The class archive: Java's own cache of loaded classes, kept between runs.
+
+
+def _archive_options(java: str) -> list[str]:
+    """Java's options to start from the archive, or to write one while it ends; none where neither is wanted.
+
+    Writing goes on for some seconds after the program has ended, and whoever reads its output would wait for that:
+    so only on a terminal is it done unasked. RESTANTE_SPARK_ARCHIVE=1 asks for it, =0 does without any archive.
+    """
+    choice = os.environ.get("RESTANTE_SPARK_ARCHIVE")
+    if choice == "0":
+        return []
+    # An archive fits one Java and one set of jars, in the place where they were.
+    fits = f"{java}|{pyspark.__version__}|{pyspark.__path__[0]}"
+    key = hashlib.sha256(fits.encode()).hexdigest()[:16]
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "restante", "spark")
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        found = _take_archive(folder, key)
+    except (OSError, RuntimeError):
+        return []  # a full disk, a read-only home, or none
+    if found is not None:
+        return [f"-XX:SharedArchiveFile={found}", "-Xlog:disable"]
+    if choice != "1" and not os.isatty(1):
+        return []
+    return [f"-XX:ArchiveClassesAtExit={folder / f'{key}.{os.getpid()}.new'}", "-Xlog:disable"]
+
+
+def _take_archive(folder: Path, key: str) -> Path | None:
+    """The archive for this key. Its size is part of its name: a file cut short would crash Java, not be refused."""
+    for file in folder.glob("*.new"):
+        with file.open("rb") as opened:
+            finished = opened.read(len(_ARCHIVE_MARK)) == _ARCHIVE_MARK
+        whose = file.name.partition(".")[0]
+        if finished and next(folder.glob(f"{whose}.*.jsa"), None) is None:
+            file.replace(folder / f"{whose}.{file.stat().st_size}.jsa")
+        elif finished:
+            file.unlink()  # two first runs at once
+    for file in [*folder.glob("*.jsa"), *folder.glob("*.new")]:
+        if time.time() - file.stat().st_mtime > ARCHIVE_KEPT:
+            file.unlink()
+    for file in folder.glob(f"{key}.*.jsa"):
+        if file.stat().st_size == int(file.name.split(".")[1]):
+            os.utime(file)
+            return file
+        file.unlink()
+    return None

@@ -1,0 +1,153 @@
+"""Queues as tables: the messages that lie in a queue now, by state, read in parts and without side effects.
+
+A snapshot is not one moment: each page is exact when it is read, and a message that moves between two states while the
+table is read may be seen in both or in neither. For figures that must add up use the journal.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from restante.core.admin import Admin
+from restante.core.message import Message, State, moment
+from restante.core.operations import MAX_BATCH
+from restante.rsmq import reading
+from restante.spark import linking
+from restante.spark.lines import content
+from restante.spark.options import Options
+from restante.spark.schemas import RSMQ, SNAPSHOT
+
+#: Bytes of a payload read where the table has its column: all of it.
+_WHOLE = 2**40
+#: Payload bytes one page shall bring: a script that gathers more holds the server too long. The first page learns how
+#: many messages that are.
+PAGE_BYTES = 2_000_000
+FIRST_PAGE = 50
+#: Messages below which a state is not read in parts.
+LEAST_PART = 2_000
+
+
+class StatePart(InputPartition):
+    """A stretch of one state of one queue, between two cursors."""
+
+    def __init__(self, queue: str, state: str, after: str | None, upto: str | None) -> None:
+        super().__init__((queue, state, after, upto))
+        self.queue, self.state, self.after, self.upto = queue, state, after, upto
+
+
+class SnapshotReader(DataSourceReader):
+    """`kind=queue`, `dead` and `done`."""
+
+    def __init__(self, options: Options, names: tuple[str, ...]) -> None:
+        self.options = options
+        self.names = names
+
+    def partitions(self) -> Sequence[InputPartition]:
+        admin = Admin(linking.post(self.options.server(), patience=self.options.patience))
+        made: list[InputPartition] = []
+        for queue in self.options.matching(admin.queues()):
+            counts = admin.counts(queue)
+            for state in self.options.state_list():
+                size = getattr(counts, state.value)
+                if size:
+                    parts = max(1, min(self.options.parts(), size // LEAST_PART))
+                    cursors = admin.cursors(queue, state, parts)
+                    edges = [None, *cursors, None]
+                    made += [
+                        StatePart(queue, state.value, after, upto)
+                        for after, upto in itertools.pairwise(edges)
+                    ]  # fmt: skip
+        return made
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, StatePart):
+            return  # of an empty list of parts Spark makes one that is none of ours
+        admin = Admin(linking.post(self.options.server(), patience=self.options.patience))
+        preview = _WHOLE if "payload" in self.names else 0
+        after = partition.after
+        limit = FIRST_PAGE if preview else MAX_BATCH
+        while True:
+            page = admin.messages(
+                partition.queue, partition.state, limit=limit, after=after, upto=partition.upto, preview=preview
+            )
+            if page.messages:
+                yield _table(page.messages, self.names)
+                if preview:
+                    mean = sum(message.size for message in page.messages) / len(page.messages)
+                    limit = int(max(1, min(MAX_BATCH, PAGE_BYTES / max(mean, 1))))
+            if page.next is None:
+                return
+            after = page.next
+
+
+def _table(messages: Sequence[Message], names: tuple[str, ...]) -> pa.RecordBatch:
+    columns: dict[str, list[Any]] = {name: [] for name in names}
+    for message in messages:
+        row = _row(message)
+        for name, column in columns.items():
+            column.append(row[name])
+    schema = SNAPSHOT.arrow(names)
+    return pa.record_batch([pa.array(columns[name], schema.field(name).type) for name in names], schema=schema)
+
+
+def _row(message: Message) -> dict[str, Any]:
+    stored = message._stored
+    payload, headers, content_type = content(stored)
+    last = message.history[-1] if message.history else None
+    return {
+        "queue": message.queue, "message_id": message.id, "state": message.state.value, "kind": message.kind,
+        "priority": message.priority, "size": stored.size, "sent_at": message.sent_at, "due_at": message.due_at,
+        "lease_expires_at": message.lease_expires_at,
+        "settled_at": message.settled_at if message.state in (State.DEAD, State.DONE) else None,
+        "attempts": message.attempts, "max_attempts": stored.max_attempts, "replays": message.replays,
+        "consumer": message.consumer, "error_class": last.error_class if last else "",
+        "error": last.error if last else "", "payload": payload, "headers": headers, "content_type": content_type,
+    }  # fmt: skip
+
+
+class RsmqPart(InputPartition):
+    """One of several parts of an RSMQ queue."""
+
+    def __init__(self, queue: str, part: tuple[int, int]) -> None:
+        super().__init__((queue, part))
+        self.queue, self.part = queue, part
+
+
+class RsmqReader(DataSourceReader):
+    """`kind=rsmq`."""
+
+    def __init__(self, options: Options, names: tuple[str, ...]) -> None:
+        self.options = options
+        self.names = names
+
+    def partitions(self) -> Sequence[InputPartition]:
+        post = linking.post(self.options.server(), patience=self.options.patience)
+        space = self.options.namespace
+        return [
+            RsmqPart(queue, part)
+            for queue in self.options.matching(reading.queues(post, space))
+            for part in reading.split(post, queue, self.options.parts(), space)
+        ]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, RsmqPart):
+            return
+        post = linking.post(self.options.server(), patience=self.options.patience)
+        schema = RSMQ.arrow(self.names)
+        for page in reading.walk(post, partition.queue, self.options.namespace, part=partition.part):
+            rows = [_rsmq_row(partition.queue, message) for message in page]
+            columns = [pa.array([row[name] for row in rows], schema.field(name).type) for name in self.names]
+            yield pa.record_batch(columns, schema=schema)
+
+
+def _rsmq_row(queue: str, message: reading.RsmqMessage) -> dict[str, Any]:
+    return {
+        "queue": queue, "message_id": message.id, "state": message.state.value, "sent_at": moment(message.sent_ms),
+        "due_at": moment(message.due_ms), "attempts": message.attempts,
+        "first_received_at": moment(message.first_received_ms), "payload": message.payload,
+    }  # fmt: skip
