@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from restante.core import errors
 from restante.core.journal import COLUMNS
 from restante.core.keys import NAMES
 from restante.core.message import LIFECYCLE, Event, State
-from restante.core.settings import ClientSettings, QueueOptions, QueueSettings
+from restante.core.settings import JOURNAL_LEVELS, ClientSettings, QueueOptions, QueueSettings
 from tests.docs.pages import ROOT, Page, all_pages
 from tests.harness.servers import debian_binary
 
@@ -233,7 +234,9 @@ def test_the_settings_page_has_every_option_with_its_default() -> None:
 def test_the_command_line_page_has_every_command_option_and_code() -> None:
     command = typer.main.get_command(app)
     commands: dict[str, Any] = command.commands  # type: ignore[attr-defined]  # a group, in Typer's own words
-    told = {name for heading in CLI.headings() for name in re.findall(r"`restante (\w+)", heading)}
+    inner: dict[str, Any] = commands.pop("pipeline").commands
+    commands |= {f"pipeline {name}": one for name, one in inner.items()}
+    told = {name for heading in CLI.headings() for name in re.findall(r"`restante ((?:pipeline )?\w+)", heading)}
     assert told == set(commands)
     for name, one in commands.items():
         text = section(CLI, f"restante {name}") if f"### `restante {name}" in CLI.text else CLI.text
@@ -246,6 +249,11 @@ def test_the_command_line_page_has_every_command_option_and_code() -> None:
             assert spelling in CLI.text
     for code in Code:
         assert re.search(rf"^\| {code.value} \| ", CLI.text, re.MULTILINE)
+
+
+def test_the_spark_page_is_what_the_code_says() -> None:
+    made = run_path(str(ROOT / "docs" / "spark_reference.py"))["page"]()
+    assert BY_NAME["docs/reference/spark.md"].text == made, "run: python docs/spark_reference.py"
 
 
 def test_the_errors_page_has_the_tree_and_every_error() -> None:
@@ -268,7 +276,9 @@ def test_the_journal_and_key_pages_have_every_column_event_and_key() -> None:
     assert re.findall(r"^\| \d+ \| `(\w+)`", journal.text, re.MULTILINE) == list(COLUMNS)
     for event in Event:
         assert f"`{event.value}`" in journal.text
-    assert set(rows(keys)) == set(NAMES)
+    assert set(rows(keys)) == {*NAMES, "leases:<consumer>", "verdicts:<consumer>"}
+    assert [level for level in rows(journal) if level in JOURNAL_LEVELS] == list(JOURNAL_LEVELS)
+    assert all(f"`{level}`" in rows(SETTINGS)["journal"][2] for level in JOURNAL_LEVELS)
 
 
 def diagram() -> list[str]:
