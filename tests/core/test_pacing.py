@@ -1,13 +1,13 @@
-"""A shared pace: whoever takes places under one name waits for those who came before."""
+"""A shared pace: whoever takes places under one name waits until the last of them may be used."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from restante.core.errors import InvalidInput
-from restante.core.pacing import pace
+from restante.core.errors import InvalidInput, InvalidName
+from restante.core.pacing import forget_pace, pace
 from restante.core.queue import Post, Queue
 from restante.core.settings import ClientSettings
 from tests.core.bench import Bench
@@ -26,31 +26,50 @@ def queues(bench: Bench) -> Iterator[tuple[Queue, Queue]]:
         yield one.queue("q"), other.queue("q")
 
 
-def test_each_waits_for_those_before_it_whoever_they_are(queues: tuple[Queue, Queue]) -> None:
+def test_each_waits_until_the_last_of_its_own_may_pass_whoever_came_before(queues: tuple[Queue, Queue]) -> None:
     one, other = queues
-    assert pace(one, "job", EACH, 10, 0) == 0
-    assert pace(other, "job", EACH, 5, 0) == 10 * EACH
-    assert pace(one, "job", EACH, 1, 0) == 15 * EACH
+    assert pace(one, "job", EACH, 10, 0) == 10 * EACH
+    assert pace(other, "job", EACH, 5, 0) == 15 * EACH
+    assert pace(one, "job", EACH, 1, 0) == 16 * EACH
     assert pace(one, "job", EACH, 0, 0) == 16 * EACH
-    assert pace(other, "another", EACH, 1, 0) == 0
+    assert pace(other, "another", EACH, 1, 0) == EACH
 
 
 def test_time_that_passes_is_waited_for_no_more(bench: Bench, queues: tuple[Queue, Queue]) -> None:
     one, _ = queues
     pace(one, "job", EACH, 10, 0)
     bench.clock.advance(0.04)
-    assert pace(one, "job", EACH, 1, 0) == 6 * EACH
+    assert pace(one, "job", EACH, 1, 0) == 7 * EACH
     bench.clock.advance(3600)
-    assert pace(one, "job", EACH, 1, 0) == 0
+    assert pace(one, "job", EACH, 1, 0) == EACH
 
 
 def test_a_pause_is_made_up_for_by_the_slack_and_no_more(bench: Bench, queues: tuple[Queue, Queue]) -> None:
     one, _ = queues
     slack = 20 * EACH
-    assert pace(one, "job", EACH, 1, slack) == 0
-    bench.clock.advance(3600)
-    passed = sum(pace(one, "job", EACH, 1, slack) == 0 for _ in range(100))
-    assert passed == 21  # those of the slack, and the one of now
+    for _ in range(2):
+        assert [pace(one, "job", EACH, 1, slack) for _ in range(22)] == [*[0] * 20, EACH, 2 * EACH]
+        bench.clock.advance(3600)
+
+
+def test_a_job_that_is_forgotten_leaves_nothing_and_begins_anew(bench: Bench, queues: tuple[Queue, Queue]) -> None:
+    one, other = queues
+    before = dump(bench.client, "q")
+    pace(one, "job", EACH, 10, 0)
+    forget_pace(other, "job")
+    forget_pace(other, "job")
+    assert dump(bench.client, "q") == before
+    assert pace(one, "job", EACH, 1, 0) == EACH
+
+
+def test_a_name_that_is_none_is_refused(queues: tuple[Queue, Queue]) -> None:
+    acts: list[Callable[[], object]] = [
+        lambda: pace(queues[0], "two words", EACH, 1, 0),
+        lambda: forget_pace(queues[0], "two words"),
+    ]
+    for act in acts:
+        with pytest.raises(InvalidName):
+            act()
 
 
 def test_nothing_changes_but_its_own_field(bench: Bench, queues: tuple[Queue, Queue]) -> None:

@@ -33,8 +33,8 @@ PAGES = all_pages()
 BY_NAME = {page.name: page for page in PAGES}
 API, SETTINGS, CLI, ERRORS = (BY_NAME[f"docs/reference/{name}.md"] for name in ("api", "settings", "cli", "errors"))
 EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.py") if path.stem != "__init__")
-#: Seconds one page's programs or commands may take together.
-PATIENCE = 60
+#: Seconds one page's programs or commands may take together; those that start Spark need half a minute.
+PATIENCE = 150
 #: Members of public classes that are for the rooms above, not for users.
 INTERNAL = {"connection of Post"}
 

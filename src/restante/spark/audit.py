@@ -123,8 +123,11 @@ class Audit:
             F.countDistinct("position").alias("rows"),
             F.count("*").alias("lines"),
         )
+        removed = self.lake.state().removed
         for row in spans.collect():
-            absent = row.last - row.first + 1 - row.rows
+            # What retention took was there once, and may have been the beginning.
+            count, first = removed.get(f"{row.incarnation} {row.queue}", [0, row.first])
+            absent = row.last - min(first, row.first) + 1 - row.rows - count
             if absent or row.lines != row.rows:
                 findings.gaps[row.queue] = findings.gaps.get(row.queue, 0) + (absent or row.rows - row.lines)
 
@@ -184,7 +187,7 @@ class Audit:
 
     def _snapshot(self, queues: list[str]) -> DataFrame:
         if not queues:
-            return self.spark.createDataFrame([], _LOOK)
+            return self.spark.createDataFrame([], "queue string, message_id string, redis_state string")
         looked = self._read(_LOOK, kind=SNAPSHOT.name, queues=",".join(queues))
         # A message that changed its state between two pages is seen twice, and is among the moving.
         return looked.groupBy("queue", "message_id").agg(F.first("state").alias("redis_state"))

@@ -44,6 +44,10 @@ class State:
     compacting: list[int] = field(default_factory=list)
     #: When and how the last run ended.
     last_run: dict[str, Any] = field(default_factory=dict)
+    #: Journal lines that retention removed: incarnation and queue → how many, and the first of them.
+    removed: dict[str, list[int]] = field(default_factory=dict)
+    #: The folder retention is removing; its lines are counted already.
+    removing: str = ""
     #: Rows that came for dates whose bronze was already removed, and so are in no other table.
     too_late: int = 0
 

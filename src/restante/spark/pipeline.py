@@ -71,6 +71,8 @@ class Summary:
 
     batches: int = 0
     rows: int = 0
+    #: The last batch counted; -1 for none.
+    last: int = -1
     dates: list[date] = field(default_factory=list)
     compacted: int = 0
     removed: int = 0
@@ -108,7 +110,7 @@ class Pipeline:
         self.lake.lock()
         try:
             self.lake.check()
-            summary = Summary()
+            summary = Summary(last=self._newest())
             self._stream_until_done(summary, stop)
             self._rest(summary)
             self._note(summary)
@@ -119,16 +121,17 @@ class Pipeline:
     def run_continuously(self, *, stop: Callable[[], bool] = lambda: False) -> Summary:
         """Goes on until told to stop: bronze every few seconds, silver and gold every minute."""
         self.lake.lock()
-        summary = Summary()
         failures = 0
         try:
             self.lake.check()
+            summary = Summary(last=self._newest())
             while not stop():
-                query = self._start(summary, once=False)
+                query = self._start(once=False)
                 try:
                     folded = time.monotonic()
                     while query.isActive and not stop():
                         query.awaitTermination(timeout=1)
+                        self._look(summary)
                         if time.monotonic() - folded >= self.options.fold_seconds:
                             self._rest(summary)
                             self._note(summary)
@@ -150,10 +153,11 @@ class Pipeline:
         failures = 0
         began = time.monotonic()
         while not stop():
-            query = self._start(summary, once=True)
+            query = self._start(once=True)
             try:
                 while query.isActive and not stop():
                     query.awaitTermination(timeout=1)
+                    self._look(summary)
                 if error := query.exception():
                     raise error
                 break
@@ -161,6 +165,7 @@ class Pipeline:
                 failures = self._after(error, failures, stop)
             finally:
                 query.stop()
+        self._look(summary)
         summary.seconds["bronze"] = time.monotonic() - began
 
     def _after(self, error: PySparkException, failures: int, stop: Callable[[], bool]) -> int:
@@ -178,6 +183,7 @@ class Pipeline:
 
     def _rest(self, summary: Summary) -> None:
         """Everything behind bronze."""
+        self._look(summary)
         for name, step in (("silver and gold", self.fold), ("compact", self.compact), ("retention", self.retain)):
             began = time.monotonic()
             step(summary)
@@ -193,7 +199,7 @@ class Pipeline:
 
     # -- bronze --------------------------------------------------------------------------------------------------
 
-    def _start(self, summary: Summary, *, once: bool) -> StreamingQuery:
+    def _start(self, *, once: bool) -> StreamingQuery:
         options: dict[str, Any] = {
             "url": self.options.url, "queues": self.options.queues, "reader": self.options.reader,
             "maxRowsPerBatch": self.options.batch_rows, "failOnDataLoss": self.options.fail_on_data_loss,
@@ -201,11 +207,11 @@ class Pipeline:
         }  # fmt: skip
         rows = self.spark.readStream.format("restante").options(**options).load()
 
+        bronze = self.lake.path("bronze")
+
         def keep(batch: DataFrame, number: int) -> None:
-            batch.write.mode("overwrite").parquet(self.lake.path("bronze", f"batch={number}"))
-            summary.batches += 1
-            summary.rows += self._rows_in(number)
-            self._tell(Step("bronze", summary.rows, 0))
+            # With Spark Connect this runs elsewhere: nothing of ours may be used or changed here.
+            batch.write.mode("overwrite").parquet(f"{bronze}/batch={number}")
 
         writer = rows.writeStream.foreachBatch(keep).option(
             "checkpointLocation", self.lake.path("_checkpoints", "bronze")
@@ -216,6 +222,19 @@ class Pipeline:
             else writer.trigger(processingTime=f"{self.options.trigger_seconds} seconds")
         )
         return trigger.queryName(f"restante-{self.options.reader}").start()
+
+    def _newest(self) -> int:
+        """The last batch of earlier runs."""
+        return max([*self.lake.batches(), self.lake.state().compacted])
+
+    def _look(self, summary: Summary) -> None:
+        """Counts the batches that were committed since the last look."""
+        for number in self.lake.batches():
+            if number > summary.last:
+                summary.last = number
+                summary.batches += 1
+                summary.rows += self._rows_in(number)
+                self._tell(Step("bronze", summary.rows, 0))
 
     def _rows_in(self, batch: int) -> int:
         """Rows of a batch, from its files' footers."""
@@ -347,12 +366,34 @@ class Pipeline:
             "silver/messages": self.options.keep_silver_days,
             "silver/attempts": self.options.keep_silver_days,
         }
+        if self.lake.state().removing:
+            self._finish_removing()
         for folder, days in kept.items():
             for info in self.lake.listing(folder) if days else ():
                 match = re.search(r"/dt=(\d{4}-\d{2}-\d{2})$", info.path)
                 if match and date.fromisoformat(match[1]) < _oldest(days):
-                    self.lake.files.delete_dir(info.path)
+                    self._note_removal(f"{folder}/dt={match[1]}", counted=folder == "bronze_compact")
+                    self._finish_removing()
                     summary.removed += 1
+
+    def _note_removal(self, folder: str, *, counted: bool) -> None:
+        """Counts the lines of a folder before it goes, so that the audit does not miss them."""
+        state = self.lake.state()
+        if counted:
+            lines = ds.dataset(self.lake.at(folder), filesystem=self.lake.files, format="parquet")
+            rows = lines.to_table(columns=["queue", "incarnation", "position"]).group_by(["queue", "incarnation"])
+            for row in rows.aggregate([("position", "count"), ("position", "min")]).to_pylist():
+                key = f"{row['incarnation']} {row['queue']}"
+                count, first = state.removed.get(key, [0, row["position_min"]])
+                state.removed[key] = [count + row["position_count"], min(first, row["position_min"])]
+        state.removing = folder
+        self.lake.save(state)
+
+    def _finish_removing(self) -> None:
+        state = self.lake.state()
+        self.lake.remove(state.removing)
+        state.removing = ""
+        self.lake.save(state)
 
     def _is_removed(self, day: date) -> bool:
         days = self.options.keep_bronze_days
