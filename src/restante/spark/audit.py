@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
 
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
@@ -20,9 +21,9 @@ from restante.core.journal_reader import JournalReader, Place
 from restante.core.queue import Post
 from restante.spark import tables
 from restante.spark.lake import Lake
-from restante.spark.options import Options
-from restante.spark.pipeline import Pipeline, PipelineOptions
-from restante.spark.schemas import JOURNAL, SNAPSHOT
+from restante.spark.pipeline import Pipeline, PipelineOptions, typed
+from restante.spark.present import Present
+from restante.spark.schemas import SNAPSHOT
 
 #: Ids named per kind of trouble; the rest is counted.
 NAMED = 1000
@@ -86,32 +87,34 @@ class Audit:
 
     def run(self) -> Findings:
         """The whole audit."""
+        try:
+            return self._run()
+        except PySparkException as error:
+            raise typed(error) from None
+
+    def _run(self) -> Findings:
         findings = Findings()
-        state = self.lake.state()
-        if state.folded < 0:
-            raise NotFound(f"{self.lake.uri} has no tables yet: run `restante pipeline run --once --lake …` first")
-        journal = self._pipeline.journal(state)
-        self._look_for_gaps(journal, findings)
-        messages = self._pipeline.table("silver", "messages")
-        if self.post is None:
-            self._add_windows(tables.audit(messages), {}, findings)
-            return findings
         self.spark.conf.set("spark.sql.session.timeZone", "UTC")
-        places = self._auditable(findings)
-        ends = {
-            (row.queue, row.incarnation): row.last
-            for row in journal.groupBy("queue", "incarnation").agg(F.max("position").alias("last")).collect()
-        }
+        if self.post is None:
+            state = self.lake.state()
+            if state.folded < 0:
+                raise NotFound(f"{self.lake.uri} has no tables yet: run `restante pipeline run --once --lake …` first")
+            self._look_for_gaps(self._pipeline.journal(state), findings)
+            self._add_windows(tables.audit(self._pipeline.table("silver", "messages")), {}, findings)
+            return findings
+        present = Present(self._pipeline, self.post)
+        self._look_for_gaps(present.lines, findings)
         firsts = {
-            row.queue: row.first for row in journal.groupBy("queue").agg(F.min("position").alias("first")).collect()
-        }
-        tail = self._tail(places, ends)
-        lives = self._present(messages, tail, places).cache()
+            row.queue: row.first
+            for row in present.lines.groupBy("queue").agg(F.min("position").alias("first")).collect()
+        }  # fmt: skip
+        places = self._auditable(present.places, findings)
+        messages = present.messages().cache()
         found = self._snapshot(list(places)).cache()
         found.count()
         moving = self._moving(places)
-        missing = self._compare(lives, found, moving, firsts, findings)
-        self._windows(messages, tail, missing, findings)
+        missing = self._compare(self._lives(messages, places), found, moving, firsts, findings)
+        self._add_windows(tables.audit(messages), missing, findings)
         return findings
 
     # -- the lake ------------------------------------------------------------------------------------------------
@@ -133,57 +136,31 @@ class Audit:
 
     # -- the server ----------------------------------------------------------------------------------------------
 
-    def _auditable(self, findings: Findings) -> dict[str, Place]:
-        """Queues whose journal tells of every message, and where it stands now."""
+    def _auditable(self, places: dict[str, Place], findings: Findings) -> dict[str, Place]:
+        """Queues whose journal tells of every message."""
         assert self.post is not None
         admin = Admin(self.post)
-        reader = JournalReader(self.post)
-        chosen = Options(queues=self.queues).matching(admin.queues())
+        told = " and ".join(WHOLE_LEVELS)
         found: dict[str, Place] = {}
-        for queue in chosen:
+        for queue, place in places.items():
             level = admin.counts(queue).settings.journal
-            place = reader.place(queue)
-            if level not in WHOLE_LEVELS:
-                told = " and ".join(WHOLE_LEVELS)
-                findings.skipped[queue] = f"its journal is kept at level {level}: only {told} tell of every message"
-            elif place is not None:
+            if level in WHOLE_LEVELS:
                 found[queue] = place
+            else:
+                findings.skipped[queue] = f"its journal is kept at level {level}: only {told} tell of every message"
         return found
 
     def _read(self, schema: str, **options: Any) -> DataFrame:
         assert self.post is not None
         return self.spark.read.format("restante").schema(schema).options(url=self.post.url, **options).load()
 
-    def _tail(self, places: dict[str, Place], ends: dict[tuple[str, int], int]) -> DataFrame:
-        """Journal lines that are not in the lake yet."""
-        parts = [
-            self._read(JOURNAL.ddl(), queues=queue, startSeq=ends.get((queue, place.incarnation), place.floor) + 1,
-                       endSeq=place.last)
-            for queue, place in places.items()
-            if place.last > ends.get((queue, place.incarnation), place.floor)
-        ]  # fmt: skip
-        if not parts:
-            return tables.dated(self.spark.createDataFrame([], JOURNAL.ddl()))
-        return tables.dated(reduce(DataFrame.unionByName, parts)).cache()
-
-    def _present(self, messages: DataFrame, tail: DataFrame, places: dict[str, Place]) -> DataFrame:
-        """Messages that must lie in Redis by lake and tail together: queue, id, state, last event."""
+    def _lives(self, messages: DataFrame, places: dict[str, Place]) -> DataFrame:
+        """Messages that must lie in Redis: those of the journals that are there now."""
         now = self.spark.createDataFrame(
             [(queue, place.incarnation) for queue, place in places.items()], "queue string, incarnation bigint"
         )
-        old = messages.join(F.broadcast(now), ["queue", "incarnation"], "left_semi").select(
-            *_LIFE, "state", "last_event", "last_at", F.lit(0).alias("later")
-        )
-        about = tail.where(F.col("message_id") != "")
-        last = F.struct("state", F.col("event").alias("last_event"), F.col("at").alias("last_at"))
-        new = about.groupBy(*_LIFE).agg(F.max_by(last, "position").alias("s"))
-        new = new.select(*_LIFE, "s.state", "s.last_event", "s.last_at", F.lit(1).alias("later"))
-        both = (
-            old.unionByName(new)
-            .groupBy(*_LIFE)
-            .agg(F.max_by(F.struct("state", "last_event", "last_at"), "later").alias("s"))
-        )
-        return both.select(*_LIFE, "s.*").where(F.col("state") != "gone")
+        here = messages.join(F.broadcast(now), ["queue", "incarnation"], "left_semi").where(F.col("state") != "gone")
+        return here.select(*_LIFE, "state", "last_event", "last_at")
 
     def _snapshot(self, queues: list[str]) -> DataFrame:
         if not queues:
@@ -238,15 +215,6 @@ class Audit:
             fate = "waiting" if row.journal_state != "dead" else "expired" if row.last_event == "expired" else "dead"
             counts[row.queue, row.hour, fate] = counts.get((row.queue, row.hour, fate), 0) + row["count"]
         return counts
-
-    def _windows(self, messages: DataFrame, tail: DataFrame, missing: Missing, findings: Findings) -> None:
-        """The equation by queue and hour: the lake's messages, those of the tail computed with their whole lives."""
-        touched = tail.where(F.col("message_id") != "").select("dt").distinct()
-        dates = [row.dt for row in touched.collect()]
-        if dates:
-            whole = self._pipeline.journal(self.lake.state(), dates).unionByName(tail.select(*JOURNAL.names, "dt"))
-            messages = messages.where(~F.col("dt").isin(dates)).unionByName(tables.messages(whole))
-        self._add_windows(tables.audit(messages), missing, findings)
 
     def _add_windows(self, audited: DataFrame, missing: Missing, findings: Findings) -> None:
         for row in audited.orderBy("queue", "hour").collect():

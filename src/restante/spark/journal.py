@@ -335,9 +335,15 @@ def share(wanted: dict[str, int], rows: int) -> dict[str, int]:
     total = sum(wanted.values())
     if total <= rows:
         return wanted
-    given = {queue: count * rows // total for queue, count in wanted.items()}
+    # At least one line each, as long as there are enough: a busy journal must not starve a quiet one.
+    open_ = sorted((queue for queue, count in wanted.items() if count), key=lambda name: wanted[name], reverse=True)
+    given = dict.fromkeys(wanted, 0) | dict.fromkeys(open_[:rows], 1)
+    rest = rows - sum(given.values())
+    unread = total - sum(given.values())
+    for queue in open_ if rest else ():
+        given[queue] += (wanted[queue] - given[queue]) * rest // unread
     left = rows - sum(given.values())
-    for queue in sorted(wanted, key=lambda name: wanted[name] - given[name], reverse=True):
+    for queue in open_:
         more = min(left, wanted[queue] - given[queue])
         given[queue] += more
         left -= more

@@ -22,7 +22,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col
 from pyspark.sql.streaming.query import StreamingQuery
 
-from restante.core.errors import InvalidInput, JournalLost, RestanteError, Unavailable
+from restante.core import errors
+from restante.core.errors import RestanteError, Unavailable
 from restante.spark import tables
 from restante.spark.lake import Lake, State, now
 from restante.spark.schemas import GOLD, JOURNAL, SILVER
@@ -407,9 +408,9 @@ def _oldest(days: int) -> date:
 def typed(error: BaseException) -> RestanteError:
     """Spark tells a Python error as text: the typed one it stands for."""
     text = str(error)
-    for kind in (JournalLost, Unavailable, InvalidInput):
-        names = (kind.__name__, *(sub.__name__ for sub in kind.__subclasses__()))
-        match = re.search(rf"restante\.core\.errors\.(?:{'|'.join(names)}): (.*)", text)
-        if match:
-            return kind(match[1].strip())
-    return RestanteError(f"Spark stopped: {text.strip().splitlines()[0] if text.strip() else type(error).__name__}")
+    found = re.search(r"restante\.core\.errors\.(\w+): (.*)", text)
+    kind = getattr(errors, found[1], None) if found else None
+    if found and isinstance(kind, type) and issubclass(kind, RestanteError):
+        return kind(found[2].strip())
+    said = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
+    return RestanteError(f"Spark stopped: {said.strip()}")

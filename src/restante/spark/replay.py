@@ -17,18 +17,19 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from pyspark.errors import AnalysisException, ParseException
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from restante.core.admin import Admin
-from restante.core.errors import InvalidInput, NotFound
+from restante.core.errors import InvalidInput, NotFound, RestanteError
 from restante.core.journal_reader import JournalReader
 from restante.core.message import Event
 from restante.core.names import valid_name
 from restante.core.queue import Post
 from restante.spark.lake import Lake, now
-from restante.spark.pipeline import Pipeline, PipelineOptions
+from restante.spark.pipeline import Pipeline, PipelineOptions, typed
+from restante.spark.present import Present
 from restante.spark.tables import FATES
 from restante.spark.writing import ID_DIGITS, hashed_id
 
@@ -100,15 +101,19 @@ class Replay:
         name = valid_name(name, "replay") if name else f"replay-{hashed_id([where, list(fates), to, now()])[:12]}"
         if not self.lake.exists("silver", "messages"):
             raise NotFound(f"{self.lake.uri} has no tables yet: run `restante pipeline run --once --lake …` first")
-        messages = self._pipeline.table("silver", "messages")
         try:
+            present = Present(self._pipeline, self.post)
+            messages = present.messages()
             chosen = messages.where(F.expr(where)) if where.strip() else messages
-        except (AnalysisException, ParseException) as error:
+            chosen = chosen.where(F.col("fate").isin(list(fates)))
+            planned = self._with_actions(chosen, present.journal(), to).persist()
+            rows = planned.groupBy("queue", "target", "action", "error_class").count().collect()
+        except PySparkException as error:
+            told = typed(error)
+            if type(told) is not RestanteError:
+                raise told from None
             text = str(error).strip().splitlines()[0]
             raise InvalidInput(f"--where is not a condition on the columns of messages: {text}") from None
-        chosen = chosen.where(F.col("fate").isin(list(fates)))
-        planned = self._with_actions(chosen, to).persist()
-        rows = planned.groupBy("queue", "target", "action", "error_class").count().collect()
         counts = [
             {"queue": row.queue, "target": row.target, "action": row.action, "error_class": row.error_class,
              "messages": row["count"]}
@@ -116,13 +121,13 @@ class Replay:
         ]  # fmt: skip
         return Plan(name, where, list(fates), to, counts=counts), planned
 
-    def _with_actions(self, chosen: DataFrame, to: str) -> DataFrame:
+    def _with_actions(self, chosen: DataFrame, journal: DataFrame, to: str) -> DataFrame:
         """Each message once, by its latest life, with what is to happen to it."""
         latest = chosen.groupBy("queue", "message_id").agg(
             F.max_by(F.struct("incarnation", "sent_at", "kind", "priority", "error_class"), "last_position").alias("m")
         )
         latest = latest.select("queue", "message_id", "m.*")
-        kept = self._pipeline.journal(self.lake.state()).where(F.col("payload").isNotNull())
+        kept = journal.where(F.col("payload").isNotNull())
         kept = kept.groupBy("queue", "incarnation", "message_id", "sent_at").agg(
             F.max_by(F.struct("payload", "headers", "content_type"), "position").alias("p")
         )
@@ -189,6 +194,12 @@ class Replay:
         stop: Callable[[], bool] = lambda: False,
     ) -> int:
         """Carries a frozen plan out, or on; returns how many messages this run put back."""
+        try:
+            return self._run(plan, rate, progress, stop)
+        except PySparkException as error:
+            raise typed(error) from None
+
+    def _run(self, plan: Plan, rate: float, progress: Callable[[Progress], None], stop: Callable[[], bool]) -> int:
         left = [part for part in range(plan.parts) if part not in plan.done]
         work = self.spark.read.parquet(self._at(plan.name, "plan")) if left else None
         sent = self._sent_before(plan) if left else None
@@ -235,7 +246,7 @@ class Replay:
             chosen = copied.where(F.col("target") == target)
             amount = chosen.count()
             if amount:
-                columns = ("message_id", "payload", "kind", "priority", "headers", "content_type")
+                columns = ("queue", "message_id", "payload", "kind", "priority", "headers", "content_type")
                 per_call = 250 if not rate else max(1, min(250, int(rate / 20)))
                 with watch.following(Admin(self.post), target, len(plan.done) * PART + count):
                     chosen.select(*columns).write.format("restante").options(
@@ -300,7 +311,7 @@ class _Watch:
 
 def _copy_id(name: str) -> Any:
     """The same id the writer gives a copy, as a column."""
-    text = F.concat(F.lit(json.dumps([name])[:-1] + ',"'), F.col("message_id"), F.lit('"]'))
+    text = F.concat(F.lit(f'["{name}","'), F.col("queue"), F.lit('","'), F.col("message_id"), F.lit('"]'))
     return F.substring(F.sha2(text, 256), 1, ID_DIGITS)
 
 

@@ -33,7 +33,8 @@ from restante.spark.options import Options
 
 log = logging.getLogger("restante")
 
-#: Columns with a meaning of their own; the others make the payload where there is no column `payload`.
+#: Columns with a meaning of their own; the others make the payload where there is no column `payload`. With op=replay a
+#: column `queue` says where a message comes from.
 SEND_COLUMNS = (
     "message_id", "payload", "kind", "priority", "headers", "content_type", "due_at", "delay_seconds", "max_attempts",
 )  # fmt: skip
@@ -122,8 +123,10 @@ def drafts(batch: pa.RecordBatch, options: Options) -> list[Draft]:
             payload = Json(_json(rest))
         headers = _headers(row)
         if options.op == "replay":
+            queue = row.get("queue") or ""
             headers = (headers or {}) | {"replay": options.replay, "replay_of": id}
-            id = replayed_id(options.replay, id)
+            headers |= {"replay_from": queue} if queue else {}
+            id = replayed_id(options.replay, queue, id)
         made.append(
             Draft(
                 payload, id=id, kind=row.get("kind") or "", priority=row.get("priority") or 0,
@@ -199,9 +202,9 @@ def hashed_id(values: Sequence[Any]) -> str:
     return hashlib.sha256(text).hexdigest()[:ID_DIGITS]
 
 
-def replayed_id(replay: str, id: str) -> str:
-    """The id of a message's copy in a replay: one replay never makes two of it."""
-    return hashed_id([replay, id])
+def replayed_id(replay: str, queue: str, id: str) -> str:
+    """The id of a message's copy in a replay: one replay never makes two of it. Ids are unique in their queue only."""
+    return hashed_id([replay, queue, id])
 
 
 def send_all(queue: Queue, messages: Sequence[Draft], per_call: int, bucket: Bucket) -> Written:

@@ -1,0 +1,71 @@
+"""The lake as of now: what it holds, and the journal's lines it has not taken in yet, together.
+
+A lake is as old as the last run of its pipeline. What acts on messages by what became of them (audit, replay) must know
+what happened since. Nothing is written; a server that is away raises Unavailable.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
+
+from restante.core.admin import Admin
+from restante.core.errors import NotFound
+from restante.core.journal_reader import JournalReader, Place
+from restante.core.queue import Post
+from restante.spark import tables
+from restante.spark.options import Options
+from restante.spark.pipeline import Pipeline
+from restante.spark.schemas import JOURNAL
+
+
+class Present:
+    """One lake and one server at the moment this was made."""
+
+    def __init__(self, pipeline: Pipeline, post: Post) -> None:
+        self.pipeline = pipeline
+        self.spark = pipeline.spark
+        self.post = post
+        self.state = pipeline.lake.state()
+        if self.state.folded < 0:
+            raise NotFound(f"{pipeline.lake.uri} has no tables yet: run `restante pipeline run --once --lake …` first")
+        queues = Options(queues=pipeline.options.queues).matching(Admin(post).queues())
+        #: Where the journals stood.
+        self.places: dict[str, Place] = JournalReader(post).places(queues)
+        self.lines = pipeline.journal(self.state)
+        #: The lake's last line by queue and incarnation.
+        self.ends = {
+            (row.queue, row.incarnation): row.last
+            for row in self.lines.groupBy("queue", "incarnation").agg(F.max("position").alias("last")).collect()
+        }
+        self.tail = self._tail().cache()
+
+    def _tail(self) -> DataFrame:
+        """Lines that are not in the lake yet."""
+        parts = []
+        for queue, place in self.places.items():
+            end = self.ends.get((queue, place.incarnation), place.floor)
+            if place.last > end:
+                lines = self.spark.read.format("restante").schema(JOURNAL.ddl())
+                options = {"url": self.post.url, "queues": queue, "startSeq": end + 1, "endSeq": place.last}
+                parts.append(lines.options(**options).load())
+        if not parts:
+            return tables.dated(self.spark.createDataFrame([], JOURNAL.ddl()))
+        return tables.dated(reduce(DataFrame.unionByName, parts))
+
+    def journal(self) -> DataFrame:
+        """Every line of lake and tail."""
+        return self.lines.unionByName(self.tail.select(*self.lines.columns))
+
+    def messages(self) -> DataFrame:
+        """The table `messages` as of now: dates with lines in the tail are computed anew."""
+        kept = self.pipeline.table("silver", "messages")
+        about = self.tail.where(F.col("message_id") != "").select("dt").distinct()
+        dates = [row.dt for row in about.collect()]
+        if not dates:
+            return kept
+        lines = self.pipeline.journal(self.state, dates).unionByName(self.tail.select(*self.lines.columns))
+        anew = tables.messages(lines)
+        return kept.where(~F.col("dt").isin(dates)).unionByName(anew.select(*kept.columns))
