@@ -267,8 +267,8 @@ def replay(
     where: Annotated[str, typer.Option(metavar="SQL", help="Condition on the columns of the table messages.")] = "",
     name: Annotated[str | None, typer.Option(metavar="NAME", help="The replay's name; the same name goes on.")] = None,
     fate: Annotated[
-        str, typer.Option(metavar="FATES", help="Of these fates only: dead, expired, acked, deleted.")
-    ] = "dead,expired",
+        str | None, typer.Option(metavar="FATES", help="Of these fates: acked, deleted, dead,expired (default).")
+    ] = None,
     to: Annotated[str, typer.Option(metavar="QUEUE", help="Send copies to this queue instead.")] = "",
     rate: Annotated[float, typer.Option(metavar="N", help="At most so many per second.")] = 0.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and send nothing.")] = False,
@@ -278,7 +278,7 @@ def replay(
     """Put messages chosen by SQL back: the plan first, then each message once, however often it is interrupted."""
     session = context.obj
     _need_spark()
-    from restante.spark.replay import COPY, IN_PLACE, Replay
+    from restante.spark.replay import COPY, DEFAULT_FATES, IN_PLACE, Replay
 
     if not where and name is None:
         raise WrongUsage("say which messages: --where \"error_class = 'Timeout'\"; or --name to go on with a replay")
@@ -289,7 +289,7 @@ def replay(
         if plan is None:
             if not where:
                 raise WrongUsage(f"there is no replay {name} to go on with: give --where to begin it")
-            fates = tuple(word.strip() for word in fate.split(","))
+            fates = tuple(word.strip() for word in fate.split(",")) if fate else DEFAULT_FATES
             plan, rows = work.plan(where, fates=fates, to=to, name=name)
             _show_plan(session, plan)
             if dry_run or not plan.total(IN_PLACE, COPY):
@@ -299,8 +299,10 @@ def replay(
             session.confirm(f"Replay {count:,} messages as {plan.name}?", yes=yes, needed=True)
             plan = work.freeze(plan, rows)
         else:
-            if where and where != plan.where:
-                raise WrongUsage(f"the replay {name} was planned where {plan.where}: give it another name")
+            asked = (where or plan.where, fate or ",".join(plan.fates), to or plan.to)
+            if asked != (plan.where, ",".join(plan.fates), plan.to):
+                told = f"--where {plan.where!r} --fate {','.join(plan.fates)}" + (f" --to {plan.to}" if plan.to else "")
+                raise WrongUsage(f"the replay {name} was planned with {told}: leave these out, or choose another name")
             _show_plan(session, plan)
         with stopping(stop.set), _bar(session) as progress:
             bar = progress.add_task(plan.name, total=plan.total(IN_PLACE, COPY))

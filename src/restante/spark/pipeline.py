@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from functools import reduce
@@ -57,6 +58,8 @@ class PipelineOptions:
     reader: str = READER
     batch_rows: int = BATCH_ROWS
     num_partitions: int = 0
+    #: Seconds over which the source asks a server that is away again, before the query ends and is started anew.
+    patience: float = 30.0
     fail_on_data_loss: bool = True
     compact_from: int = COMPACT_FROM
     #: Days of bronze and of silver that are kept; 0 keeps all. Gold is small and stays.
@@ -103,6 +106,8 @@ class Pipeline:
         # Other engines read Spark's default of 96 bits, but none of them likes it.
         spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
         spark.conf.set("spark.sql.parquet.compression.codec", "zstd")
+        # Without it rows are sorted by date before they are written, for the sake of a few open files.
+        spark.conf.set("spark.sql.maxConcurrentOutputFileWriters", "50")
 
     # -- runs ----------------------------------------------------------------------------------------------------
 
@@ -204,7 +209,7 @@ class Pipeline:
         options: dict[str, Any] = {
             "url": self.options.url, "queues": self.options.queues, "reader": self.options.reader,
             "maxRowsPerBatch": self.options.batch_rows, "failOnDataLoss": self.options.fail_on_data_loss,
-            "numPartitions": self.options.num_partitions,
+            "numPartitions": self.options.num_partitions, "patience": self.options.patience,
         }  # fmt: skip
         rows = self.spark.readStream.format("restante").options(**options).load()
 
@@ -275,13 +280,15 @@ class Pipeline:
             log.warning("rows too late dates=%s", ",".join(map(str, gone)))
         if dates:
             rows = self.journal(state, dates)
-            messages, attempts = tables.silver(rows)
-            self._overwrite(messages, "silver", "messages")
-            self._overwrite(attempts, "silver", "attempts")
+            with _kept() as keep:
+                messages, attempts = tables.silver(rows, keep)
+                self._overwrite(messages, "silver", "messages")
+                self._overwrite(attempts, "silver", "attempts")
             # From the files just written: computing silver once is cheaper than keeping it in memory.
             messages, attempts = self._silver("messages", dates), self._silver("attempts", dates)
-            for name, table in tables.gold(rows, messages, attempts).items():
-                self._overwrite(table, "gold", name)
+            with _kept() as keep:
+                for name, table in tables.gold(rows, messages, attempts, keep).items():
+                    self._overwrite(table, "gold", name)
             self._sum()
         state.folded = fresh[-1]
         self.lake.save(state)
@@ -399,6 +406,22 @@ class Pipeline:
     def _is_removed(self, day: date) -> bool:
         days = self.options.keep_bronze_days
         return bool(days) and day < _oldest(days)
+
+
+@contextmanager
+def _kept() -> Iterator[Callable[[DataFrame], DataFrame]]:
+    """Gives what keeps a frame that several tables are made from, until the block ends."""
+    kept: list[DataFrame] = []
+
+    def keep(frame: DataFrame) -> DataFrame:
+        kept.append(frame.persist())
+        return kept[-1]
+
+    try:
+        yield keep
+    finally:
+        for frame in kept:
+            frame.unpersist()
 
 
 def _oldest(days: int) -> date:

@@ -26,6 +26,7 @@ from restante.core.errors import InvalidInput, NotFound, RestanteError
 from restante.core.journal_reader import JournalReader
 from restante.core.message import Event
 from restante.core.names import valid_name
+from restante.core.pacing import forget_pace
 from restante.core.queue import Post
 from restante.spark.lake import Lake, now
 from restante.spark.pipeline import Pipeline, PipelineOptions, typed
@@ -148,6 +149,8 @@ class Replay:
 
     def freeze(self, plan: Plan, planned: DataFrame) -> Plan:
         """Keeps the plan under its name: from here on it is the same whatever happens."""
+        if self.known(plan.name) is not None:
+            raise InvalidInput(f"there is a replay {plan.name} already: go on with it, or choose another name")
         work = planned.where(F.col("action").isin(IN_PLACE, COPY))
         _numbered(work).select(*_PLANNED).write.mode("overwrite").partitionBy("part").parquet(
             self._at(plan.name, "plan")
@@ -203,7 +206,7 @@ class Replay:
         left = [part for part in range(plan.parts) if part not in plan.done]
         work = self.spark.read.parquet(self._at(plan.name, "plan")) if left else None
         sent = self._sent_before(plan) if left else None
-        watch = _Watch(plan.total(IN_PLACE, COPY), progress)
+        watch = _Watch(self.spark, plan.total(IN_PLACE, COPY), progress, stop)
         put_back = 0
         # Every job has a beginning and an end in which nothing is sent: a stride is long enough to hide them.
         stride = max(1, int(rate * STRIDE_SECONDS / PART)) if rate else 10
@@ -213,14 +216,18 @@ class Replay:
             rows = work.where(F.col("part").isin(parts))
             for part in parts:
                 chosen = rows.where((F.col("part") == part) & (F.col("action") == IN_PLACE))
-                put_back += self._replay_in_place(plan, chosen, part, rate) if plan.total(IN_PLACE) else 0
-            put_back += self._send_copies(plan, rows.where(F.col("action") == COPY), sent, rate, watch)
+                put_back += self._replay_in_place(plan, chosen, part, rate, stop) if plan.total(IN_PLACE) else 0
+            if not stop():
+                put_back += self._send_copies(plan, rows.where(F.col("action") == COPY), sent, rate, watch)
+            if stop():
+                break  # what was done is in the journal and in Redis' tasks: the next run finds it
             plan.done += parts
             self._save(plan)
             watch.tell(len(plan.done) * PART)
-        if not left:
+        if len(plan.done) == plan.parts:
             for target in plan.starts:
                 JournalReader(self.post).forget(target, f"replay:{plan.name}")
+                forget_pace(self.post.queue(target), plan.name)
         return put_back
 
     def _sent_before(self, plan: Plan) -> DataFrame | None:
@@ -248,14 +255,14 @@ class Replay:
             if amount:
                 columns = ("queue", "message_id", "payload", "kind", "priority", "headers", "content_type")
                 per_call = 250 if not rate else max(1, min(250, int(rate / 20)))
-                with watch.following(Admin(self.post), target, len(plan.done) * PART + count):
+                with watch.following(Admin(self.post), target, len(plan.done) * PART + count) as seen:
                     chosen.select(*columns).write.format("restante").options(
                         url=self.post.url, queue=target, op="replay", replay=plan.name, rate=rate, rowsPerCall=per_call
                     ).mode("append").save()
-                count += amount
+                count += min(amount, seen()) if watch.stopped() else amount
         return count
 
-    def _replay_in_place(self, plan: Plan, rows: DataFrame, part: int, rate: float) -> int:
+    def _replay_in_place(self, plan: Plan, rows: DataFrame, part: int, rate: float, stop: Callable[[], bool]) -> int:
         admin = Admin(self.post)
         by_queue: dict[str, list[str]] = {}
         for row in rows.select("queue", "message_id").orderBy("queue", "message_id").collect():
@@ -266,20 +273,24 @@ class Replay:
             known = any(task.id == id for task in admin.tasks(queue))
             before = admin.task(queue, id).replayed if known else 0
             task = (
-                admin.replay(queue, task=id, rate=rate or None)
+                admin.replay(queue, task=id, rate=rate or None, cancel=stop)
                 if known
-                else admin.replay(queue, ids=ids, name=id, rate=rate or None)
+                else admin.replay(queue, ids=ids, name=id, rate=rate or None, cancel=stop)
             )
             count += task.replayed - before
         return count
 
 
 class _Watch:
-    """Tells how far a replay is, also while Spark is in the middle of a stride."""
+    """Tells how far a replay is, and ends Spark's job when it is to stop, also in the middle of a stride."""
 
-    def __init__(self, total: int, progress: Callable[[Progress], None]) -> None:
+    def __init__(
+        self, spark: SparkSession, total: int, progress: Callable[[Progress], None], stopped: Callable[[], bool]
+    ) -> None:
+        self._spark = spark
         self._total = total
         self._progress = progress
+        self.stopped = stopped
         self._began = time.monotonic()
         self._first: int | None = None
 
@@ -290,23 +301,34 @@ class _Watch:
         self._progress(Progress(done, self._total, (done - self._first) / seconds))
 
     @contextmanager
-    def following(self, admin: Admin, queue: str, done: int) -> Iterator[None]:
-        """While the block runs, what the queue says it was sent is taken for progress."""
+    def following(self, admin: Admin, queue: str, done: int) -> Iterator[Callable[[], int]]:
+        """While the block runs, what the queue says it was sent is taken for progress; gives a look at that."""
         before = admin.counts(queue).totals[Event.SENT.value]
         over = threading.Event()
+        tag = f"restante-{threading.get_ident()}"
+
+        def seen() -> int:
+            return admin.counts(queue).totals[Event.SENT.value] - before
 
         def look() -> None:
             while not over.wait(0.5):
-                self.tell(done + admin.counts(queue).totals[Event.SENT.value] - before)
+                self.tell(done + seen())
+                if self.stopped():
+                    self._spark.interruptTag(tag)
 
         thread = threading.Thread(target=look, name="restante-replay", daemon=True)
         self.tell(done)
+        self._spark.addTag(tag)
         thread.start()
         try:
-            yield
+            yield seen
+        except PySparkException:
+            if not self.stopped():
+                raise
         finally:
             over.set()
             thread.join()
+            self._spark.removeTag(tag)
 
 
 def _copy_id(name: str) -> Any:

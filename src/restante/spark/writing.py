@@ -41,7 +41,8 @@ SEND_COLUMNS = (
 #: Columns the settle writer reads; the first three are needed.
 SETTLE_COLUMNS = ("message_id", "lease_token", "verdict", "attempts", "retry", "error_class", "error", "delay_seconds")
 #: Microseconds of standing still that a paced job may make up for: more would be a burst, less loses to the scheduler.
-SLACK = 50_000
+#: A replay is several jobs one after the other, with pauses between them.
+SLACK = {"send": 50_000, "replay": 2_000_000}
 #: Hexadecimal digits of an id made from columns.
 ID_DIGITS = 32
 _RANDOM = "random"
@@ -62,10 +63,11 @@ class Written(WriterCommitMessage):
 class Bucket:
     """Lets at most so many messages pass per second, all tasks of a job together: the bucket stands in Redis."""
 
-    def __init__(self, queue: Queue, name: str, rate: float) -> None:
+    def __init__(self, queue: Queue, options: Options) -> None:
         self._queue = queue
-        self._rate = rate
-        self._args = (name, round(1_000_000 / rate)) if rate else None
+        self._rate = options.rate
+        self._name = options.replay or options.op
+        self._slack = SLACK[options.op]
 
     def per_call(self, most: int) -> int:
         """How many may go in one call: a twentieth of a second's, or the pace would go in leaps."""
@@ -73,8 +75,9 @@ class Bucket:
 
     def take(self, count: int) -> None:
         """Waits until `count` more may pass."""
-        if self._args is not None:
-            time.sleep(pace(self._queue, *self._args, count, SLACK) / 1_000_000)
+        if self._rate:
+            each = round(1_000_000 / self._rate)
+            time.sleep(pace(self._queue, self._name, each, count, self._slack) / 1_000_000)
 
 
 def send_columns(schema: StructType, options: Options) -> tuple[str, ...]:
@@ -244,7 +247,7 @@ class _Writer:
                 _add(told, settle_all(journal, batch.to_pylist(), options.rows_per_call))
             return told
         queue = linking.post(options.server(), patience=options.patience).queue(options.one_queue())
-        bucket = Bucket(queue, options.replay or options.op, options.rate)
+        bucket = Bucket(queue, options)
         for batch in iterator:
             _add(told, send_all(queue, drafts(batch, options), options.rows_per_call, bucket))
         return told
@@ -266,9 +269,9 @@ class RestanteWriter(_Writer, DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         self._tell(messages)
-        if self.options.rate:
+        if self.options.rate and self.options.op == "send":
             post = linking.post(self.options.server(), patience=self.options.patience)
-            forget_pace(post.queue(self.options.one_queue()), self.options.replay or self.options.op)
+            forget_pace(post.queue(self.options.one_queue()), self.options.op)
 
 
 class RestanteStreamWriter(_Writer, DataSourceStreamArrowWriter):

@@ -7,7 +7,7 @@ local field = 'pace:' .. ARGV[1]
 local each, count, slack = whole(ARGV[2], 0, 9e15), whole(ARGV[3], 0, 1e6), whole(ARGV[4], 0, 9e15)
 if not (each and count and slack) then return refuse('INVALID', 'pace takes whole numbers') end
 local now = clock() * 1000 -- whole milliseconds do: the slack is longer
-local free = math.max(tonumber(call('HGET', queue, field)) or 0, now - slack)
+local free = math.max(tonumber(call('HGET', queue, field)) or now, now - slack)
 free = free + each * count
 call('HSET', queue, field, format('%d', free))
 return math.max(0, free - now)
