@@ -115,10 +115,14 @@ class LeaseJournal:
         page = self._post.connection.command("XRANGE", self._leases, "-", "+", "COUNT", 1, key=self._leases)
         return int(page[0][0].rpartition(b"-")[2]) - len(page[0][1]) // 2 + 1 if page else None
 
+    def holder(self) -> bytes:
+        """Who owns it and until when, as it is written; another value is another owner, or a renewal."""
+        key = self._queue._ref.keys["queue"]
+        return bytes(self._post.connection.command("HGET", key, f"holder:{self.consumer}", key=key) or b"")
+
     def last(self) -> int:
         """The number of the last row ever written."""
-        key = self._queue._ref.keys["queue"]
-        text = self._post.connection.command("HGET", key, f"holder:{self.consumer}", key=key)
+        text = self.holder()
         return int(text.split(b"\t")[2]) if text else 0
 
     def renew(self, held: Sequence[tuple[str, str]], lease: float) -> set[str]:

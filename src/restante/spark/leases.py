@@ -13,6 +13,9 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
+import signal
+import sys
 import threading
 import time
 import uuid
@@ -29,7 +32,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from restante.core.errors import JournalLost, RestanteError
+from restante.core.errors import Held, JournalLost, RestanteError
 from restante.core.lease_journal import LeaseJournal, Row
 from restante.core.message import moment
 from restante.core.queue import consumer_name
@@ -44,10 +47,16 @@ log = logging.getLogger("restante")
 DEFAULT_ROWS = 20_000
 #: Leases are renewed after this part of their time, so that one failed try leaves another.
 RENEW = 1 / 3
-#: The ownership lasts this part of a lease: who starts again after a crash may then still find the leases alive.
-OWNED = 2 / 3
+#: Seconds an ownership lasts unless renewed, and its greatest part of a lease: who starts again after a crash has to
+#: wait for it, and should then still find the leases alive. A stall longer than this costs the batch, not a message.
+OWNED_SECONDS = 10.0
+OWNED_PART = 2 / 3
+#: Seconds between two looks at a predecessor's ownership.
+LOOK = 0.2
 #: Seconds for which a query that ends keeps its name: the next may begin.
 _AT_ONCE = 0.001
+#: The program in which Spark runs a stream's reader, and which it ends by a signal instead of calling `stop`.
+_RUNNER = "python_streaming_source_runner"
 #: Rows in one Arrow batch.
 BATCH = 5_000
 
@@ -86,11 +95,34 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not self.owner:
             self.owner = f"{consumer_name()}:{uuid.uuid4().hex[:8]}"
         journal = self._journal()
-        last = journal.own(self.options.lease_seconds * OWNED)
-        if self._keeper is None:
-            self._keeper = _Keeper(journal, self.options.lease_seconds)
-            self._keeper.start()
+        if self._keeper is not None:
+            return journal, journal.own(self._owned)
+        last = self._take_over(journal)
+        self._keeper = _Keeper(journal, self.options.lease_seconds, self._owned)
+        self._keeper.start()
+        if _RUNNER in sys.argv[0] and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._ended)
         return journal, last
+
+    @property
+    def _owned(self) -> float:
+        return min(OWNED_SECONDS, self.options.lease_seconds * OWNED_PART)
+
+    def _take_over(self, journal: LeaseJournal) -> int:
+        """Waits for a predecessor that is gone; one that renews its ownership meanwhile lives, and is left alone."""
+        first = journal.holder()
+        until = time.monotonic() + self._owned + LOOK
+        while True:
+            try:
+                return journal.own(self._owned)
+            except Held:
+                if time.monotonic() > until or journal.holder() != first:
+                    raise
+                time.sleep(LOOK)
+
+    def _ended(self, number: int, frame: object) -> None:
+        self.stop()
+        os._exit(128 + number)
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802  # Spark's name
         journal = self._journal()
@@ -134,7 +166,7 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return start
         seconds = self.options.lease_seconds
         begun_at = time.monotonic()
-        end, claimed = journal.claim(room, lease=seconds, lasts=seconds * OWNED)
+        end, claimed = journal.claim(room, lease=seconds, lasts=self._owned)
         self._fresh = (begun, end, begun_at)
         self._keeper.hold(claimed)
         if self.budget is not None:
@@ -197,7 +229,7 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._keeper is None:
             return
         self._keeper.stop()
-        self._keeper.join(timeout=self.options.lease_seconds)
+        self._keeper.join(timeout=1)
         try:
             self._journal().own(_AT_ONCE)
         except RestanteError as error:  # the ownership then ends by itself
@@ -207,10 +239,11 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 class _Keeper(threading.Thread):
     """Renews the leases of batches that are not committed, and the ownership, until it is stopped."""
 
-    def __init__(self, journal: LeaseJournal, lease: float) -> None:
+    def __init__(self, journal: LeaseJournal, lease: float, owned: float) -> None:
         super().__init__(name="restante-leases", daemon=True)
         self._journal = journal
         self._lease = lease
+        self._owned = owned
         self._held: dict[int, tuple[str, str]] = {}
         self._lock = threading.Lock()
         self._stopped = threading.Event()
@@ -227,19 +260,23 @@ class _Keeper(threading.Thread):
         self._stopped.set()
 
     def run(self) -> None:
-        while not self._stopped.wait(self._lease * RENEW):
-            begun = time.monotonic()
+        renewed = time.monotonic()
+        while not self._stopped.wait(min(self._owned, self._lease) * RENEW):
             try:
-                self._journal.own(self._lease * OWNED)
-                with self._lock:
-                    held = dict(self._held)
-                lost = self._journal.renew(list(held.values()), self._lease) if held else set()
-                # Settled ones are lost too: no longer ours to renew.
-                with self._lock:
-                    self._held = {number: pair for number, pair in self._held.items() if pair[1] not in lost}
+                self._journal.own(self._owned)
+                if time.monotonic() - renewed >= self._lease * RENEW:
+                    renewed = time.monotonic()
+                    self._renew()
             except RestanteError as error:
                 log.warning("renewal failed consumer=%s error=%s", self._journal.consumer, type(error).__name__)
-            log.debug("extended consumer=%s seconds=%.3f", self._journal.consumer, time.monotonic() - begun)
+
+    def _renew(self) -> None:
+        with self._lock:
+            held = dict(self._held)
+        lost = self._journal.renew(list(held.values()), self._lease) if held else set()
+        # Settled ones are lost too: no longer ours to renew.
+        with self._lock:
+            self._held = {number: pair for number, pair in self._held.items() if pair[1] not in lost}
 
 
 def _table(queue: str, rows: Sequence[Row], names: tuple[str, ...]) -> pa.RecordBatch:

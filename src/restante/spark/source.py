@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -38,7 +39,9 @@ class RestanteSource(DataSource):
         given = dict(self.options)
         if schema is not None and schema.fields and "url" not in given:
             given = {**schema.fields[0].metadata.get(_KEPT, {}), **given}
-        return Options.parse(given)
+        options = Options.parse(given)
+        # An executor's environment is not the driver's: the server's name must travel with the options.
+        return replace(options, url=options.server()) if schema is not None else options
 
     def _table(self, options: Options) -> Table:
         return SNAPSHOT if options.kind in STATE_KINDS else KINDS[options.kind]

@@ -210,25 +210,22 @@ def _lives(journal: DataFrame) -> DataFrame:
     )
 
 
-def _belong(begin: Column, end: Column) -> Column:
-    """Whether two neighbours are one lease: where lines are missing between them, they are of two deliveries."""
-    return end["ended_by"].isNotNull() & begin["ended_by"].isNull() & (begin["attempt"] == end["attempt"])
+def _belong(begin: str, end: str) -> str:
+    """Whether two neighbours are one lease, in SQL: where lines are missing between them, they are of two deliveries."""
+    return f"{end}.ended_by IS NOT NULL AND {begin}.ended_by IS NULL AND {begin}.attempt = {end}.attempt"
 
 
-def _run(marks: Column) -> Column:
+def _run() -> Column:
     """Microseconds of all whole leases together."""
 
-    def held(begin: Column, end: Column) -> Column:
-        return F.when(_belong(begin, end), F.unix_micros(end["at"]) - F.unix_micros(begin["at"])).otherwise(0)
+    def held(begin: str, end: str) -> str:
+        return f"if({_belong(begin, end)}, unix_micros({end}.at) - unix_micros({begin}.at), 0L)"
 
-    def add(so_far: Column, index: Column) -> Column:
-        return so_far + held(F.get(marks, index - 1), F.get(marks, index))
-
-    # Spark interprets a lambda, slowly: only for lives that need it.
-    return (
-        F.when(F.size(marks) < 2, 0)
-        .when(F.size(marks) == 2, held(F.get(marks, F.lit(0)), F.get(marks, F.lit(1))))
-        .otherwise(F.aggregate(F.sequence(F.lit(1), F.size(marks) - 1), F.lit(0).cast("bigint"), add))
+    # Spark interprets a lambda, slowly: only for lives that need it. And as text: those made of Python functions get
+    # other names in every query, so that Spark would compile the query anew each time.
+    return F.expr(
+        f"""CASE size(marks) WHEN 0 THEN 0L WHEN 1 THEN 0L WHEN 2 THEN {held("marks[0]", "marks[1]")}
+        ELSE aggregate(sequence(1, size(marks) - 1), 0L, (sum, i) -> sum + {held("marks[i - 1]", "marks[i]")}) END"""
     )
 
 
@@ -250,7 +247,7 @@ def _messages(lives: DataFrame) -> DataFrame:
         _word(fate, FATES).alias("fate"),
         settled_at.alias("settled_at"),
         F.when(wait < 0, 0.0).otherwise(wait).alias("wait_seconds"),
-        (_run(marks) / SECOND).alias("run_seconds"),
+        (_run() / SECOND).alias("run_seconds"),
         _seconds(F.col("sent_at"), settled_at).alias("total_seconds"),
         F.coalesce(F.get(marks, F.size(marks) - 1)["consumer"], F.lit("")).alias("consumer"),
         F.coalesce("error_class", F.lit("")).alias("error_class"),
@@ -259,14 +256,14 @@ def _messages(lives: DataFrame) -> DataFrame:
 
 
 def _attempts(lives: DataFrame) -> DataFrame:
-    begin, end = F.get("marks", F.col("index") - 1), F.col("end")
-    leases = lives.select(*_LIFE, "last.kind", "marks", F.posexplode("marks").alias("index", "end"))
-    told = leases.where(_belong(begin, end)).select(
-        *_LIFE, "kind", "end.consumer", "end.attempt", "end.error_class",
-        begin["at"].alias("received_at"),
-        end["at"].alias("ended_at"),
-        _word(end["ended_by"], _EVENTS).alias("ended_by"),
-        _seconds(begin["at"], end["at"]).alias("run_seconds"),
+    marks = lives.select(*_LIFE, "last.kind", "marks", F.posexplode("marks").alias("index", "ended"))
+    pairs = marks.withColumn("begun", F.get("marks", F.col("index") - 1)).where(_belong("begun", "ended"))
+    told = pairs.select(
+        *_LIFE, "kind", "ended.consumer", "ended.attempt", "ended.error_class",
+        F.col("begun.at").alias("received_at"),
+        F.col("ended.at").alias("ended_at"),
+        _word(F.col("ended.ended_by"), _EVENTS).alias("ended_by"),
+        _seconds(F.col("begun.at"), F.col("ended.at")).alias("run_seconds"),
     )  # fmt: skip
     return _as(schemas.ATTEMPTS, told)
 
