@@ -35,7 +35,8 @@ from pyspark.sql.streaming.datasource import (
 from restante.core.errors import Held, JournalLost, RestanteError
 from restante.core.lease_journal import LeaseJournal, Row
 from restante.core.message import moment
-from restante.core.queue import consumer_name
+from restante.core.queue import Post, consumer_name
+from restante.core.settings import ClientSettings
 from restante.spark import linking
 from restante.spark.lines import content
 from restante.spark.options import Options
@@ -121,8 +122,12 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 time.sleep(LOOK)
 
     def _ended(self, number: int, frame: object) -> None:
-        self.stop()
-        os._exit(128 + number)
+        # By a connection of its own: the signal may have come while a call holds the shared one.
+        post = Post(self.options.server(), ClientSettings(patience=0.5), consumer=self.consumer)
+        try:
+            LeaseJournal(post, self.queue, self.owner).own(_AT_ONCE)
+        finally:
+            os._exit(128 + number)
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802  # Spark's name
         journal = self._journal()

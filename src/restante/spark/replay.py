@@ -36,8 +36,8 @@ from restante.spark.writing import ID_DIGITS, hashed_id
 
 #: Messages of one part: a finished part is never looked at again.
 PART = 20_000
-#: Seconds of sending in one job at a given rate: shorter ones fall behind it, longer ones are more to look up again.
-STRIDE_SECONDS = 30.0
+#: Seconds of sending in one job at a given rate: a replay can be stopped between two jobs, and each costs a second.
+STRIDE_SECONDS = 10.0
 #: What may happen to a chosen message.
 IN_PLACE, COPY, WAITING, NO_PAYLOAD = "in place", "copy", "waiting", "no payload"
 #: Fates that are replayed unless others are named: a message that was acked in the end is none of them.
@@ -206,7 +206,7 @@ class Replay:
         left = [part for part in range(plan.parts) if part not in plan.done]
         work = self.spark.read.parquet(self._at(plan.name, "plan")) if left else None
         sent = self._sent_before(plan) if left else None
-        watch = _Watch(self.spark, plan.total(IN_PLACE, COPY), progress, stop)
+        watch = _Watch(plan.total(IN_PLACE, COPY), progress, stop)
         put_back = 0
         # Every job has a beginning and an end in which nothing is sent: a stride is long enough to hide them.
         stride = max(1, int(rate * STRIDE_SECONDS / PART)) if rate else 10
@@ -251,16 +251,22 @@ class Replay:
         count = 0
         for target in sorted(plan.starts):
             chosen = copied.where(F.col("target") == target)
-            amount = chosen.count()
-            if amount:
-                columns = ("queue", "message_id", "payload", "kind", "priority", "headers", "content_type")
-                per_call = 250 if not rate else max(1, min(250, int(rate / 20)))
-                with watch.following(Admin(self.post), target, len(plan.done) * PART + count) as seen:
-                    chosen.select(*columns).write.format("restante").options(
-                        url=self.post.url, queue=target, op="replay", replay=plan.name, rate=rate, rowsPerCall=per_call
-                    ).mode("append").save()
-                count += min(amount, seen()) if watch.stopped() else amount
+            slices = -(-chosen.count() // int(rate * STRIDE_SECONDS)) if rate else 1
+            # Ids of copies are hashes: their digits cut a part evenly.
+            number = F.pmod(F.conv(F.substring("copy_id", 1, 8), 16, 10).cast("bigint"), F.lit(max(slices, 1)))
+            sizes = {row.slice: row["count"] for row in chosen.groupBy(number.alias("slice")).count().collect()}
+            for slice, amount in sorted(sizes.items()):
+                if watch.stopped():
+                    return count
+                with watch.following(Admin(self.post), target, len(plan.done) * PART + count):
+                    self._write(plan, chosen.where(number == slice), target, rate)
+                count += amount
         return count
+
+    def _write(self, plan: Plan, rows: DataFrame, target: str, rate: float) -> None:
+        columns = ("queue", "message_id", "payload", "kind", "priority", "headers", "content_type")
+        writer = rows.select(*columns).write.format("restante").mode("append")
+        writer.options(url=self.post.url, queue=target, op="replay", replay=plan.name, rate=rate).save()
 
     def _replay_in_place(self, plan: Plan, rows: DataFrame, part: int, rate: float, stop: Callable[[], bool]) -> int:
         admin = Admin(self.post)
@@ -282,12 +288,9 @@ class Replay:
 
 
 class _Watch:
-    """Tells how far a replay is, and ends Spark's job when it is to stop, also in the middle of a stride."""
+    """Tells how far a replay is, also while Spark is in the middle of a job."""
 
-    def __init__(
-        self, spark: SparkSession, total: int, progress: Callable[[Progress], None], stopped: Callable[[], bool]
-    ) -> None:
-        self._spark = spark
+    def __init__(self, total: int, progress: Callable[[Progress], None], stopped: Callable[[], bool]) -> None:
         self._total = total
         self._progress = progress
         self.stopped = stopped
@@ -301,34 +304,23 @@ class _Watch:
         self._progress(Progress(done, self._total, (done - self._first) / seconds))
 
     @contextmanager
-    def following(self, admin: Admin, queue: str, done: int) -> Iterator[Callable[[], int]]:
-        """While the block runs, what the queue says it was sent is taken for progress; gives a look at that."""
+    def following(self, admin: Admin, queue: str, done: int) -> Iterator[None]:
+        """While the block runs, what the queue says it was sent is taken for progress."""
         before = admin.counts(queue).totals[Event.SENT.value]
         over = threading.Event()
-        tag = f"restante-{threading.get_ident()}"
-
-        def seen() -> int:
-            return admin.counts(queue).totals[Event.SENT.value] - before
 
         def look() -> None:
             while not over.wait(0.5):
-                self.tell(done + seen())
-                if self.stopped():
-                    self._spark.interruptTag(tag)
+                self.tell(done + admin.counts(queue).totals[Event.SENT.value] - before)
 
         thread = threading.Thread(target=look, name="restante-replay", daemon=True)
         self.tell(done)
-        self._spark.addTag(tag)
         thread.start()
         try:
-            yield seen
-        except PySparkException:
-            if not self.stopped():
-                raise
+            yield
         finally:
             over.set()
             thread.join()
-            self._spark.removeTag(tag)
 
 
 def _copy_id(name: str) -> Any:

@@ -50,10 +50,6 @@ _LIFE = ("sent_at", "message_id", "queue", "incarnation", "dt")
 _MINUTE_KEYS = ("queue", "minute", "dt")
 
 
-def _same(frame: DataFrame) -> DataFrame:
-    return frame
-
-
 # -- columns -----------------------------------------------------------------------------------------------------
 
 
@@ -112,7 +108,7 @@ def dated(journal: DataFrame) -> DataFrame:
 # -- silver ------------------------------------------------------------------------------------------------------
 
 
-def silver(journal: DataFrame, keep: Keep = _same) -> tuple[DataFrame, DataFrame]:
+def silver(journal: DataFrame, keep: Keep = lambda frame: frame) -> tuple[DataFrame, DataFrame]:
     """Messages and attempts; with `keep` what both come from is computed once."""
     # As one column: a cache compresses every column by itself and gathers its extremes, at five times the cost.
     lives = keep(_lives(journal).select(F.struct("*").alias("life"))).select("life.*")
@@ -211,7 +207,7 @@ def _lives(journal: DataFrame) -> DataFrame:
 
 
 def _belong(begin: str, end: str) -> str:
-    """Whether two neighbours are one lease, in SQL: where lines are missing between them, they are of two deliveries."""
+    """Whether neighbours are one lease, in SQL: where lines between them are missing, they are of two deliveries."""
     return f"{end}.ended_by IS NOT NULL AND {begin}.ended_by IS NULL AND {begin}.attempt = {end}.attempt"
 
 
@@ -223,10 +219,9 @@ def _run() -> Column:
 
     # Spark interprets a lambda, slowly: only for lives that need it. And as text: those made of Python functions get
     # other names in every query, so that Spark would compile the query anew each time.
-    return F.expr(
-        f"""CASE size(marks) WHEN 0 THEN 0L WHEN 1 THEN 0L WHEN 2 THEN {held("marks[0]", "marks[1]")}
-        ELSE aggregate(sequence(1, size(marks) - 1), 0L, (sum, i) -> sum + {held("marks[i - 1]", "marks[i]")}) END"""
-    )
+    only, each = held("get(marks, 0)", "get(marks, 1)"), held("get(marks, i - 1)", "get(marks, i)")
+    added = f"aggregate(sequence(1, size(marks) - 1), 0L, (sum, i) -> sum + {each})"
+    return F.expr(f"CASE size(marks) WHEN 0 THEN 0L WHEN 1 THEN 0L WHEN 2 THEN {only} ELSE {added} END")
 
 
 def _messages(lives: DataFrame) -> DataFrame:
@@ -271,7 +266,9 @@ def _attempts(lives: DataFrame) -> DataFrame:
 # -- gold --------------------------------------------------------------------------------------------------------
 
 
-def gold(journal: DataFrame, messages: DataFrame, attempts: DataFrame, keep: Keep = _same) -> dict[str, DataFrame]:
+def gold(
+    journal: DataFrame, messages: DataFrame, attempts: DataFrame, keep: Keep = lambda frame: frame
+) -> dict[str, DataFrame]:
     """Every table of schemas.GOLD; with `keep` the journal is counted once for all tables that count its events."""
     counts = keep(_counts(journal))
     return {
@@ -303,21 +300,12 @@ def latency(messages: DataFrame) -> DataFrame:
             *(F.percentile(f"{word}_seconds", [*shares.values()]).alias(word) for word in words),
         )
     )
-    spread = {
-        f"{word}_{name}_seconds": F.col(word)[index] for word in words for index, name in enumerate(shares)
-    }  # fmt: skip
+    spread = {f"{word}_{name}_seconds": F.col(word)[index] for word in words for index, name in enumerate(shares)}
     return _as(schemas.LATENCY, grouped.withColumns({**spread, "minute": F.timestamp_micros("minute")}))
 
 
 def _counts(journal: DataFrame) -> DataFrame:
-    """Events by all that the tables counting them tell apart: a few rows per minute, from one pass over the journal.
-
-    +------+-----+-------------------+------+--------+------+-----------+--+-----+----------+
-    |queue |kind |minute             |event |state   |before|error_class|n |worst|dt        |
-    +------+-----+-------------------+------+--------+------+-----------+--+-----+----------+
-    |orders|order|2025-11-14 09:00:00|nacked|retrying|      |KeyError   |4 |2    |2025-11-14|
-    +------+-----+-------------------+------+--------+------+-----------+--+-----+----------+
-    """
+    """Events by all that the tables counting them tell apart: a few rows per minute, from one pass over the journal."""
     before = F.when(F.col("event").isin(*REMOVED), _before(F.col("detail"))).otherwise("")
     keys = ("queue", "kind", "error_class", "event", "state", "dt")
     counted = (
@@ -356,15 +344,13 @@ def _throughput(counts: DataFrame) -> DataFrame:
     )
     dead = F.when(died, 1).when((event == Event.REPLAYED) | (removed & (before == State.DEAD)), -1).otherwise(0)
     n = F.col("n")
-    return _as(
-        schemas.THROUGHPUT,
-        counts.groupBy(*_MINUTE_KEYS).agg(
-            *(_count_of(event).alias(event) for event in COUNTED),
-            F.sum(F.when(died, n).otherwise(0)).alias("died"),
-            F.sum(waiting * n).alias("waiting_delta"),
-            F.sum(dead * n).alias("dead_delta"),
-        ),
+    grouped = counts.groupBy(*_MINUTE_KEYS).agg(
+        *(_count_of(event).alias(event) for event in COUNTED),
+        F.sum(F.when(died, n).otherwise(0)).alias("died"),
+        F.sum(waiting * n).alias("waiting_delta"),
+        F.sum(dead * n).alias("dead_delta"),
     )
+    return _as(schemas.THROUGHPUT, grouped)
 
 
 def retries(journal: DataFrame) -> DataFrame:
@@ -381,14 +367,9 @@ def retries(journal: DataFrame) -> DataFrame:
 
 def _retries(counts: DataFrame) -> DataFrame:
     failed = counts.where(F.col("event").isin(*FAILED)).groupBy(*_MINUTE_KEYS, "kind", "error_class")
-    return _as(
-        schemas.RETRIES,
-        failed.agg(
-            _count_of(Event.NACKED, Event.BURIED).alias("nacked"),
-            _count_of(Event.EXPIRED).alias("expired"),
-            F.max("worst").alias("worst_attempts"),
-        ),
-    )
+    nacked, expired = _count_of(Event.NACKED, Event.BURIED), _count_of(Event.EXPIRED)
+    worst = F.max("worst").alias("worst_attempts")
+    return _as(schemas.RETRIES, failed.agg(nacked.alias("nacked"), expired.alias("expired"), worst))
 
 
 def overdue(journal: DataFrame) -> DataFrame:
@@ -420,15 +401,13 @@ def causes(journal: DataFrame) -> DataFrame:
     """
     # Apart from the counts: the greatest of texts cannot be kept in a hash table, and deaths are few.
     deaths = dated(journal).where(F.col("event").isin(*FAILED) & (F.col("state") == State.DEAD))
-    return _as(
-        schemas.CAUSES,
-        deaths.groupBy("queue", "kind", "error_class", "event", "dt").agg(
-            F.count(F.lit(1)).alias("dead"),
-            F.min("at").alias("first_at"),
-            F.max("at").alias("last_at"),
-            F.max("message_id").alias("example_id"),
-        ),
+    grouped = deaths.groupBy("queue", "kind", "error_class", "event", "dt").agg(
+        F.count(F.lit(1)).alias("dead"),
+        F.min("at").alias("first_at"),
+        F.max("at").alias("last_at"),
+        F.max("message_id").alias("example_id"),
     )
+    return _as(schemas.CAUSES, grouped)
 
 
 def consumers(attempts: DataFrame) -> DataFrame:
@@ -495,11 +474,8 @@ def backlog(throughput: DataFrame) -> DataFrame:
         .agg(F.sum("waiting_delta").alias("waiting"), F.sum("dead_delta").alias("dead"))
         .where((F.col("waiting") != 0) | (F.col("dead") != 0))
     )
-    return _as(
-        schemas.BACKLOG,
-        changes.withColumns({name: F.sum(name).over(so_far) for name in ("waiting", "dead")}),
-        by_date=False,
-    )
+    levels = changes.withColumns({name: F.sum(name).over(so_far) for name in ("waiting", "dead")})
+    return _as(schemas.BACKLOG, levels, by_date=False)
 
 
 def drain(throughput: DataFrame) -> DataFrame:
@@ -521,20 +497,14 @@ def drain(throughput: DataFrame) -> DataFrame:
     )  # fmt: skip
     waiting, came, went = F.col("waiting"), F.col("came"), F.col("went")
     seconds = RATE_WINDOW // SECOND
-    until = (
+    told = sums.select(
+        "queue",
+        "waiting",
+        F.timestamp_micros("end").alias("at"),
+        (came / seconds).alias("arrival_per_second"),
+        (went / seconds).alias("settle_per_second"),
         F.when(waiting == 0, 0.0)
-        # The rates' difference as one fraction: two rounded rates would differ a little where they are equal.
         .when((waiting > 0) & (went > came), waiting * seconds / (went - came))
+        .alias("drain_seconds"),
     )
-    return _as(
-        schemas.DRAIN,
-        sums.withColumns(
-            {
-                "at": F.timestamp_micros("end"),
-                "arrival_per_second": came / seconds,
-                "settle_per_second": went / seconds,
-                "drain_seconds": until,
-            }
-        ),
-        by_date=False,
-    )
+    return _as(schemas.DRAIN, told, by_date=False)

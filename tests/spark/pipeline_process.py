@@ -1,0 +1,71 @@
+"""The pipeline, or a replay, as a process of its own that a test kills; told by one JSON argument what to do.
+
+Lines on stdout: `up` when Spark runs, `step <name> <done> <total>` as the work goes on, `over <JSON>` at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.harness.processes import PythonProcess
+
+#: Seconds until Spark runs, on a busy machine.
+STARTING = 150.0
+
+
+def say(*words: object) -> None:
+    # One write per line: two threads' print() calls could mix.
+    os.write(1, (" ".join(map(str, words)) + "\n").encode())
+
+
+class SparkProcess(PythonProcess):
+    """A process of this file; `told` goes to the function `work` names."""
+
+    def __init__(self, work: str, **told: Any) -> None:
+        archive = os.environ.get("RESTANTE_SPARK_ARCHIVE", "1")
+        super().__init__(Path(__file__), json.dumps({"work": work, **told}), env={"RESTANTE_SPARK_ARCHIVE": archive})
+
+    def wait_up(self) -> None:
+        self.wait_line("up", timeout=STARTING)
+
+
+def pipeline(told: dict[str, Any]) -> object:
+    """Runs the pipeline until it is killed, or once."""
+    from restante.spark.pipeline import Pipeline, PipelineOptions, Step
+    from tests.harness.spark_session import quick_session
+
+    def progress(step: Step) -> None:
+        say("step", step.name, step.done, step.total)
+
+    work = Pipeline(quick_session(), PipelineOptions(**told["options"]), progress=progress)
+    say("up")
+    return work.run_once() if told.get("once") else work.run_continuously()
+
+
+def replay(told: dict[str, Any]) -> object:
+    """Carries a frozen replay on."""
+    import restante
+    from restante.spark.replay import Replay
+    from tests.harness.spark_session import quick_session
+
+    work = Replay(quick_session(), told["lake"], restante.connect(told["url"]))
+    plan = work.known(told["name"])
+    assert plan is not None
+    say("up")
+    return work.run(plan, rate=told.get("rate", 0.0), progress=lambda at: say("step", "replay", at.done, at.total))
+
+
+def main() -> None:
+    told = json.loads(sys.argv[1])
+    work: Callable[[dict[str, Any]], object] = {"pipeline": pipeline, "replay": replay}[told["work"]]
+    say("over", work(told))
+    os._exit(0)  # Spark's own end takes seconds that no test waits for
+
+
+if __name__ == "__main__":
+    main()
