@@ -297,6 +297,7 @@ def main() -> int:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--quick", action="store_true", help="a tenth of the size, one round")
     options.add_argument("--growth", action="store_true", help="also 100,000 to 5,000,000 events")
+    options.add_argument("--only", default="", help="some of reading,writing,consuming,lake,replaying")
     options.add_argument("--write-docs", action="store_true", help="put the table into the documentation")
     given = options.parse_args()
     size, rounds = (100_000, 1) if given.quick else (1_000_000, 3)
@@ -308,16 +309,22 @@ def main() -> int:
         with RedisServer() as server, progress:
             bar = progress.add_task("starting")
             bench = Bench(spark, server, folder, lambda text: progress.update(bar, description=text))
-            bench.reading(size, rounds)
-            bench.writing(size // 5, rounds)
-            bench.consuming(size // 10, rounds)
-            bench.lake(size // 5)  # warms the code of all tables
-            per_million = bench.lake(size)
-            bench.add("lake, CPU seconds per 1M events", per_million, "CPU s")
+            chosen = given.only.split(",") if given.only else ["reading", "writing", "consuming", "lake", "replaying"]
+            if "reading" in chosen:
+                bench.reading(size, rounds)
+            if "writing" in chosen:
+                bench.writing(size // 5, rounds)
+            if "consuming" in chosen:
+                bench.consuming(size // 10, rounds)
+            if "lake" in chosen:
+                bench.lake(size // 5)  # warms the code of all tables
+                per_million = bench.lake(size)
+                bench.add("lake, CPU seconds per 1M events", per_million, "CPU s")
             if given.growth:
                 for events in (100_000, 300_000, 1_000_000, 3_000_000, 5_000_000):
                     bench.lake(events)
-            bench.replaying(size)
+            if "replaying" in chosen:
+                bench.replaying(size)
     finally:
         spark.stop()
         shutil.rmtree(folder, ignore_errors=True)

@@ -212,7 +212,7 @@ class Lake:
                     info
                     for place in places
                     for info in self.files.get_file_info(fs.FileSelector(place, allow_not_found=True, recursive=True))
-                    if info.path.endswith(".parquet") and "/_" not in info.path[len(self._root) :]
+                    if info.path.endswith(".parquet") and not re.search(r"/[_.]", info.path[len(self._root) :])
                 ]
                 paths = [info.path for info in infos]
                 rows = ds.dataset(paths, filesystem=self.files, format="parquet").count_rows() if paths else 0
