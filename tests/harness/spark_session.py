@@ -16,8 +16,12 @@ from restante.spark.session import session
 from tests.harness.requirements import require
 
 MASTER: Final = "local[2]"
-#: Java's quick compiler only: the thorough one works for programs that run longer than a test.
-QUICK: Final = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1", "spark.driver.memory": "1g"}
+#: Java's quick compiler only: the thorough one works for programs that run longer than a test. It then gives itself so
+#: little room for code that a long run fills it.
+QUICK: Final = {
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m",
+    "spark.driver.memory": "1g",
+}
 
 
 def quick_session(conf: Mapping[str, str] | None = None) -> SparkSession:

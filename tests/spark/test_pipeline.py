@@ -136,7 +136,7 @@ def days(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
         made.copy(made.early)
         made.run(spark, compact_from=2)
         made.live_on()
-        made.run(spark, compact_from=2)
+        made.run(spark, compact_from=100)
         yield made
 
 

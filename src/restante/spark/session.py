@@ -106,7 +106,12 @@ def _is_local(master: str) -> bool:
 
 def _defaults(master: str) -> dict[str, str]:
     """What nobody has to ask for; a cluster keeps its own network, memory and partitions."""
-    everywhere = {"spark.sql.session.timeZone": "UTC", "spark.ui.showConsoleProgress": "false"}
+    everywhere = {
+        "spark.sql.session.timeZone": "UTC",
+        "spark.ui.showConsoleProgress": "false",
+        # A fold of the lake needs more classes than Spark keeps by default, and would compile them anew each time.
+        "spark.sql.codegen.cache.maxEntries": "1000",
+    }
     if importlib.util.find_spec("pandas") is None:
         # Spark takes Arrow for Python functions by default and warns at each one that this needs pandas too.
         everywhere["spark.sql.execution.pythonUDF.arrow.enabled"] = "false"
