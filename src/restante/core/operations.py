@@ -134,7 +134,7 @@ class Received(NamedTuple):
 class QueueRef:
     """What operations need to know of a queue: its keys, its settings as last seen, and who is asking."""
 
-    __slots__ = ("card", "consumer", "keys", "make", "name", "opened", "pending", "seen", "settings")
+    __slots__ = ("begun", "card", "consumer", "keys", "make", "name", "opened", "pending", "seen", "settings")
 
     def __init__(self, name: str, consumer: str, make: Callable[..., Any]) -> None:
         self.keys = QueueKeys(name)
@@ -146,8 +146,15 @@ class QueueRef:
         self.pending: dict[str, str] = {}
         self.settings = QueueSettings()
         self.opened = False
+        #: Whether a send of ours has been the queue's first.
+        self.begun = False
         self.seen = 0.0
         self.card = b""
+
+    def first_again(self) -> None:
+        """A send was the queue's first. A second time: somebody removed it, and its name must be known again."""
+        self.opened = self.opened and not self.begun
+        self.begun = True
 
 
 def error_parts(error: BaseException | str | None) -> tuple[str, bytes]:
@@ -295,7 +302,7 @@ def send(
 
     def parse(reply: Any) -> MessageId:
         if not reply or reply == [0, b""]:
-            ref.opened = False  # the queue was new, or somebody removed it: its name must be known again
+            ref.first_again()
         if type(reply) is int or not reply[1]:
             return MessageId(made)
         return MessageId.of_earlier(reply[1].decode())
@@ -340,7 +347,7 @@ def send_many(
 
     def parse(reply: Any) -> list[MessageId]:
         if not reply or (type(reply) is list and reply[0] == 0):
-            ref.opened = False  # as in send
+            ref.first_again()
         if type(reply) is int:
             return [MessageId(made) for made in ids]
         return [
