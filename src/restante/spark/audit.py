@@ -8,6 +8,7 @@ the audit only reads.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import reduce
 from typing import Any
 
@@ -29,7 +30,7 @@ from restante.spark.schemas import SNAPSHOT
 NAMED = 1000
 #: Journal levels that tell of every message.
 WHOLE_LEVELS = ("full", "payloads")
-_LOOK = "queue string, message_id string, state string"
+_LOOK = "queue string, message_id string, state string, sent_at timestamp"
 _EVENTS = "queue string, position bigint, message_id string"
 #: What the comparison needs of a message.
 _LIFE = ("queue", "message_id", "sent_at")
@@ -164,10 +165,14 @@ class Audit:
 
     def _snapshot(self, queues: list[str]) -> DataFrame:
         if not queues:
-            return self.spark.createDataFrame([], "queue string, message_id string, redis_state string")
+            return self.spark.createDataFrame(
+                [], "queue string, message_id string, redis_state string, redis_sent_at timestamp"
+            )
         looked = self._read(_LOOK, kind=SNAPSHOT.name, queues=",".join(queues))
         # A message that changed its state between two pages is seen twice, and is among the moving.
-        return looked.groupBy("queue", "message_id").agg(F.first("state").alias("redis_state"))
+        return looked.groupBy("queue", "message_id").agg(
+            F.first("state").alias("redis_state"), F.first("sent_at").alias("redis_sent_at")
+        )
 
     def _moving(self, places: dict[str, Place]) -> DataFrame:
         """Messages with lines since the audit began."""
@@ -198,31 +203,44 @@ class Audit:
         young = [queue for queue, first in firsts.items() if first > 1]
         if young:
             wrong = wrong.where(~((journal_state == "") & F.col("queue").isin(young)))
-        wrong = wrong.cache()
+        state = self.lake.state()
+        if state.removed or state.too_late:
+            # Nor what was sent on dates that retention has removed from it.
+            kept = [info.base_name.removeprefix("dt=") for info in self.lake.listing("silver", "messages")]
+            known = F.date_format("redis_sent_at", "yyyy-MM-dd").isin(kept)
+            wrong = wrong.where((journal_state != "") | known)
+        wrong = wrong.withColumn("last_at", F.unix_micros("last_at")).cache()
         findings.count = wrong.count()
         for row in wrong.orderBy("queue", "message_id").limit(NAMED).collect():
             what = "missing" if not row.redis_state else "unknown" if not row.journal_state else "moved"
             findings.troubles.append(
                 Trouble(
                     row.queue, row.message_id, what, row.journal_state or "", row.redis_state or "",
-                    row.last_event or "", row.last_at.isoformat() if row.last_at else "",
+                    row.last_event or "", _utc(row.last_at).isoformat() if row.last_at else "",
                 )
             )  # fmt: skip
-        hour = F.date_trunc("hour", "sent_at").alias("hour")
+        micros = F.unix_micros("sent_at")
+        hour = (micros - F.pmod(micros, F.lit(tables.HOUR))).alias("hour")
         gone = wrong.where((redis_state == "") & (journal_state != ""))
         counts: Missing = {}
         for row in gone.groupBy("queue", hour, "journal_state", "last_event").count().collect():
             fate = "waiting" if row.journal_state != "dead" else "expired" if row.last_event == "expired" else "dead"
-            counts[row.queue, row.hour, fate] = counts.get((row.queue, row.hour, fate), 0) + row["count"]
+            key = (row.queue, _utc(row.hour), fate)
+            counts[key] = counts.get(key, 0) + row["count"]
         return counts
 
     def _add_windows(self, audited: DataFrame, missing: Missing, findings: Findings) -> None:
-        for row in audited.orderBy("queue", "hour").collect():
-            made = row.asDict()
+        for row in audited.withColumn("hour", F.unix_micros("hour")).orderBy("queue", "hour").collect():
+            made = row.asDict() | {"hour": _utc(row.hour)}
             made.pop("dt", None)
             for fate in ("waiting", "dead", "expired"):
-                made[fate] -= missing.get((row.queue, row.hour, fate), 0)
+                made[fate] -= missing.get((row.queue, made["hour"], fate), 0)
             made["difference"] = made["sent"] - sum(
                 made[name] for name in ("acked", "dead", "expired", "deleted", "waiting")
             )  # fmt: skip
             findings.windows.append(made)
+
+
+def _utc(micros: int) -> datetime:
+    """Spark gives instants to Python in the machine's own time zone; this does not."""
+    return datetime.fromtimestamp(micros / tables.SECOND, UTC)
