@@ -14,7 +14,15 @@ run: setup ## Start the sample shop on an embedded Redis and watch it (SECONDS=n
 	@$(BIN)/restante demo $(if $(SECONDS),--seconds $(SECONDS))
 
 test: setup lint ## Lint, then every test but the long fault runs (TESTS=path to choose)
+ifdef TESTS
 	$(BIN)/python -m pytest -m "not chaos" --durations=15 $(TESTS)
+else
+	@# Spark's tests wait for Java half of the time: two processes share the machine well.
+	status=0; \
+	$(BIN)/python -m pytest -m "not chaos" --durations=15 --ignore tests/spark || status=1; \
+	$(BIN)/python -m pytest -m "not chaos" --durations=15 -n 2 --dist loadfile tests/spark || status=1; \
+	exit $$status
+endif
 
 lint: setup ## Check style, types and which room imports which
 	$(BIN)/ruff check

@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
+
+#: Folders and modules whose tests start Spark.
+_SPARK = ("tests/spark/", "tests/docs/")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    found = [Path(item.path).as_posix() for item in session.items]
+    if shutil.which("java") and len(found) > 50 and any(part in path for path in found for part in _SPARK):
+        from tests.harness.spark_archive import make_archive
+
+        make_archive()
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -56,7 +56,7 @@ MUTANTS = (
             "local d = call('HGET', k.deliveries, id) and m.parse(call('HGET', k.deliveries, id))",
         ),
     ),
-    mutant("the same token for every lease", "receive", ("format('%d', base + i) .. '-' .. nonce", "'1-' .. nonce")),
+    mutant("the same token for every lease", "receive", ("format('%d', base + w) .. '-' .. nonce", "'1-' .. nonce")),
     mutant("an ended lease keeps its token", "nack", ("text)\n      d.token, d.expires = '', 0", "text)")),
     # Removals
     mutant(

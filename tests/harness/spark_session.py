@@ -21,6 +21,8 @@ MASTER: Final = "local[2]"
 QUICK: Final = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m",
     "spark.driver.memory": "1g",
+    # Two thirds of the traffic between Python and Java tell the lines of programs, for messages that no test reads.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
 }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,14 +25,26 @@ def say(*words: object) -> None:
 
 
 class SparkProcess(PythonProcess):
-    """A process of this file; `told` goes to the function `work` names."""
+    """A process of this file; `told` goes to the function `work` names. With `gate` it starts Spark and waits there
+    until `go`, so that the next one can start while this one works.
+    """
 
     def __init__(self, work: str, **told: Any) -> None:
+        self._gate = told.get("gate")
         archive = os.environ.get("RESTANTE_SPARK_ARCHIVE", "1")
         super().__init__(Path(__file__), json.dumps({"work": work, **told}), env={"RESTANTE_SPARK_ARCHIVE": archive})
 
     def wait_up(self) -> None:
         self.wait_line("up", timeout=STARTING)
+
+    def go(self) -> None:
+        self.wait_up()
+        Path(str(self._gate)).touch()
+
+
+def wait_at(gate: str | None) -> None:
+    while gate and not Path(gate).exists():
+        time.sleep(0.02)
 
 
 def pipeline(told: dict[str, Any]) -> object:
@@ -44,6 +57,7 @@ def pipeline(told: dict[str, Any]) -> object:
 
     work = Pipeline(quick_session(), PipelineOptions(**told["options"]), progress=progress)
     say("up")
+    wait_at(told.get("gate"))
     return work.run_once() if told.get("once") else work.run_continuously()
 
 
@@ -57,6 +71,7 @@ def replay(told: dict[str, Any]) -> object:
     plan = work.known(told["name"])
     assert plan is not None
     say("up")
+    wait_at(told.get("gate"))
     return work.run(plan, rate=told.get("rate", 0.0), progress=lambda at: say("step", "replay", at.done, at.total))
 
 

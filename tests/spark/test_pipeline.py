@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -19,7 +20,6 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.readwriter import DataStreamReader
 
 import restante
 from restante import Admin, Held, InvalidInput, JournalLost, Post
@@ -415,9 +415,8 @@ class TestLoss:
 @pytest.mark.usefixtures("bronze_only")
 class TestServerAway:
     def test_a_run_goes_on_when_its_server_comes_back(
-        self, spark: SparkSession, lake: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+        self, spark: SparkSession, lake: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        hurry(monkeypatch)
         told: list[str] = []
         with RedisServer(appendonly="always") as server, restante.connect(server.url) as post:
             queue = post.queue("orders")
@@ -432,7 +431,7 @@ class TestServerAway:
                     server.restart()
                 return False
 
-            options = PipelineOptions(url=server.url, lake=str(lake), batch_rows=2)
+            options = PipelineOptions(url=server.url, lake=str(lake), batch_rows=5, patience=0.5)
             work = Pipeline(spark, options, progress=lambda step: told.append(step.name))
             with caplog.at_level(logging.WARNING, "restante"):
                 summary = work.run_once(stop=stop_the_server)
@@ -445,22 +444,11 @@ class TestServerAway:
     def test_a_run_can_be_stopped_while_its_server_is_away(
         self, spark: SparkSession, lake: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        hurry(monkeypatch)
         monkeypatch.setattr(module, "BACKOFF", (60.0, 60.0))
         stop = threading.Event()
-        options = PipelineOptions(url="redis://127.0.0.1:1", lake=str(lake))
+        options = PipelineOptions(url="redis://127.0.0.1:1", lake=str(lake), patience=0.5)
         summary = Pipeline(spark, options, progress=lambda step: stop.set()).run_once(stop=stop.is_set)
         assert (summary.rows, summary.batches) == (0, 0)
-
-
-def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Streams give a server that is away up after half a second; the pipeline then begins to pause."""
-    told = DataStreamReader.options
-
-    def options(self: DataStreamReader, **given: Any) -> DataStreamReader:
-        return told(self, **given, patience=0.5)
-
-    monkeypatch.setattr(DataStreamReader, "options", options)
 
 
 class TestKilled:
@@ -472,14 +460,22 @@ class TestKilled:
             "url": server.url, "lake": str(lake), "batch_rows": 150, "compact_from": 3, "trigger_seconds": 0.1,
             "fold_seconds": 0.5,
         }  # fmt: skip
-        moments = ("bronze", "silver and gold", "compact", "bronze", "silver and gold")
-        with going_on(Traffic(post, 6), pause=0.05):
-            for moment in moments:
-                with SparkProcess("pipeline", options=options) as process:
-                    process.wait_up()
-                    process.wait_line(f"step {moment}", timeout=90)
-                    time.sleep(chance.uniform(0, 0.7))
-                    process.kill9()
+        moments = ("bronze", "silver and gold", "bronze", "silver and gold", "bronze")
+        with ExitStack() as processes, going_on(Traffic(post, 6), pause=0.05):
+
+            def starting(number: int) -> SparkProcess:
+                gate = str(lake.parent / f"gate-{number}")
+                return processes.enter_context(SparkProcess("pipeline", options=options, gate=gate))
+
+            process = starting(0)
+            for number, moment in enumerate(moments):
+                process.go()
+                if number + 1 < len(moments):
+                    following = starting(number + 1)
+                process.wait_line(f"step {moment}", timeout=90)
+                time.sleep(chance.uniform(0, 0.7))
+                process.kill9()
+                process = following
         left = Lake(str(lake)).state()
 
         def caught_up() -> bool:

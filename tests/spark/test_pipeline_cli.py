@@ -119,13 +119,12 @@ class TestRun:
 
     def test_control_c_leaves_a_good_lake_and_nobody(self, spark: SparkSession, post: Post, tmp_path: Path) -> None:
         queue = post.queue("orders")
-        for _ in range(3):
-            queue.send_many(list(range(1000)))
+        queue.send_many(list(range(1000)))
         cli, lake = Cli(post.url, tmp_path), tmp_path / "lake"
         try:
             words = ("--batch-rows", "100", "--compact-from", "2")
             running = cli.start("pipeline", "run", "--lake", "lake", *words)
-            wait_until(lambda: len(Lake(str(lake)).batches()) >= 3, PATIENCE, "three batches")
+            wait_until(lambda: len(Lake(str(lake)).batches()) >= 2, PATIENCE, "two batches")
             running.interrupt()
             assert running.wait(PATIENCE) == 0, running.output
             assert "rows in" in running.output
@@ -238,7 +237,9 @@ class TestReplay:
             assert admin.counts("orders").totals["replayed"] == 2
 
             other = shop("replay", "--where", "true", "--name", "keys", "--yes", lake=lake)
-            assert (other.code, "was planned where error_class = 'KeyError'" in other.error) == (2, True)
+            assert other.code == 2
+            assert "the replay keys was planned with --where" in other.error
+            assert "error_class = 'KeyError'" in other.error
             elsewhere = shop("replay", "--name", "keys", "--to", "repair", "--yes", lake=lake)
             assert elsewhere.code == 2
         finally:

@@ -356,14 +356,16 @@ class TestKilled:
                 "sent"
             ] - copied
 
-        with consumers(letters, "orders", "mail") as seen:
-            for place, rate in ((0, 500.0), (1, 500.0)):
-                with SparkProcess(
-                    "replay", url=letters.server.url, lake=str(letters.lake), name="all", rate=rate
-                ) as one:
-                    wait_until(lambda place=place: moved()[place] > 100, 150, "the first messages")  # type: ignore[misc]
-                    time.sleep(0.5)
-                    one.kill9()
+        def starting(number: int) -> SparkProcess:
+            told = {"url": letters.server.url, "lake": str(letters.lake), "name": "all", "rate": 500.0}
+            return SparkProcess("replay", gate=str(letters.lake.parent / f"gate-{number}"), **told)
+
+        with consumers(letters, "orders", "mail") as seen, starting(0) as first, starting(1) as second:
+            for place, one in enumerate((first, second)):
+                one.go()
+                wait_until(lambda place=place: moved()[place] > 100, 150, "the first messages")  # type: ignore[misc]
+                time.sleep(0.5)
+                one.kill9()
                 assert 100 < moved()[place] < BULK
             again = letters.replay().known("all")
             assert again is not None

@@ -470,7 +470,7 @@ class Admin:
             now.payload if payload is ... else payload,
             kind=now.kind, priority=level, headers=now.headers if headers is None else headers,
             content_type=now.content_type if is_bytes else None, retry=now.retry, lease_ms=limits[0],
-            max_attempts=limits[1], unique=limits[2], unique_states=limits[3],
+            max_attempts=limits[1], unique=limits[2], unique_states=limits[3], expires_ms=stored.expires_ms,
         )  # fmt: skip
         due = ""
         if delay is not None:
@@ -524,6 +524,7 @@ class Admin:
             due_at=message.due_at if message.state is State.SCHEDULED else None, retry=message.retry,
             max_attempts=message.max_attempts, lease=kept.lease_ms / 1000 if kept.lease_ms else None,
             unique=message.unique, unique_states=frozenset(letters[one] for one in kept.unique_states) or None,
+            expires=None if kept.expires_ms is None else kept.expires_ms / 1000,
         )  # fmt: skip
         return sent.stored and self.delete(queue, [id], detail=f"moved to {target}") == 1
 

@@ -19,7 +19,15 @@
 | leases:consumer | stream | a lease journal: id → token, attempts, stored form; numbered rows | hold | clear |
 | verdicts:consumer | hash | lease token → verdict | ack, nack, bury, release | clear |
 
-Beside them one set, `restante:queues`, of all queue names.
+Beside them one set, `restante:queues`, of all queue names, a zset `restante:transient` of queues that end when nobody
+uses them, and what the doors route by:
+
+| key `restante:exchange:{name}:…` | type | members | written by |
+|---|---|---|---|
+| routes | hash | version, type, and per queue and topic pattern what is known of the queue | declare, bind |
+| broadcast | stream | messages for subscribers that come and go | publish |
+| positions | hash | subscriber → how far it has read | bind, reading |
+| bound | set | of a queue: the exchanges and patterns it is bound by | bind |
 """
 
 from __future__ import annotations
@@ -28,6 +36,9 @@ from restante.core.names import valid_name
 
 #: The set of all queue names.
 QUEUES = b"restante:queues"
+
+#: Queues that end when nobody uses them, by when.
+TRANSIENT = b"restante:transient"
 
 #: Every key a queue may have, by its last word.
 NAMES = (
@@ -59,3 +70,8 @@ class QueueKeys:
         if found is None:
             found = self._groups[names] = tuple(self.by_name[name] for name in names)
         return found
+
+
+def exchange_key(name: str, word: str) -> bytes:
+    """A key of an exchange, or of a queue's bindings: routes, broadcast, positions or bound."""
+    return f"restante:exchange:{{{name}}}:{word}".encode()

@@ -160,6 +160,7 @@ class Draft:
     retry: RetryPolicy | None = None
     unique: str | None = None
     unique_states: frozenset[State] | None = None
+    expires: float | timedelta | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,6 +307,12 @@ class Message:
     def lease_expires_at(self) -> datetime | None:
         """When the lease ends by the server's clock, while it is leased."""
         return moment(self._expires_ms)
+
+    @property
+    def expires_at(self) -> datetime | None:
+        """When it is no longer worth delivering; None for most, which wait until they are received."""
+        span = self._stored.expires_ms
+        return None if span is None else moment(self._stored.sent_ms + span)
 
     @property
     def received_at(self) -> datetime | None:

@@ -198,6 +198,7 @@ def _entry(
     retry: RetryPolicy | None,
     unique: str | None,
     unique_states: frozenset[State] | None,
+    expires: float | timedelta | None,
 ) -> tuple[str, str, int, bytes]:
     """Checks one message and gives its four arguments."""
     if type(priority) is not int or not 0 <= priority <= 255:
@@ -221,6 +222,7 @@ def _entry(
         headers=headers,
         content_type=content_type,
         lease_ms=None if lease is None else milliseconds(lease, "lease", least=0.001),
+        expires_ms=None if expires is None else milliseconds(expires, "expires"),
         max_attempts=None if max_attempts is None else whole(max_attempts, "max_attempts", 1, 65535),
         retry=retry,
         unique=unique,
@@ -277,25 +279,27 @@ def send(
     retry: RetryPolicy | None = None,
     unique: str | None = None,
     unique_states: frozenset[State] | None = None,
+    expires: float | timedelta | None = None,
     durability: str | None = None,
 ) -> Operation[MessageId]:
     """Puts one message in and returns its id.
 
     The message waits until it is received and acked. With `delay` or `due_at` it becomes ready then and
-    never before. The same `id` again stores nothing; with `unique` nothing is stored while a message
-    with that key is in one of `unique_states`, and the id returned is that message's (`stored` is False).
+    never before. With `expires` it is removed instead of delivered once it is older than that; nothing expires
+    unasked. The same `id` again stores nothing; with `unique` nothing is stored while a message with that key is in
+    one of `unique_states`, and the id returned is that message's (`stored` is False).
     """
     entry: tuple[str, str, int, bytes]
     if (
         delay == 0 and delay is not False and due_at is None and id is None and not kind and headers is None
         and content_type is None and lease is None and max_attempts is None and retry is None and unique is None
-        and type(payload) in JSON_TYPES
+        and expires is None and type(payload) in JSON_TYPES
     ):  # fmt: skip
         entry = _plain(ref, payload, priority)
     else:
         entry = _entry(
             ref, payload, priority, delay, due_at, id, kind, headers, content_type, lease, max_attempts, retry, unique,
-            unique_states,
+            unique_states, expires,
         )  # fmt: skip
     made = entry[0]
     careful = id is not None or unique is not None
@@ -336,7 +340,7 @@ def send_many(
         entry = _entry(
             ref, item.payload if draft is item else item, draft.priority, draft.delay, draft.due_at, draft.id,
             draft.kind, draft.headers, draft.content_type, draft.lease, draft.max_attempts, draft.retry, draft.unique,
-            draft.unique_states,
+            draft.unique_states, draft.expires,
         )  # fmt: skip
         ids.append(entry[0])
         args += entry

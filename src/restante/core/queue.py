@@ -83,6 +83,9 @@ def receiving(
         for ref in refs:
             got: Received = yield ops.receive(ref, count, lease=lease, acks=acks, card=_card(ref))
             acks = ()
+            while not got.messages and got.due == got.now and not got.lost:
+                # Only what was past its time stood in front: look behind it.
+                got = yield ops.receive(ref, count, lease=lease)
             if got.lost:
                 log.warning("lease lost before ack queue=%s ids=%s", ref.name, ",".join(got.lost[:10]))
             if got.spoiled:

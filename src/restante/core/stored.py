@@ -2,7 +2,7 @@
 
     line 1, the sequence number it was sent under          (put in front by the server, as is sent_at)
     line 2, the facts:  sent_at ⇥ kind ⇥ priority ⇥ payload bytes
-    line 3, the limits: lease_ms ⇥ max_attempts ⇥ unique states ⇥ unique key, empty for most messages
+    line 3, the limits: lease_ms+expires_ms ⇥ max_attempts ⇥ unique states ⇥ unique key, empty for most messages
     then CRC-32 of what the client wrote (4 bytes), length of the options (2 bytes), options (JSON), payload
 
 Facts and limits are text because the scripts paste them into the journal; the options (encoding, content type,
@@ -106,6 +106,7 @@ def encode(
     headers: dict[str, Any] | None = None,
     content_type: str | None = None,
     lease_ms: int | None = None,
+    expires_ms: int | None = None,
     max_attempts: int | None = None,
     retry: RetryPolicy | None = None,
     unique: str | None = None,
@@ -139,10 +140,11 @@ def encode(
     if len(extra) > MAX_OPTIONS:
         raise InvalidInput(f"headers take {len(extra)} bytes, more than {MAX_OPTIONS}: move them into the payload")
     limits = b""
-    if lease_ms is not None or max_attempts is not None or unique is not None:
+    if lease_ms is not None or expires_ms is not None or max_attempts is not None or unique is not None:
         if unique is not None:
             _check_unique(unique)
-        limits = f"{lease_ms or ''}\t{max_attempts or ''}\t{unique_states}\t{unique or ''}".encode()
+        first = f"{lease_ms or ''}" if expires_ms is None else f"{lease_ms or ''}+{expires_ms}"
+        limits = f"{first}\t{max_attempts or ''}\t{unique_states}\t{unique or ''}".encode()
     head = b"%b\t%d\t%d\n%b\n" % (kind.encode(), priority, len(body), limits)
     tail = b"%b%b%b" % (len(extra).to_bytes(2), extra, body)
     return head + crc32(tail, crc32(head)).to_bytes(4) + tail, len(body)
@@ -211,7 +213,12 @@ class Stored:
 
     @property
     def lease_ms(self) -> int | None:
-        return int(self._split()[1][0] or 0) or None
+        return int(self._split()[1][0].partition("+")[0] or 0) or None
+
+    @property
+    def expires_ms(self) -> int | None:
+        _, given, text = self._split()[1][0].partition("+")
+        return int(text) if given else None
 
     @property
     def max_attempts(self) -> int | None:

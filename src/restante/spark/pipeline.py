@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
@@ -42,6 +43,8 @@ TRIGGER_SECONDS = 5.0
 FOLD_SECONDS = 60.0
 #: Seconds of the first pause after a failure, and of the longest.
 BACKOFF = (1.0, 60.0)
+#: Tables written at the same time.
+AT_A_TIME = 2
 #: Tables that lie by date, by their names.
 TABLES = {table.name: table for table in (*SILVER, *GOLD)}
 #: The name under which the journals know this reader unless told otherwise.
@@ -282,13 +285,11 @@ class Pipeline:
             rows = self.journal(state, dates)
             with _kept() as keep:
                 messages, attempts = tables.silver(rows, keep)
-                self._overwrite(messages, "silver", "messages")
-                self._overwrite(attempts, "silver", "attempts")
+                self._overwrite_all("silver", {"messages": messages, "attempts": attempts})
             # From the files just written: computing silver once is cheaper than keeping it in memory.
             messages, attempts = self._silver("messages", dates), self._silver("attempts", dates)
             with _kept() as keep:
-                for name, table in tables.gold(rows, messages, attempts, keep).items():
-                    self._overwrite(table, "gold", name)
+                self._overwrite_all("gold", tables.gold(rows, messages, attempts, keep))
             self._sum()
         state.folded = fresh[-1]
         self.lake.save(state)
@@ -304,6 +305,13 @@ class Pipeline:
         place = self.lake.path(layer, name)
         self.lake.files.create_dir(self.lake.at(layer, name), recursive=True)
         return self.spark.read.schema(f"{TABLES[name].ddl()}, dt date").parquet(place)
+
+    def _overwrite_all(self, layer: str, made: Mapping[str, DataFrame]) -> None:
+        """Several at a time: planning a small table takes longer than computing it, and takes one core."""
+        with ThreadPoolExecutor(AT_A_TIME, "restante-fold") as pool:
+            writing = [pool.submit(self._overwrite, table, layer, name) for name, table in made.items()]
+            for one in writing:
+                one.result()
 
     def _overwrite(self, table: DataFrame, layer: str, name: str) -> None:
         """Replaces the dates a table has rows for."""

@@ -57,6 +57,12 @@ local function position(facts, sequence)
   return format('%d', (255 - match(facts, '\t(%d+)\t%d+$')) * SPAN + sequence)
 end
 
+-- Whether a message has waited longer than it is worth: the limits' first field is lease_ms, then + and expires_ms.
+local function is_over(facts, limits, now)
+  local span = match(limits, '^%d*%+(%d+)')
+  return span and match(facts, '^%d+') + span <= now or false
+end
+
 -- The unique key of a message is held in the states it names and free in all others.
 local function hold_unique(unique, limits, id, state)
   if limits == '' then return end
@@ -180,6 +186,7 @@ return {
   lower_due = lower_due,
   read = read,
   position = position,
+  is_over = is_over,
   hold_unique = hold_unique,
   parse = parse,
   pack = pack,

@@ -6,7 +6,8 @@
 --         lost acks, then per message: id, attempts (from the second delivery on: attempts, replays and "expired" if the
 --         last attempt ended without a word), lease_expires_at, stored form.
 --         An idle look (nothing ready, due or handed along) answers 0 for now and the number.
--- Journal: acked, promoted, expired, received
+--         A message past its own limit of waiting (expires) is removed when its turn comes, and not delivered.
+-- Journal: acked, promoted, expired, received, deleted
 local messages, deliveries, history, ready, scheduled = KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
 local retrying, leased, dead, done, marker, unique = KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12], KEYS[13]
 local acked, acked_before, consumers = KEYS[14], KEYS[15], KEYS[16]
@@ -138,9 +139,9 @@ local base = sequence + settled
 local reply = { now, '', version, promoted, expired, base, lost }
 local held_, scored, soonest = {}, {}, now + (tonumber(lease) or tonumber(queue_lease) or 30000)
 local stamp, until_ = format('%d', now), format('%013d', soonest)
-local lead = '1\treceived\tleased\t' .. stamp .. '\t'
+local lead, given_out, lapsed = '1\treceived\tleased\t' .. stamp .. '\t', 0, nil
 for i = 1, took do
-  local id, body = ids[i], stored[i]
+  local id, body, over = ids[i], stored[i], false
   local place, facts, limits = match(body, '^(%d+)\n(%d+\t[^\t\n]*\t%d+\t%d+)\n([^\n]*)\n')
   if not facts then
     m = m or moves()
@@ -154,30 +155,39 @@ for i = 1, took do
     told = attempts .. ' ' .. replays .. (d.token == '-' and ' expired' or ' ')
   end
   if limits ~= '' then
+    m = m or moves()
+    over = replays == '0' and m.is_over(facts, limits, now)
     local own = lease == '' and match(limits, '^(%d+)')
     if own then ends = format('%013d', now + own) end
-    m = m or moves()
-    m.hold_unique(unique, limits, id, 'l')
+    m.hold_unique(unique, limits, id, over and 'g' or 'l')
   end
-  local tail = facts .. '\t' .. attempts .. '\t' .. consumer
-  held_[2 * i - 1] = id
-  held_[2 * i] = ends .. ' ' .. format('%d', base + i) .. '-' .. nonce .. '\n' .. tail .. '\n' .. place .. '\t' .. stamp
-    .. '\t' .. replays .. '\n' .. limits
-  scored[2 * i - 1], scored[2 * i] = ends, id
-  lines[settled + i] = lead .. id .. '\t' .. tail .. '\t' .. ends .. '\t\t'
-  local at = 4 + 4 * i
-  reply[at], reply[at + 1], reply[at + 2], reply[at + 3] = id, told, ends, body
-  if ends ~= until_ then soonest = math.min(soonest, tonumber(ends)) end
+  if over then
+    lapsed = lapsed or { ids = {}, lines = {} }
+    lapsed.ids[#lapsed.ids + 1] = id
+    lapsed.lines[#lapsed.ids] = m.line('deleted', 'gone', stamp, id, facts, format('%d', attempts - 1), '', '', 'Lapsed',
+      'ready')
+  else
+    given_out = given_out + 1
+    local w, tail = given_out, facts .. '\t' .. attempts .. '\t' .. consumer
+    held_[2 * w - 1] = id
+    held_[2 * w] = ends .. ' ' .. format('%d', base + w) .. '-' .. nonce .. '\n' .. tail .. '\n' .. place .. '\t' .. stamp
+      .. '\t' .. replays .. '\n' .. limits
+    scored[2 * w - 1], scored[2 * w] = ends, id
+    lines[settled + w] = lead .. id .. '\t' .. tail .. '\t' .. ends .. '\t\t'
+    local at = 4 + 4 * w
+    reply[at], reply[at + 1], reply[at + 2], reply[at + 3] = id, told, ends, body
+    if ends ~= until_ then soonest = math.min(soonest, tonumber(ends)) end
+  end
 end
-if took > 0 then due = math.min(due or soonest, soonest) end
-if settled + took > 0 then
-  call('HSET', queue, 'sequence', format('%d', base + took), 'received', format('%d', (tonumber(set[4]) or 0) + took),
+if given_out > 0 then due = math.min(due or soonest, soonest) end
+if settled + given_out > 0 then
+  call('HSET', queue, 'sequence', format('%d', base + given_out), 'received', format('%d', (tonumber(set[4]) or 0) + given_out),
     'acked', format('%d', (tonumber(set[5]) or 0) + settled))
-  if level == 'full' or level == 'payloads' or took == 0 then
-    write(sequence, lines, took == 0)
+  if level == 'full' or level == 'payloads' or given_out == 0 then
+    write(sequence, lines, given_out == 0)
   else
     local first, rest = {}, {}
-    for i = 1, settled + took do
+    for i = 1, settled + given_out do
       if i <= settled then first[i] = lines[i] else rest[i - settled] = lines[i] end
     end
     if settled > 0 then write(sequence, first, true) end
@@ -185,19 +195,26 @@ if settled + took > 0 then
   end
 end
 if took > 0 then
-  call('HSET', deliveries, unpack(held_))
-  call('ZADD', leased, unpack(scored))
+  if given_out > 0 then
+    call('HSET', deliveries, unpack(held_))
+    call('ZADD', leased, unpack(scored))
+  end
   call('ZREMRANGEBYRANK', ready, '0', format('%d', took - 1))
+  if lapsed then
+    write(m.advance('deleted', #lapsed.ids), lapsed.lines, true)
+    m.forget(messages, deliveries, history, lapsed.ids)
+    if more and given_out == 0 then due = now end -- others wait behind them
+  end
   if due ~= known and (not known or due < known) then call('HSET', queue, 'due', format('%d', due)) end
-  if tokens then call('HSET', queue, 'tokens', tokens - took, 'tokens_at', now) end
+  if tokens then call('HSET', queue, 'tokens', tokens - given_out, 'tokens_at', now) end
 end
 if settled > 0 then
   apply(gone, now, keep, { messages = messages, deliveries = deliveries, history = history, leased = leased,
     done = done, unique = unique })
 end
 
-if rate and paused == '' and tokens and tokens - took < 1 then
-  local refill = now + math.ceil((1 - (tokens - took)) * 1000 / rate)
+if rate and paused == '' and tokens and tokens - given_out < 1 then
+  local refill = now + math.ceil((1 - (tokens - given_out)) * 1000 / rate)
   if not due or refill < due then due = refill end
 end
 -- Whoever takes hands on: more is ready, or a time comes soon that nobody else may know of.

@@ -1,0 +1,726 @@
+"""A Kombu channel over the core's queues: publishing, declaring, consuming, and verdicts.
+
+On failure a typed error reaches Kombu, whose retries are safe: a message keeps its id over them. What a channel holds
+when it closes goes back to its place uncounted, unless a task is at work on it.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import logging
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from amqp.protocol import queue_declare_ok_t
+from kombu.exceptions import ChannelError
+from kombu.transport import base
+from kombu.utils.uuid import uuid
+
+from restante.celery import wire
+from restante.celery.arguments import checked
+from restante.celery.routing import QueueInfo
+from restante.core.admin import Admin
+from restante.core.errors import LeaseLost, NotFound, RestanteError
+from restante.core.keys import QUEUES, TRANSIENT, exchange_key
+from restante.core.message import State, new_id
+from restante.core.operations import MAX_BATCH
+from restante.core.queue import LeasedMessage
+from restante.core.topics import matches
+
+if TYPE_CHECKING:
+    from restante.celery.transport import Transport
+
+log = logging.getLogger("restante")
+
+#: Messages taken by one call where no prefetch bounds them.
+BATCH = 100
+#: Seconds after which an auto_delete queue without x-expires ends when nobody uses it.
+UNUSED = 300.0
+#: Seconds a transient queue outlives its time, so that a slow consumer's sign of life still counts.
+GRACE = 5.0
+
+
+class Unroutable(ChannelError):
+    """No queue is bound for a message, and nobody said that this is fine."""
+
+
+class Source:
+    """A queue that a channel consumes from: its own messages, and the broadcasts it has subscribed to."""
+
+    __slots__ = ("due_at", "info", "marker", "maybe", "name", "places", "queue", "refreshed_at", "taps", "topics")
+
+    def __init__(self, channel: Channel, name: str, info: QueueInfo) -> None:
+        self.name = name
+        self.info = info
+        self.queue = channel.desk.queue(name)
+        self.marker = self.queue._ref.keys["marker"]
+        #: Whether something may be there: before the first look, after a wake-up, while there was more. A transient
+        #: queue mostly has broadcasts alone; what else is there has set its marker.
+        self.maybe = not info.transient
+        #: When something falls due, by time.monotonic().
+        self.due_at: float | None = None
+        #: Consumer tag, callback and whether it acks by itself; in turns where there are several.
+        self.taps: deque[tuple[str, Callable[[Any], Any], bool]] = deque()
+        #: Broadcast stream → the last entry this queue has had.
+        self.places: dict[bytes, str] = {}
+        self.topics: dict[bytes, tuple[str, list[str], str]] = {}
+        self.refreshed_at = 0.0
+
+
+class Channel(base.StdChannel):
+    """A Kombu channel."""
+
+    Message = wire.Message
+    _ids = itertools.count(1)
+
+    def __init__(self, transport: Transport) -> None:
+        self.connection: Any = transport
+        self.desk = transport.desk
+        self.options = transport.options
+        self.channel_id = next(self._ids)
+        self.closed = False
+        self.prefetch = 0
+        self.no_ack_consumers: set[str] = set()
+        self.sources: dict[str, Source] = {}
+        self._tags: dict[str, str] = {}
+        #: Taken and not yet handed out.
+        self.waiting: deque[tuple[Source, wire.Message]] = deque()
+        #: Handed out and not yet settled, by delivery tag.
+        self.held: dict[str, wire.Message] = {}
+        self._turn = 0
+        self._transient: dict[str, QueueInfo] = {}
+
+    # -- exchanges and queues ------------------------------------------------------------------------------------
+
+    def exchange_declare(
+        self, exchange: str | None = None, type: str = "direct", durable: bool = False, auto_delete: bool = False,
+        arguments: Any = None, nowait: bool = False, passive: bool = False, **_: Any,
+    ) -> None:  # fmt: skip
+        type = type or "direct"
+        exchange = exchange or f"amq.{type}"
+        if passive:
+            if not self.desk.routing.table(exchange).declared:
+                raise _not_found("exchange", exchange, "Channel.exchange_declare")
+            return
+        self.desk.routing.declare(exchange, type, durable)
+
+    def exchange_delete(self, exchange: str, if_unused: bool = False, nowait: bool = False, **_: Any) -> None:
+        if if_unused and self.desk.routing.table(exchange).bindings:
+            return
+        self.desk.routing.forget_exchange(exchange)
+
+    def exchange_bind(self, *_: Any, **__: Any) -> None:
+        raise NotImplementedError("exchanges cannot be bound to exchanges here: bind the queue to both")
+
+    exchange_unbind = exchange_bind
+
+    def prepare_queue_arguments(self, arguments: Any, **given: Any) -> dict[str, Any]:
+        return dict(base.to_rabbitmq_queue_arguments(arguments or {}, **given))
+
+    def queue_declare(
+        self, queue: str | None = None, passive: bool = False, durable: bool = False, exclusive: bool = False,
+        auto_delete: bool = False, arguments: Any = None, **_: Any,
+    ) -> queue_declare_ok_t:  # fmt: skip
+        queue = queue or f"amq.gen-{uuid()}"
+        if passive:
+            if not self._exists(queue):
+                raise _not_found("queue", queue, "Channel.queue_declare")
+        else:
+            made = checked(queue, arguments)
+            info = QueueInfo(queue, auto_delete or exclusive or "x-expires" in made, made)
+            before = self.desk.routing.queue(queue)
+            if before is None or before != info:
+                if before is not None and before.arguments != made:
+                    differ = sorted({*before.arguments.items()} ^ {*made.items()})
+                    raise ChannelError(
+                        f"PRECONDITION_FAILED - queue {queue!r} was declared with {before.arguments}, not {made} "
+                        f"(different: {', '.join(sorted({name for name, _ in differ}))}): use the same arguments, or "
+                        "delete the queue first",
+                        (50, 10), "Channel.queue_declare", "406",
+                    )  # fmt: skip
+                self.desk.routing.bind(info, "", queue)
+            self._open(info)
+        return queue_declare_ok_t(queue, self._size(queue), 0)
+
+    def _open(self, info: QueueInfo) -> None:
+        """Makes the queue what its arguments say. A dead-letter exchange takes what the core would call dead."""
+        if info.transient:
+            self._transient[info.name] = info
+            self._sign_of_life(info)
+            return
+        limit = info.arguments.get("x-delivery-limit", self.options.delivery_limit)
+        queue = self.desk.queue(info.name)
+        wanted: dict[str, Any] = {
+            "max_attempts": 65535 if "x-dead-letter-exchange" in info.arguments else limit,
+            "max_length": info.arguments.get("x-max-length"),
+        }
+        if not queue._ref.opened:
+            queue._open()
+        if any(getattr(queue.settings, name) != value for name, value in wanted.items()):
+            queue.configure(**wanted)
+
+    def _exists(self, queue: str) -> bool:
+        if self.desk.routing.queue(queue) is not None:
+            return True
+        return bool(self.desk.command("SISMEMBER", QUEUES, self.desk.name(queue), key=QUEUES))
+
+    def _size(self, queue: str) -> int:
+        counts = self._counts(queue)
+        return counts.ready + counts.scheduled + counts.retrying if counts else 0
+
+    def _counts(self, queue: str) -> Any:
+        try:
+            return Admin(self.desk.post).counts(self.desk.name(queue))
+        except NotFound:
+            return None
+
+    def queue_bind(
+        self, queue: str, exchange: str | None = None, routing_key: str = "", arguments: Any = None, **_: Any
+    ) -> None:
+        exchange = exchange or "amq.direct"
+        routing = self.desk.routing
+        info = routing.queue(queue) or QueueInfo(queue)
+        table = routing.table(exchange)
+        if not any(key == (routing_key or "") and known == info for key, _, known in table.bindings):
+            if info.transient and table.broadcasts:
+                self._take_place(queue, exchange)
+            routing.bind(info, exchange, routing_key or "")
+        source = self.sources.get(queue)
+        if source is not None:
+            self._subscribe(source)
+
+    def _take_place(self, queue: str, exchange: str) -> None:
+        """The place from which a queue hears a broadcast: where it was, or the end as of now."""
+        places = exchange_key(self.desk.name(exchange), "positions")
+        stream = exchange_key(self.desk.name(exchange), "broadcast")
+        newest = self.desk.command("XREVRANGE", stream, "+", "-", "COUNT", 1, key=stream)
+        last = newest[0][0] if newest else b"0-0"
+        self.desk.command("HSETNX", places, queue, last, key=places)
+
+    def queue_unbind(
+        self, queue: str, exchange: str | None = None, routing_key: str = "", arguments: Any = None, **_: Any
+    ) -> None:
+        self.desk.routing.unbind(queue, exchange or "amq.direct", routing_key or "")
+        source = self.sources.get(queue)
+        if source is not None:
+            self._subscribe(source)
+
+    def queue_delete(self, queue: str, if_unused: bool = False, if_empty: bool = False, **_: Any) -> int:
+        counts = self._counts(queue)
+        waiting = counts.waiting if counts else 0
+        if if_empty and waiting:
+            return 0
+        if if_unused and any(queue in channel.sources for channel in self.connection.channels):
+            return 0
+        self._drop(queue)
+        return waiting
+
+    def _drop(self, queue: str) -> None:
+        self.desk.routing.forget_queue(queue)
+        self._transient.pop(queue, None)
+        try:
+            Admin(self.desk.post).drop(self.desk.name(queue))
+        except NotFound:
+            pass
+
+    def after_reply_message_received(self, queue: str) -> None:
+        self.queue_delete(queue)
+
+    def queue_purge(self, queue: str, **_: Any) -> int:
+        """Removes what waits, scheduled included; what workers hold and what is dead stays."""
+        admin, name = Admin(self.desk.post), self.desk.name(queue)
+        try:
+            return admin.purge(name, (State.READY, State.SCHEDULED, State.RETRYING))
+        except NotFound:
+            return 0
+
+    def list_bindings(self) -> list[tuple[str, str, str]]:
+        routing = self.desk.routing
+        names = [key for key, _, _ in routing.table("").bindings]
+        return [(queue, exchange, pattern) for queue in names for exchange, pattern in routing.bindings(queue)]
+
+    get_bindings = list_bindings
+
+    # -- publishing ----------------------------------------------------------------------------------------------
+
+    def prepare_message(
+        self, body: Any, priority: int | None = None, content_type: str | None = None,
+        content_encoding: str | None = None, headers: Any = None, properties: Any = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        properties = {} if properties is None else properties
+        properties.setdefault("delivery_info", {})
+        properties.setdefault("priority", priority or 0)
+        # Kept by Kombu over its retries, so that a message stored by a try whose answer was lost is not stored twice.
+        properties.setdefault("restante_id", new_id())
+        return {
+            "body": body, "content-encoding": content_encoding, "content-type": content_type,
+            "headers": headers or {}, "properties": properties,
+        }  # fmt: skip
+
+    def basic_publish(self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any) -> None:
+        exchange, routing_key = exchange or "", routing_key or ""
+        table = self.desk.routing.table(exchange)
+        chosen = table.match(routing_key)
+        if not exchange and not chosen:
+            chosen = [QueueInfo(routing_key)]
+        copies = [info for info in chosen if not (info.transient and table.broadcasts)]
+        if len(copies) < len(chosen):
+            self._broadcast(message, exchange, routing_key)
+        for info in copies:
+            self._send(info, message, exchange, routing_key)
+        if not chosen:
+            self._nowhere(table.durable, message, exchange, routing_key)
+
+    def _send(
+        self, info: QueueInfo, message: dict[str, Any], exchange: str, routing_key: str, id: str | None = None
+    ) -> None:
+        headers, properties = message["headers"], message["properties"]
+        payload, content_type = wire.payload_of(
+            message["body"], message.get("content-type"), message.get("content-encoding")
+        )
+        expires = self._expires(info, properties)
+        self.desk.queue(info.name).send(
+            payload,
+            id=id or properties.get("restante_id") or new_id(),
+            kind=wire.kind_of(headers),
+            priority=_priority(properties.get("priority"), info.arguments.get("x-max-priority", 255)),
+            headers=wire.headers_of(message, info.name, exchange, routing_key),
+            content_type=content_type,
+            delay=wire.delay_of(headers),
+            expires=None if "x-dead-letter-exchange" in info.arguments else expires,
+        )
+
+    def _expires(self, info: QueueInfo, properties: dict[str, Any]) -> float | None:
+        """The shortest of the message's own limit, the queue's and the transport's, in seconds."""
+        own = properties.get("expiration")
+        limits = (
+            None if own in (None, "") else int(own) / 1000,  # Kombu has made milliseconds of it
+            info.seconds("x-message-ttl"), self.options.message_ttl,
+        )  # fmt: skip
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    def _broadcast(self, message: dict[str, Any], exchange: str, routing_key: str) -> None:
+        body = message["body"]
+        packed = {**message, "properties": {**message["properties"]}}
+        packed["properties"].pop("restante_id", None)
+        if isinstance(body, bytes | bytearray | memoryview):
+            packed["body"], packed["b"] = base64.b64encode(body).decode(), 1
+        stream = exchange_key(self.desk.name(exchange), "broadcast")
+        self.desk.command(
+            "XADD", stream, "MAXLEN", "~", self.options.stream_maxlen, "*", "k", routing_key, "m",
+            orjson.dumps(packed, default=str), key=stream,
+        )  # fmt: skip
+
+    def _nowhere(self, durable: bool, message: dict[str, Any], exchange: str, routing_key: str) -> None:
+        fallback, choice = self.options.deadletter_queue, self.options.unroutable
+        if fallback:
+            self._send(self.desk.routing.queue(fallback) or QueueInfo(fallback), message, exchange, routing_key)
+        elif choice == "drop" or not durable or message["properties"].get("delivery_mode") == 1:
+            return  # nobody listens, as it may be with events
+        elif choice == "warn":
+            log.warning("dropped because no queue is bound exchange=%s routing_key=%s", exchange, routing_key)
+        else:
+            raise Unroutable(
+                f"no queue is bound to exchange {exchange!r} for {routing_key!r}: bind one, set the transport option "
+                "deadletter_queue, or unroutable='warn'",
+                (60, 40), "Channel.basic_publish", "312",
+            )  # fmt: skip
+
+    # -- consuming -----------------------------------------------------------------------------------------------
+
+    def basic_consume(
+        self, queue: str, no_ack: bool, callback: Callable[[Any], Any], consumer_tag: str, **_: Any
+    ) -> str:
+        source = self.sources.get(queue)
+        if source is None:
+            info = self.desk.routing.queue(queue) or QueueInfo(queue)
+            source = self.sources[queue] = Source(self, queue, info)
+            if info.transient:
+                self._transient[queue] = info
+            self._subscribe(source)
+        source.taps.append((consumer_tag, callback, no_ack))
+        self._tags[consumer_tag] = queue
+        if no_ack:
+            self.no_ack_consumers.add(consumer_tag)
+        self.connection.stir()
+        return consumer_tag
+
+    def _subscribe(self, source: Source) -> None:
+        """Learns the broadcasts a transient queue is bound to, and where it is in each."""
+        if not source.info.transient:
+            return
+        source.topics, source.places = {}, {}
+        routing = self.desk.routing
+        limit = source.info.seconds("x-message-ttl")
+        for exchange, pattern in routing.bindings(source.name):
+            table = routing.table(exchange)
+            if not table.broadcasts:
+                continue
+            stream = exchange_key(self.desk.name(exchange), "broadcast")
+            places = exchange_key(self.desk.name(exchange), "positions")
+            place = (self.desk.command("HGET", places, source.name, key=places) or b"0-0").decode()
+            if limit is not None:
+                oldest = f"{int((self._server_time() - limit) * 1000)}-0"
+                place = max(place, oldest, key=_entry)
+            source.places[stream] = place
+            kept = source.topics.get(stream, (table.type, [], exchange))
+            kept[1].append(pattern)
+            source.topics[stream] = kept
+        self.connection.stir()
+
+    def _server_time(self) -> float:
+        seconds, micro = self.desk.command("TIME", key=TRANSIENT)
+        return int(seconds) + int(micro) / 1e6
+
+    def basic_cancel(self, consumer_tag: str, **_: Any) -> None:
+        self._cancel(consumer_tag, drop=True)
+
+    def _cancel(self, consumer_tag: str, *, drop: bool) -> None:
+        queue = self._tags.pop(consumer_tag, None)
+        self.no_ack_consumers.discard(consumer_tag)
+        source = self.sources.get(queue) if queue is not None else None
+        if source is None or queue is None:
+            return
+        source.taps = deque(tap for tap in source.taps if tap[0] != consumer_tag)
+        if not source.taps:
+            del self.sources[queue]
+            mine = [message for at, message in self.waiting if at is source]
+            self.waiting = deque(pair for pair in self.waiting if pair[0] is not source)
+            self.desk.release([message.taken for message in mine if message.taken is not None])
+            if drop and source.info.transient and "x-expires" not in source.info.arguments:
+                self._drop(queue)
+        self.connection.stir()
+
+    def basic_qos(self, prefetch_size: int = 0, prefetch_count: int = 0, apply_global: bool = False, **_: Any) -> None:
+        self.prefetch = prefetch_count or 0
+        self.connection.stir()
+
+    def flow(self, active: bool = True) -> None:
+        raise NotImplementedError("flow is not there: a consumer that is not asked takes nothing")
+
+    @property
+    def free(self) -> int:
+        """How many messages may be taken now."""
+        if not self.prefetch:
+            return max(0, BATCH - len(self.waiting))
+        return max(0, min(MAX_BATCH, self.prefetch - len(self.held) - len(self.waiting)))
+
+    def pump(self, now: float) -> None:
+        """Takes what is free from queues that may have something; acks travel along."""
+        if not self.sources:
+            return
+        for source in self._order():
+            if source.due_at is not None and source.due_at <= now:
+                source.maybe, source.due_at = True, None
+            if not source.maybe:
+                continue
+            free = self.free
+            if free <= 0:
+                return
+            got = self.desk.take(source.queue, free, self.options.visibility_timeout)
+            source.maybe = len(got.messages) >= free
+            source.due_at = None if got.due is None else time.monotonic() + max(0.0, (got.due - got.now) / 1000)
+            for taken in got.messages:
+                self._accept(source, taken, got.now)
+
+    def _order(self) -> list[Source]:
+        sources = list(self.sources.values())
+        if len(sources) > 1:
+            if self.options.queue_order_strategy == "sorted":
+                sources.sort(key=lambda source: source.name)
+            elif self.options.queue_order_strategy == "round_robin":
+                self._turn = (self._turn + 1) % len(sources)
+                sources = sources[self._turn :] + sources[: self._turn]
+        return sources
+
+    def _accept(self, source: Source, taken: LeasedMessage, now: int) -> None:
+        """Puts a received message in line, unless its time or its deliveries are over."""
+        try:
+            made = wire.parts(taken, source.name)
+        except Exception as error:  # whatever a foreign message is made of, it must not stop the worker
+            log.error("buried queue=%s id=%s error=%s", source.name, taken.id, type(error).__name__)
+            self.desk.bury(taken, error)
+            return
+        message = self.Message(self, taken, source.name, f"{source.name}:{taken.lease_token}", made)
+        arguments = source.info.arguments
+        if "x-dead-letter-exchange" in arguments:
+            limit = arguments.get("x-delivery-limit", self.options.delivery_limit)
+            expires = self._expires(source.info, message.properties)
+            if taken.attempts > limit:
+                self._dead_letter(source.info, message, "delivery_limit")
+                return
+            if expires is not None and taken._stored.sent_ms + expires * 1000 <= now:
+                self._dead_letter(source.info, message, "expired")
+                return
+        self.waiting.append((source, message))
+
+    def hear(self, stream: bytes, entries: list[Any]) -> None:
+        """Broadcast entries for the queues that subscribed to them."""
+        for source in list(self.sources.values()):
+            if stream not in source.places:
+                continue
+            type, patterns, exchange = source.topics[stream]
+            for id, fields in entries:
+                place = id.decode()
+                if _entry(place) <= _entry(source.places[stream]):
+                    continue
+                source.places[stream] = place
+                found = dict(zip(fields[::2], fields[1::2], strict=True))
+                topic = found[b"k"].decode()
+                if type == "topic" and not any(matches(pattern, topic) for pattern in patterns):
+                    continue
+                told = orjson.loads(found[b"m"])
+                body = base64.b64decode(told["body"]) if told.get("b") else told["body"]
+                made = {
+                    "body": body, "content_type": told.get("content-type"), "headers": told.get("headers") or {},
+                    "content_encoding": told.get("content-encoding"), "properties": told.get("properties") or {},
+                    "exchange": exchange, "routing_key": topic,
+                }  # fmt: skip
+                self.waiting.append((source, self.Message(self, None, source.name, f"{source.name}:{place}", made)))
+            places = exchange_key(self.desk.name(exchange), "positions")
+            self.desk.command("HSET", places, source.name, source.places[stream], key=places)
+
+    def deliver(self) -> bool:
+        """Hands one message out; False where none is in line."""
+        while self.waiting:
+            source, message = self.waiting.popleft()
+            if not source.taps:
+                if message.taken is not None:
+                    self.desk.release((message.taken,))
+                continue
+            tag, callback, no_ack = source.taps[0]
+            source.taps.rotate(-1)
+            message.delivery_info["consumer_tag"] = tag
+            if no_ack:
+                if message.taken is not None:
+                    self.desk.ack_soon(message.taken)
+            else:
+                self.held[str(message.delivery_tag)] = message
+            callback(message)
+            return True
+        return False
+
+    def basic_get(self, queue: str, no_ack: bool = False, **_: Any) -> wire.Message | None:
+        info = self.desk.routing.queue(queue) or QueueInfo(queue)
+        source = self.sources.get(queue) or Source(self, queue, info)
+        if info.transient:
+            self._sign_of_life(info)
+            if not source.places:
+                self._subscribe(source)
+        kept, self.waiting = self.waiting, deque()
+        try:
+            got = self.desk.take(source.queue, 1, self.options.visibility_timeout)
+            for taken in got.messages:
+                self._accept(source, taken, got.now)
+            if not self.waiting and source.places:
+                self._peek_broadcasts(source)
+            if not self.waiting:
+                return None
+            message = self.waiting.popleft()[1]
+        finally:
+            self.waiting = kept
+        if no_ack:
+            if message.taken is not None:
+                self.desk.ack_soon(message.taken)
+                self.desk.tell_acks()
+        else:
+            self.held[str(message.delivery_tag)] = message
+        return message
+
+    def _peek_broadcasts(self, source: Source) -> None:
+        """One entry of the first broadcast that has one."""
+        for stream, place in list(source.places.items()):
+            entries = self.desk.command("XRANGE", stream, f"({place}", "+", "COUNT", 1, key=stream)
+            if entries:
+                listening = self.sources
+                self.sources = {source.name: source}
+                try:
+                    self.hear(stream, entries)
+                finally:
+                    self.sources = listening
+                return
+
+    def message_to_python(self, message: Any) -> Any:
+        return message
+
+    # -- verdicts ------------------------------------------------------------------------------------------------
+
+    def basic_ack(self, delivery_tag: str, multiple: bool = False, **_: Any) -> None:
+        tags = self._upto(delivery_tag) if multiple else [delivery_tag]
+        for tag in tags:
+            message = self.held.pop(tag, None)
+            if message is None or message.taken is None:
+                continue
+            if message.unreadable is not None:
+                self.desk.bury(message.taken, message.unreadable)
+            else:
+                self.desk.ack_soon(message.taken)
+        self._settled()
+
+    def basic_reject(self, delivery_tag: str, requeue: bool = False, **_: Any) -> None:
+        message = self.held.pop(delivery_tag, None)
+        if message is None:
+            return
+        info = self.desk.routing.queue(_queue_of(delivery_tag)) or QueueInfo(_queue_of(delivery_tag))
+        if message.taken is None:
+            if requeue:
+                self._send(
+                    info, _again(message), message.delivery_info["exchange"], message.delivery_info["routing_key"]
+                )
+        elif requeue:
+            self.desk.nack(message.taken, "rejected to be delivered again")
+        elif "x-dead-letter-exchange" in info.arguments:
+            self._dead_letter(info, message, "rejected")
+        else:
+            self.desk.bury(message.taken, message.unreadable or sys.exc_info()[1] or "rejected")
+        self._settled()
+
+    def basic_nack(self, delivery_tag: str, multiple: bool = False, requeue: bool = True, **_: Any) -> None:
+        for tag in self._upto(delivery_tag) if multiple else [delivery_tag]:
+            self.basic_reject(tag, requeue)
+
+    def basic_recover(self, requeue: bool = False, **_: Any) -> None:
+        """Gives everything that is held back."""
+        messages, self.held = list(self.held.values()), {}
+        self.desk.release([message.taken for message in messages if message.taken is not None])
+        for source in self.sources.values():
+            source.maybe = True
+        self._settled()
+
+    def _upto(self, delivery_tag: str) -> list[str]:
+        tags = list(self.held)
+        return tags[: tags.index(delivery_tag) + 1] if delivery_tag in self.held else []
+
+    def _settled(self) -> None:
+        """An ack waits for the loop's turn, where a loop turns; otherwise it is told at once."""
+        transport = self.connection
+        if transport is None or not transport.turning:
+            self.desk.tell_acks()
+        if transport is not None:
+            transport.stir()
+
+    def _dead_letter(self, info: QueueInfo, message: wire.Message, reason: str) -> None:
+        """To the exchange the queue names, under an id made of this delivery's: repeated, it is stored once."""
+        taken = message.taken
+        exchange = info.arguments["x-dead-letter-exchange"]
+        key = info.arguments.get("x-dead-letter-routing-key", message.delivery_info["routing_key"])
+        again = _again(message)
+        again["headers"].pop("x-delivery-count", None)
+        again["headers"]["x-death"] = [
+            {
+                "queue": info.name, "reason": reason, "count": 1, "exchange": message.delivery_info["exchange"],
+                "routing-keys": [message.delivery_info["routing_key"]],
+            },
+            *(again["headers"].get("x-death") or []),
+        ]  # fmt: skip
+        again["properties"].pop("expiration", None)
+        again["properties"]["restante_id"] = f"{taken.id[:150]}.{taken.lease_token}"
+        try:
+            self.basic_publish(again, exchange, key)
+        except Unroutable:
+            self.desk.bury(taken, f"{reason}, and no queue is bound to {exchange} for {key}")
+            return
+        self.desk.ack_soon(taken)
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    def _sign_of_life(self, info: QueueInfo) -> None:
+        until = self._server_time() + (info.seconds("x-expires") or UNUSED)
+        self.desk.command("ZADD", TRANSIENT, int(until * 1000), self.desk.name(info.name), key=TRANSIENT)
+
+    def refresh(self, now: float) -> None:
+        """Signs of life for transient queues that are consumed from."""
+        for source in self.sources.values():
+            if source.info.transient:
+                every = min(60.0, (source.info.seconds("x-expires") or UNUSED) / 3)
+                if now - source.refreshed_at >= every:
+                    source.refreshed_at = now
+                    self._sign_of_life(source.info)
+
+    def tidy(self) -> None:
+        """Ends transient queues that nobody uses any more."""
+        before = int((self._server_time() - GRACE) * 1000)
+        prefix = self.options.global_keyprefix
+        for raw in self.desk.command("ZRANGEBYSCORE", TRANSIENT, "-inf", before, "LIMIT", 0, 100, key=TRANSIENT):
+            name = raw.decode()
+            if name.startswith(prefix) and self.desk.command("ZREM", TRANSIENT, name, key=TRANSIENT):
+                self._drop(name[len(prefix) :])
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        for tag in list(self._tags):
+            self._cancel(tag, drop=False)
+        begun = _begun()
+        mine = [*self.held.values(), *(message for _, message in self.waiting)]
+        self.waiting.clear()
+        back = [message for message in mine if message.taken is not None and id(message) not in begun]
+        # Tasks at work keep their leases: their acks come later, through this channel, and count.
+        self.held = {tag: message for tag, message in self.held.items() if id(message) in begun}
+        self.desk.release([message.taken for message in back])
+        try:
+            self.desk.tell_acks()
+        except RestanteError as error:
+            log.warning("acks put off error=%s", error)
+        transport, self.connection = self.connection, None
+        if transport is not None:
+            transport.close_channel(self)
+
+
+def _begun() -> set[int]:
+    """Messages that a Celery worker in this process is at work on."""
+    state = sys.modules.get("celery.worker.state")
+    if state is None or threading.current_thread() is None:
+        return set()
+    return {id(request._message) for request in list(state.active_requests) if hasattr(request, "_message")}
+
+
+def _again(message: wire.Message) -> dict[str, Any]:
+    """A received message as it can be published."""
+    return {
+        "body": message.body,
+        "content-type": message.content_type,
+        "content-encoding": message.content_encoding,
+        "headers": {name: value for name, value in message.headers.items() if name != "x-eta"},
+        "properties": {name: value for name, value in message.properties.items() if name != "delivery_tag"},
+    }
+
+
+def _queue_of(tag: str) -> str:
+    return tag.rpartition(":")[0]
+
+
+def _entry(place: str) -> tuple[int, int]:
+    first, _, second = place.partition("-")
+    return int(first), int(second or 0)
+
+
+def _not_found(what: str, name: str, method: str) -> ChannelError:
+    return ChannelError(f"NOT_FOUND - no {what} {name!r}: declare it first", (50, 10), method, "404")
+
+
+_clamped = False
+
+
+def _priority(given: Any, most: int) -> int:
+    """0 to 255, high first; what is out of range counts as the nearest, with one warning."""
+    global _clamped
+    try:
+        wanted = int(given or 0)
+    except (TypeError, ValueError):
+        wanted = 0
+    priority = max(0, min(255, wanted))
+    if priority != wanted and not _clamped:
+        _clamped = True
+        log.warning("priority %d is not 0 to 255 and counts as %d", wanted, priority)
+    return min(priority, most)
+
+
+__all__ = ["Channel", "LeaseLost", "Unroutable"]

@@ -1,0 +1,110 @@
+"""The transport's options: every one with its default, checked when the connection is made.
+
+An unknown option is an error that suggests the nearest name: a misspelt `visibility_timeout` must not go unnoticed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from restante.core.errors import InvalidInput
+from restante.core.settings import milliseconds, whole
+
+log = logging.getLogger("restante")
+
+#: Read by Kombu or Celery themselves.
+_THEIRS = frozenset((
+    "max_retries", "interval_start", "interval_step", "interval_max", "connect_retries_timeout", "errback", "callback",
+    "confirm_publish", "confirm_timeout", "polling_interval", "body_encoding", "client_properties", "retry_policy",
+))  # fmt: skip
+#: Options of Kombu's own Redis transport that have nothing to do here, and why.
+_NEEDLESS = {
+    "fanout_prefix": "broadcasts never cross databases here",
+    "fanout_patterns": "topics are always matched here",
+    "unacked_key": "leases lie in the queue", "unacked_index_key": "leases lie in the queue",
+    "unacked_mutex_key": "recovery needs no lock", "unacked_mutex_expire": "recovery needs no lock",
+    "unacked_restore_limit": "recovery is exact", "unacked_restore_throttle": "recovery is exact",
+    "priority_steps": "all 256 priorities are kept apart", "sep": "priorities are no keys of their own",
+    "health_check_interval": "a sleep ends within 8 seconds, which shows a dead connection sooner",
+    "retry_on_timeout": "calls are repeated until `patience` is over, without doubles",
+    "max_connections": "a process keeps as many connections as it uses at once",
+    "polling_interval": "a sleeping consumer is woken, and looks by itself every 5 seconds",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a transport is told by `broker_transport_options`."""
+
+    #: Seconds a lease lasts; held messages are renewed at a third of it, so it is how soon a dead worker's come back.
+    visibility_timeout: float = 300.0
+    #: Deliveries after which a message is dead instead of delivered again.
+    delivery_limit: int = 20
+    #: Seconds after which a waiting message is removed; None: never.
+    message_ttl: float | None = None
+    #: Entries a broadcast keeps for subscribers that are slow.
+    stream_maxlen: int = 10_000
+    #: In front of every queue's and exchange's name, so that two applications can share a server.
+    global_keyprefix: str = ""
+    #: In which order a worker looks at its queues: round_robin, priority (as listed) or sorted (by name).
+    queue_order_strategy: str = "round_robin"
+    #: What happens to a message that no queue is bound for: raise, warn or drop.
+    unroutable: str = "raise"
+    #: The queue that takes such messages instead.
+    deadletter_queue: str | None = None
+    #: Seconds over which a call is repeated while the server is away, before Celery is told.
+    patience: float = 4.0
+    socket_timeout: float | None = None
+    socket_connect_timeout: float | None = None
+    socket_keepalive: bool | None = None
+    #: How this client is called in Redis' CLIENT LIST.
+    client_name: str | None = None
+    #: True, or the arguments of redis-py's SSL connection (ssl_ca_certs, ssl_certfile, …).
+    ssl: Any = False
+    #: The service name, where the URL lists sentinels.
+    master_name: str | None = None
+    #: Login of the sentinels themselves.
+    sentinel_kwargs: Any = None
+    #: Work with a server that may evict keys: it will lose messages once its memory is full.
+    allow_eviction: bool = False
+
+    @classmethod
+    def parse(cls, given: Mapping[str, Any] | None) -> Options:
+        made: dict[str, Any] = {}
+        known = {field.name for field in fields(cls)}
+        for name, value in (given or {}).items():
+            if name in known:
+                made[name] = value
+            elif name in _NEEDLESS:
+                _say_once(name)
+            elif name not in _THEIRS:
+                near = difflib.get_close_matches(name, [*known, *_NEEDLESS, *_THEIRS], 1)
+                hint = f": did you mean {near[0]}?" if near else f"; known are {', '.join(sorted(known))}"
+                raise InvalidInput(f"broker_transport_options has no {name!r}{hint}")
+        options = cls(**made)
+        milliseconds(options.visibility_timeout, "visibility_timeout", least=0.1)
+        whole(options.delivery_limit, "delivery_limit", 1, 65535)
+        whole(options.stream_maxlen, "stream_maxlen", 1, 2**40)
+        if options.message_ttl is not None:
+            milliseconds(options.message_ttl, "message_ttl")
+        _choice(options.queue_order_strategy, "queue_order_strategy", ("round_robin", "priority", "sorted"))
+        _choice(options.unroutable, "unroutable", ("raise", "warn", "drop"))
+        return options
+
+
+def _choice(value: str, name: str, words: tuple[str, ...]) -> None:
+    if value not in words:
+        raise InvalidInput(f"{name} must be one of {', '.join(words)}, not {value!r}")
+
+
+_said: set[str] = set()
+
+
+def _say_once(name: str) -> None:
+    if name not in _said:
+        _said.add(name)
+        log.info("transport option without effect name=%s because=%s", name, _NEEDLESS[name].replace(" ", "_"))

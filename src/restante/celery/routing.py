@@ -1,0 +1,180 @@
+"""Exchanges and bindings, kept in Redis so that every process routes alike.
+
+A table is cached and its version asked for at every publish: what was bound before a publish gets its message.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from restante.core.errors import InvalidInput
+from restante.core.keys import TRANSIENT, exchange_key
+from restante.core.topics import matches_words
+
+if TYPE_CHECKING:
+    from restante.celery.desk import Desk
+
+TYPES = ("direct", "topic", "fanout")
+#: Topics whose routes a table remembers.
+REMEMBERED = 1000
+_BINDING = re.compile(r"b:([^\t]*)\t(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueInfo:
+    """What a queue was declared with."""
+
+    name: str
+    #: Ends when nobody uses it: declared auto_delete or exclusive, or with x-expires.
+    transient: bool = False
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+    def text(self) -> bytes:
+        return orjson.dumps({"t": 1 if self.transient else 0, "a": self.arguments})
+
+    @classmethod
+    def parse(cls, name: str, text: bytes) -> QueueInfo:
+        found = orjson.loads(text)
+        return cls(name, bool(found.get("t")), found.get("a") or {})
+
+    def seconds(self, argument: str) -> float | None:
+        """An argument in milliseconds, as seconds."""
+        found = self.arguments.get(argument)
+        return None if found is None else found / 1000
+
+
+@dataclass(slots=True)
+class Table:
+    """The routes of one exchange at one version."""
+
+    version: bytes = b""
+    type: str = "direct"
+    durable: bool = False
+    declared: bool = False
+    bindings: list[tuple[str, tuple[str, ...], QueueInfo]] = field(default_factory=list)
+    _found: dict[str, list[QueueInfo]] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, fields: list[bytes]) -> Table:
+        table = cls()
+        for at in range(0, len(fields), 2):
+            name, value = fields[at].decode(), fields[at + 1]
+            if name == "version":
+                table.version = value
+            elif name == "type":
+                table.type, _, durable = value.decode().partition(" ")
+                table.durable, table.declared = durable == "durable", True
+            elif match := _BINDING.fullmatch(name):
+                table.bindings.append((match[2], tuple(match[2].split(".")), QueueInfo.parse(match[1], value)))
+        return table
+
+    def match(self, topic: str) -> list[QueueInfo]:
+        """The queues a message goes to, each once."""
+        found = self._found.get(topic)
+        if found is None:
+            words = topic.split(".")
+            chosen: dict[str, QueueInfo] = {}
+            for key, pattern, info in self.bindings:
+                if (
+                    self.type == "fanout"
+                    or (self.type == "direct" and key == topic)
+                    or (self.type == "topic" and matches_words(pattern, words))
+                ):
+                    chosen[info.name] = info
+            if len(self._found) >= REMEMBERED:
+                self._found.clear()
+            found = self._found[topic] = list(chosen.values())
+        return found
+
+    @property
+    def broadcasts(self) -> bool:
+        """Whether transient queues read this exchange's stream instead of getting copies."""
+        return self.type in ("topic", "fanout")
+
+
+class Routing:
+    """The tables of one server, as this process knows them."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._tables: dict[str, Table] = {}
+
+    def table(self, exchange: str) -> Table:
+        """The routes as they are now."""
+        key = exchange_key(self._desk.name(exchange), "routes")
+        known = self._tables.get(exchange)
+        if known is not None:
+            version = self._desk.command("HGET", key, "version", key=key)
+            if (version or b"") == known.version:
+                return known
+        table = self._tables[exchange] = Table.parse(self._desk.command("HGETALL", key, key=key))
+        return table
+
+    def queue(self, name: str) -> QueueInfo | None:
+        """What a queue was declared with; every queue is bound to the exchange without a name."""
+        return next(iter(self.table("").match(name)), None)
+
+    def declare(self, exchange: str, type: str, durable: bool) -> None:
+        if type not in TYPES:
+            raise InvalidInput(
+                f"exchange {exchange} is of type {type!r}, and this broker has {', '.join(TYPES)}: use topic, whose "
+                "patterns cover most of what headers are used for"
+            )
+        table = self.table(exchange)
+        if table.declared:
+            if table.type != type:
+                raise InvalidInput(
+                    f"PRECONDITION_FAILED - exchange {exchange} is of type {table.type}, not {type}: use the type it "
+                    "has, or delete it first"
+                )
+            return
+        key = exchange_key(self._desk.name(exchange), "routes")
+        self._desk.command("HSET", key, "type", f"{type} durable" if durable else type, key=key)
+        self._changed(exchange)
+
+    def forget_exchange(self, exchange: str) -> None:
+        for word in ("routes", "broadcast", "positions"):
+            key = exchange_key(self._desk.name(exchange), word)
+            self._desk.command("DEL", key, key=key)
+        self._tables.pop(exchange, None)
+
+    def bind(self, info: QueueInfo, exchange: str, pattern: str) -> None:
+        key = exchange_key(self._desk.name(exchange), "routes")
+        if exchange:
+            bound = exchange_key(self._desk.name(info.name), "bound")
+            self._desk.command("SADD", bound, f"{exchange}\t{pattern}", key=bound)
+        self._desk.command("HSET", key, f"b:{info.name}\t{pattern}", info.text(), key=key)
+        self._changed(exchange)
+
+    def unbind(self, queue: str, exchange: str, pattern: str) -> None:
+        key = exchange_key(self._desk.name(exchange), "routes")
+        bound = exchange_key(self._desk.name(queue), "bound")
+        self._desk.command("HDEL", key, f"b:{queue}\t{pattern}", key=key)
+        self._desk.command("SREM", bound, f"{exchange}\t{pattern}", key=bound)
+        self._changed(exchange)
+
+    def bindings(self, queue: str) -> list[tuple[str, str]]:
+        """Exchange and pattern of every binding but the one to the exchange without a name."""
+        bound = exchange_key(self._desk.name(queue), "bound")
+        pairs = (text.decode().split("\t", 1) for text in self._desk.command("SMEMBERS", bound, key=bound))
+        return sorted((exchange, pattern) for exchange, pattern in pairs)
+
+    def forget_queue(self, queue: str) -> None:
+        """Removes every route to a queue, and its places in broadcasts."""
+        for exchange, pattern in self.bindings(queue):
+            self.unbind(queue, exchange, pattern)
+            places = exchange_key(self._desk.name(exchange), "positions")
+            self._desk.command("HDEL", places, queue, key=places)
+        key = exchange_key(self._desk.name(""), "routes")
+        self._desk.command("HDEL", key, f"b:{queue}\t{queue}", key=key)
+        self._desk.command("ZREM", TRANSIENT, self._desk.name(queue), key=TRANSIENT)
+        self._changed("")
+
+    def _changed(self, exchange: str) -> None:
+        key = exchange_key(self._desk.name(exchange), "routes")
+        self._desk.command("HINCRBY", key, "version", 1, key=key)
+        self._tables.pop(exchange, None)

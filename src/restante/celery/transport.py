@@ -1,0 +1,475 @@
+"""The Kombu transport: one turn of work at a time, driven by Celery's event loop or by `drain_events`.
+
+A turn tells acks and takes what is free in one call per queue, hands messages out, and parks blocked commands that
+wake it: markers of idle queues, broadcast streams, a timer for what falls due, a bell that other threads ring. Every
+wait has an end. On failure a connection error reaches Kombu and Celery, which connect anew; leases are kept meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote, urlsplit, urlunsplit
+
+import redis
+from kombu.exceptions import ChannelError
+from kombu.transport import base
+
+from restante.celery.channel import Channel, Source
+from restante.celery.desk import Desk
+from restante.celery.options import Options
+from restante.core.errors import InvalidInput, NotReady, ReadOnly, RestanteError, Unavailable, Unconfirmed
+from restante.core.exchange import BLOCK, markers_by_slot
+from restante.core.parking import Parked
+
+log = logging.getLogger("restante")
+
+#: Entries of a broadcast taken by one look.
+ENTRIES = 100
+#: Seconds between two looks for transient queues that nobody uses.
+TIDY_EVERY = 60.0
+DEFAULT_PORT = 6379
+
+
+class Management(base.Management):
+    """What Kombu's management interface asks."""
+
+    def __init__(self, transport: Transport) -> None:
+        super().__init__(transport)
+        self.channel = transport.client.channel()
+
+    def get_bindings(self) -> list[dict[str, str]]:
+        return [
+            {"destination": queue, "source": exchange, "routing_key": pattern}
+            for queue, exchange, pattern in self.channel.list_bindings()
+        ]
+
+    def close(self) -> None:
+        self.channel.close()
+
+
+class Transport(base.Transport):
+    """`restante://`."""
+
+    Channel: Any = Channel
+    Management = Management
+    can_parse_url = True
+    default_port = DEFAULT_PORT
+    # Celery knows by this word that broadcasts, mingle and gossip work.
+    driver_type = "redis"
+    driver_name = "restante"
+    connection_errors = (Unavailable, NotReady, Unconfirmed, ReadOnly, OSError)
+    channel_errors = (ChannelError, InvalidInput)
+    implements = base.Transport.implements.extend(
+        asynchronous=True, exchange_type=frozenset(["direct", "topic", "fanout"]), heartbeats=False
+    )
+
+    def __init__(self, client: Any, **kwargs: Any) -> None:
+        super().__init__(client, **kwargs)
+        self.options = Options.parse(client.transport_options)
+        self.channels: list[Any] = []
+        self._desk: Desk | None = None
+        self._hub: Any = None
+        self._thread = 0
+        self._depth = 0
+        self._stirred = True
+        self._bell: tuple[socket.socket, socket.socket] | None = None
+        self._markers: list[Parked] = []
+        self._streams: list[Parked] = []
+        self._timer: Any = None
+        self._timer_at = 0.0
+        self._tidied_at = 0.0
+
+    def driver_version(self) -> str:
+        return str(redis.__version__)
+
+    @property
+    def desk(self) -> Desk:
+        if self._desk is None:
+            self._desk = Desk.of(self._url(), self.options)
+        return self._desk
+
+    def _url(self) -> str:
+        """The core's URL for what Kombu was given."""
+        client, options = self.client, self.options
+        given = client.hostname or "localhost"
+        if "://" not in given:
+            login = ""
+            if client.userid or client.password:
+                login = f"{quote(client.userid or '', safe='')}:{quote(client.password or '', safe='')}@"
+            path = (client.virtual_host or "/").lstrip("/")
+            given = f"restante://{login}{given}:{client.port or DEFAULT_PORT}/{path}"
+        parts = urlsplit(given)
+        scheme = parts.scheme
+        if scheme == "embedded":
+            return f"embedded://{parts.netloc}{parts.path}"
+        if scheme in ("socket", "unix"):
+            return urlunsplit(("unix", parts.netloc, parts.path, parts.query.replace("virtual_host=", "db="), ""))
+        tls = scheme in ("restantes", "rediss") or bool(options.ssl) or bool(client.ssl)
+        netloc = parts.netloc or f"localhost:{DEFAULT_PORT}"
+        if scheme in ("sentinel", "cluster"):
+            return urlunsplit((f"{'rediss' if tls else 'redis'}+{scheme}", netloc, parts.path, parts.query, ""))
+        if options.master_name:
+            return self._sentinel_url(parts, tls)
+        if scheme not in ("restante", "restantes", "redis", "rediss"):
+            raise InvalidInput(
+                f"the broker URL scheme {scheme!r} is not known: use restante://, restantes://, "
+                "restante+socket:///path, restante+sentinel://, restante+cluster:// or restante+embedded://"
+            )
+        return urlunsplit(("rediss" if tls else "redis", netloc, parts.path, parts.query, ""))
+
+    def _sentinel_url(self, parts: Any, tls: bool) -> str:
+        """Kombu's way: a list of URLs, each a sentinel, and the service's name as an option."""
+        hosts = []
+        for text in self.client.alt or [f"restante://{parts.netloc}"]:
+            host = urlsplit(text).netloc.rpartition("@")[2]
+            hosts.append(host if ":" in host else f"{host}:26379")
+        login = parts.netloc.rpartition("@")[0]
+        netloc = f"{login}@{','.join(hosts)}" if login else ",".join(hosts)
+        database = parts.path.strip("/")
+        path = f"/{self.options.master_name}/{database}" if database else f"/{self.options.master_name}"
+        return str(urlunsplit((f"{'rediss' if tls else 'redis'}+sentinel", netloc, path, parts.query, "")))
+
+    # -- connection ----------------------------------------------------------------------------------------------
+
+    def establish_connection(self) -> Transport:
+        self.desk.check()
+        return self
+
+    def verify_connection(self, connection: Any) -> bool:
+        return True
+
+    def create_channel(self, connection: Any) -> Any:
+        channel = self.Channel(self)
+        self.channels.append(channel)
+        return channel
+
+    def close_channel(self, channel: Any) -> None:
+        if channel in self.channels:
+            self.channels.remove(channel)
+        channel.connection = None
+        self.stir()
+
+    def close_connection(self, connection: Any) -> None:
+        for channel in list(self.channels):
+            try:
+                channel.close()
+            except RestanteError as error:
+                log.warning("closing failed error=%s", error)
+        self.channels.clear()
+        hub, self._hub = self._hub, None
+        for parked in (*self._markers, *self._streams):
+            if hub is not None:
+                _ignoring(hub.remove_reader, parked)
+            parked.drop()
+        self._markers, self._streams = [], []
+        if hub is not None:
+            hub.on_tick.discard(self._tick)
+            if self._bell is not None:
+                _ignoring(hub.remove_reader, self._bell[0])
+        if self._bell is not None:
+            near, far = self._bell
+            self._bell = None
+            near.close()
+            far.close()
+        if self._desk is not None:
+            self._desk.leave()
+            self._desk = None
+
+    # -- turns ---------------------------------------------------------------------------------------------------
+
+    @property
+    def turning(self) -> bool:
+        """Whether somebody will tell acks soon: Celery's loop, or a drain under way."""
+        return self._hub is not None or self._depth > 0
+
+    def stir(self) -> None:
+        """Something changed: the next turn must look. From another thread it wakes the loop."""
+        self._stirred = True
+        if self._bell is not None and threading.get_ident() != self._thread:
+            try:
+                self._bell[1].send(b".")
+            except OSError:
+                pass  # full: it is ringing already
+
+    def _ring(self) -> socket.socket:
+        if self._bell is None:
+            near, far = socket.socketpair()
+            near.setblocking(False)
+            far.setblocking(False)
+            self._bell = (near, far)
+        return self._bell[0]
+
+    def _quiet(self) -> None:
+        if self._bell is not None:
+            try:
+                while self._bell[0].recv(4096):
+                    pass
+            except OSError:
+                pass
+
+    def _turn(self) -> None:
+        """Takes what is free; acks that nothing was taken with are told after it."""
+        self._stirred = False
+        now = time.monotonic()
+        for channel in list(self.channels):
+            channel.pump(now)
+        desk = self.desk
+        if desk.has_acks() and not any(channel.waiting for channel in self.channels):
+            desk.tell_acks()
+
+    def _next_due(self) -> float | None:
+        """Seconds until something falls due in a queue that has room."""
+        times = [
+            source.due_at
+            for channel in self.channels if channel.free
+            for source in channel.sources.values() if source.due_at is not None
+        ]  # fmt: skip
+        return max(0.0, min(times) - time.monotonic()) if times else None
+
+    def _idle_sources(self) -> list[Source]:
+        return [
+            source
+            for channel in self.channels if channel.free
+            for source in channel.sources.values() if not source.maybe
+        ]  # fmt: skip
+
+    def _busy(self) -> bool:
+        """Whether the next turn has something to do already."""
+        return self._stirred or any(
+            channel.waiting or (channel.free and any(source.maybe for source in channel.sources.values()))
+            for channel in self.channels
+        )
+
+    def _park(self) -> None:
+        """Blocks on the markers of idle queues and on broadcasts, unless that is so already."""
+        wanted = {source.marker for source in self._idle_sources()}
+        parked = {marker for one in self._markers for marker in one.words[1:-1]}
+        if not wanted <= parked:
+            for one in self._markers:
+                self._woken(self._unwatch(one).end())
+            self._markers = []
+            if not self._busy():
+                connection = self.desk.post.connection
+                for names in markers_by_slot(connection.endpoint, sorted(wanted)):
+                    self._markers.append(self._watch(Parked(connection, ("BZPOPMIN", *names, BLOCK), names[0])))
+        self._park_streams()
+
+    def _park_streams(self) -> None:
+        wanted: dict[bytes, str] = {}
+        for channel in self.channels:
+            for source in channel.sources.values():
+                for stream, place in source.places.items():
+                    wanted[stream] = min(wanted.get(stream, place), place, key=_order)
+        if {stream for one in self._streams for stream in one.words[6 : 6 + (len(one.words) - 6) // 2]} == set(wanted):
+            return
+        for one in self._streams:
+            self._heard(self._unwatch(one).end())
+        self._streams = []
+        connection = self.desk.post.connection
+        for names in markers_by_slot(connection.endpoint, sorted(wanted)):
+            places = [wanted[name] for name in names]
+            words = ("XREAD", "BLOCK", int(BLOCK * 1000), "COUNT", ENTRIES, "STREAMS", *names, *places)
+            self._streams.append(self._watch(Parked(connection, words, names[0])))
+
+    def _watch(self, parked: Parked) -> Parked:
+        if self._hub is not None:
+            self._hub.add_reader(parked.fileno(), self._answered, parked)
+        return parked
+
+    def _unwatch(self, parked: Parked) -> Parked:
+        if self._hub is not None:
+            _ignoring(self._hub.remove_reader, parked.fileno())
+        return parked
+
+    def _answered(self, parked: Parked) -> None:
+        """A blocked command has its answer."""
+        if parked in self._markers:
+            self._markers.remove(parked)
+            self._woken(self._unwatch(parked).read())
+        elif parked in self._streams:
+            self._streams.remove(parked)
+            self._heard(self._unwatch(parked).read())
+        self._stirred = True
+
+    def _woken(self, reply: Any) -> None:
+        """A marker was set, or nothing happened for so long that it is time to look."""
+        now = time.monotonic()
+        self.desk.polled_at = now
+        if reply:
+            for channel in self.channels:
+                for source in channel.sources.values():
+                    if source.marker == reply[0]:
+                        source.maybe = True
+                        if not channel.free:
+                            # Not for us now: whoever has room shall have it.
+                            self.desk.command("ZADD", source.marker, 0, 0, key=source.marker)
+            return
+        for channel in self.channels:
+            for source in channel.sources.values():
+                source.maybe = source.maybe or not source.info.transient
+            channel.refresh(now)
+        if self.channels and now - self._tidied_at > TIDY_EVERY:
+            self._tidied_at = now
+            self.channels[0].tidy()
+
+    def _heard(self, reply: Any) -> None:
+        for stream, entries in reply or ():
+            for channel in list(self.channels):
+                channel.hear(stream, entries)
+        if not reply:
+            now = time.monotonic()
+            for channel in self.channels:
+                channel.refresh(now)
+
+    def _check_late(self) -> None:
+        for parked in (*self._markers, *self._streams):
+            if parked.late:
+                self._unwatch(parked)
+                (self._markers if parked in self._markers else self._streams).remove(parked)
+                parked.drop()
+                raise Unavailable("the broker's answer is overdue: the connection is half-open")
+
+    # -- by drain_events -----------------------------------------------------------------------------------------
+
+    def drain_events(self, connection: Any, timeout: float | None = None, **_: Any) -> None:
+        """Hands one message out, or raises socket.timeout."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        self._thread = threading.get_ident()
+        self._depth += 1
+        try:
+            while True:
+                if self._deliver_one():
+                    return
+                self._turn()
+                if self._deliver_one():
+                    return
+                self._park()
+                if self._busy():
+                    continue
+                pause = BLOCK
+                due = self._next_due()
+                if due is not None:
+                    pause = min(pause, due)
+                if deadline is not None:
+                    left = deadline - time.monotonic()
+                    if left <= 0:
+                        raise TimeoutError("timed out")
+                    pause = min(pause, left)
+                self._sleep(pause)
+        finally:
+            self._depth -= 1
+            more = self.turning or any(channel.waiting for channel in self.channels)
+            if self._desk is not None and not more and self._desk.has_acks():
+                self._desk.tell_acks()
+
+    def _deliver_one(self) -> bool:
+        return any(channel.deliver() for channel in list(self.channels))
+
+    def _sleep(self, seconds: float) -> None:
+        poller = select.poll()
+        bell = self._ring()
+        poller.register(bell, select.POLLIN)
+        by_number = {parked.fileno(): parked for parked in (*self._markers, *self._streams)}
+        for number in by_number:
+            poller.register(number, select.POLLIN)
+        for number, _ in poller.poll(max(0.0, seconds) * 1000):
+            if number == bell.fileno():
+                self._quiet()
+                self._stirred = True
+            else:
+                self._answered(by_number[number])
+        self._check_late()
+
+    # -- by Celery's loop ----------------------------------------------------------------------------------------
+
+    def register_with_event_loop(self, connection: Any, loop: Any) -> None:
+        for parked in (*self._markers, *self._streams):
+            loop.add_reader(parked.fileno(), self._answered, parked)
+        self._hub = loop
+        self._thread = threading.get_ident()
+        self._stirred = True
+        loop.add_reader(self._ring(), self._quiet)
+        loop.on_tick.add(self._tick)
+
+    def unregister_from_event_loop(self, connection: Any, loop: Any) -> None:
+        loop.on_tick.discard(self._tick)
+        self._hub = None
+
+    def on_readable(self, connection: Any, loop: Any) -> None:
+        self._stirred = True
+
+    def _tick(self) -> None:
+        """One turn of Celery's loop, before it sleeps."""
+        self._thread = threading.get_ident()
+        due = self._next_due()
+        if not (self._stirred or (due is not None and due <= 0)):
+            if self._markers or self._streams:
+                self._check_late()
+            return
+        self._turn()
+        delivered = False
+        for channel in list(self.channels):
+            while channel.deliver():
+                delivered = True
+        if not self._busy():
+            if self.desk.has_acks():
+                self.desk.tell_acks()
+            self._park()
+        if delivered or self._busy():
+            # The pool learns of new work by callbacks like this one, which may have been before it: once more round.
+            self._wake_at(0.0)
+        elif (due := self._next_due()) is not None:
+            self._wake_at(due)
+
+    def _wake_at(self, seconds: float) -> None:
+        """Makes the loop turn again then. It has chosen its sleep already, so a nearer time rings the bell."""
+        if seconds <= 0:
+            if self._bell is not None:
+                try:
+                    self._bell[1].send(b".")
+                except OSError:
+                    pass
+            return
+        at = time.monotonic() + seconds
+        if self._timer is not None:
+            if not self._timer.fired and abs(self._timer_at - at) < 0.001:
+                return
+            self._timer.cancel()
+        self._timer = _Timer(self._hub, seconds, self.stir)
+        self._timer_at = at
+        self._wake_at(0.0)
+
+
+class _Timer:
+    """An entry of the loop's timers that knows whether it has rung."""
+
+    def __init__(self, hub: Any, seconds: float, then: Callable[[], None]) -> None:
+        self.fired = False
+        self._then = then
+        self._entry = hub.call_later(seconds, self)
+
+    def __call__(self) -> None:
+        self.fired = True
+        self._then()
+
+    def cancel(self) -> None:
+        if not self.fired:
+            self._entry.cancel()
+
+
+def _ignoring(call: Callable[..., Any], *words: Any) -> None:
+    try:
+        call(*words)
+    except (OSError, ValueError, KeyError):
+        pass
+
+
+def _order(place: str) -> tuple[int, int]:
+    first, _, second = place.partition("-")
+    return int(first), int(second or 0)

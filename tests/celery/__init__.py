@@ -1,0 +1,1 @@
+"""Celery and Kombu on the core, with real workers in processes of their own."""

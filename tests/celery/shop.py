@@ -1,0 +1,100 @@
+"""The sample app of the tests. Tasks write what they did to a ledger outside the broker: one JSON line, one write."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any
+
+from celery import Celery
+from celery.exceptions import Reject
+
+import restante.celery
+
+
+def make_app(told: dict[str, Any]) -> Celery:
+    made = Celery("shop", broker=told["broker"], backend=told["backend"])
+    made.conf.broker_transport_options = told["options"]
+    made.conf.worker_hijack_root_logger = False
+    made.conf.update(told["conf"])
+    if told["broker"].startswith("restante"):
+        restante.celery.install(made)
+    return made
+
+
+app = make_app(json.loads(os.environ["SHOP"])) if "SHOP" in os.environ else Celery("shop", set_as_current=False)
+
+
+def note(kind: str, **facts: Any) -> None:
+    line = json.dumps({"kind": kind, "at": time.time(), "pid": os.getpid(), **facts}) + "\n"
+    file = os.open(os.environ["LEDGER"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(file, line.encode())
+    os.close(file)
+
+
+@app.task(name="shop.add")
+def add(x: int, y: int) -> int:
+    return x + y
+
+
+@app.task(name="shop.total")
+def total(numbers: list[int]) -> int:
+    return sum(numbers)
+
+
+@app.task(name="shop.note", bind=True)
+def written(self: Any, number: Any = None, seconds: float = 0.0) -> None:
+    note("begun", number=number, id=self.request.id)
+    time.sleep(seconds)
+    info = self.request.delivery_info
+    note(
+        "done", number=number, id=self.request.id, redelivered=info.get("redelivered"),
+        count=getattr(self.request, "x-delivery-count", None) or (self.request.headers or {}).get("x-delivery-count"),
+    )  # fmt: skip
+
+
+@app.task(name="shop.flaky", bind=True, max_retries=5)
+def flaky(self: Any, fails: int, countdown: float) -> str:
+    note("tried", number=self.request.retries)
+    if self.request.retries < fails:
+        raise self.retry(countdown=countdown)
+    return "ok"
+
+
+@app.task(name="shop.auto", autoretry_for=(KeyError,), retry_backoff=False, default_retry_delay=0.2, max_retries=2)
+def auto() -> None:
+    note("tried")
+    raise KeyError("price")
+
+
+@app.task(name="shop.reject", bind=True)
+def reject(self: Any, requeue: bool) -> None:
+    note("rejecting", id=self.request.id)
+    raise Reject("no", requeue=requeue)
+
+
+@app.task(name="shop.die", bind=True)
+def die(self: Any, times: int) -> str:
+    """Kills its own process, as a crash in C does, the first times it runs."""
+    note("dying", id=self.request.id)
+    if len([line for line in open(os.environ["LEDGER"]) if self.request.id in line and "dying" in line]) <= times:
+        os.kill(os.getpid(), 9)
+    note("survived", id=self.request.id)
+    return "alive"
+
+
+@app.task(name="shop.limited", rate_limit="5/s")
+def limited(number: int) -> None:
+    note("limited", number=number)
+
+
+@app.task(name="shop.slow", time_limit=1)
+def slow() -> None:
+    note("slow")
+    time.sleep(30)
+
+
+@app.task(name="shop.noop")
+def noop() -> None:
+    pass

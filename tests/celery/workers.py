@@ -1,0 +1,101 @@
+"""Starts Celery workers and speaks to them as another program would."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from celery import Celery
+
+from tests.celery.shop import make_app
+from tests.harness.processes import PythonProcess
+from tests.harness.servers import RedisServer
+
+#: Seconds a worker may take to start on a busy machine.
+STARTING = 60.0
+
+_PROGRAM = """
+import sys
+from celery.__main__ import main
+sys.argv = ["celery", *sys.argv[1:]]
+main()
+"""
+
+
+class Worker(PythonProcess):
+    """`celery worker` on the sample app; with `scheme="redis"` on Kombu's own transport, for comparison."""
+
+    def __init__(
+        self, server: RedisServer, folder: Path, *, pool: str = "prefork", concurrency: int = 2, name: str = "w1",
+        scheme: str = "restante", queues: str = "", options: dict[str, Any] | None = None,
+        conf: dict[str, Any] | None = None, words: tuple[str, ...] = (), wait: bool = True,
+    ) -> None:  # fmt: skip
+        self.folder = folder
+        self.ledger = folder / "ledger"
+        url = f"{server.url.replace('redis://', f'{scheme}://')}/0"
+        told = {"broker": url, "backend": f"{server.url}/1", "options": options or {}, "conf": conf or {}}
+        environment = {"SHOP": json.dumps(told), "LEDGER": str(self.ledger), "PYTHONWARNINGS": "default"}
+        command = [
+            "-A", "tests.celery.shop", "worker", "-P", pool, "-c", str(concurrency), "-n", f"{name}@test", "-l", "INFO",
+            *(("-Q", queues) if queues else ()), *words,
+        ]  # fmt: skip
+        super().__init__(_PROGRAM, *command, env=environment)
+        self.app: Celery = make_app(told)
+        self.app.set_default()
+        if wait:
+            self.wait_ready()
+
+    def wait_ready(self) -> None:
+        deadline = time.monotonic() + STARTING
+        while " ready." not in self.stderr:
+            assert self.returncode is None, self.stderr[-3000:]
+            assert time.monotonic() < deadline, self.stderr[-3000:]
+            time.sleep(0.05)
+
+    def send(self, task: str, *args: Any, **options: Any) -> Any:
+        return self.app.send_task(f"shop.{task}", args=args, **options)
+
+    def rows(self, kind: str = "") -> list[dict[str, Any]]:
+        """What tasks wrote to the ledger."""
+        return [row for row in read_ledger(self.ledger) if not kind or row["kind"] == kind]
+
+    def wait_rows(self, count: int, kind: str = "", timeout: float = 30.0) -> list[dict[str, Any]]:
+        wait_for(
+            lambda: len(self.rows(kind)) >= count, timeout, lambda: f"{self.rows(kind)[-5:]} {self.stderr[-3000:]}"
+        )
+        return self.rows(kind)
+
+
+def read_ledger(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+
+
+def wait_for(true: Callable[[], Any], timeout: float, told: Callable[[], str] = lambda: "") -> None:
+    deadline = time.monotonic() + timeout
+    while not true():
+        assert time.monotonic() < deadline, f"not within {timeout} s: {told()}"
+        time.sleep(0.02)
+
+
+def children_of(pid: int) -> list[int]:
+    """The pool's processes."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                stat = Path(f"/proc/{entry}/stat").read_text()
+            except OSError:
+                continue
+            if int(stat.rpartition(")")[2].split()[1]) == pid:
+                found.append(int(entry))
+    return found
+
+
+PYTHON = sys.executable
