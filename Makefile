@@ -1,11 +1,11 @@
 # Every target does its own set-up: on a fresh machine `make test` or `make run` is the first command to type.
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint chaos bench bench-spark lock clean
+.PHONY: help setup run test lint chaos bench bench-celery bench-spark lock clean
 MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## Prepare .venv from the lock, and Debian packages where missing
 	@scripts/setup.sh
@@ -35,6 +35,9 @@ chaos: setup ## The long fault runs, and more random histories
 
 bench: setup ## Measure against Redis' own limit and against peers
 	$(BIN)/python -m benchmarks.run
+
+bench-celery: setup ## Measure Celery on Restante beside Celery on Kombu's own Redis transport
+	$(BIN)/python -m benchmarks.celery
 
 bench-spark: setup ## Measure the data pipeline on Spark
 	$(BIN)/python -m benchmarks.spark

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kombu import Connection
+from kombu import Connection, pools
 
 import restante
 from restante import Admin, Post
@@ -28,6 +28,7 @@ def server(_server: RedisServer) -> Iterator[RedisServer]:
     """An empty Redis; this process forgets what it knew of it."""
     call(_server.client(), "FLUSHALL")
     yield _server
+    pools.reset()
     for desk in _desks.values():
         desk.renewal.close()
         desk.post.close()

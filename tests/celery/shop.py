@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 from celery import Celery
 from celery.exceptions import Reject
+from kombu import Exchange, Queue
 
 import restante.celery
 
@@ -18,6 +20,10 @@ def make_app(told: dict[str, Any]) -> Celery:
     made.conf.broker_transport_options = told["options"]
     made.conf.worker_hijack_root_logger = False
     made.conf.update(told["conf"])
+    if told["bind"]:
+        made.conf.task_queues = [
+            Queue(name, Exchange(exchange, "topic"), routing_key=key) for name, (exchange, key) in told["bind"].items()
+        ]
     if told["broker"].startswith("restante"):
         restante.celery.install(made)
     return made
@@ -78,7 +84,8 @@ def reject(self: Any, requeue: bool) -> None:
 def die(self: Any, times: int) -> str:
     """Kills its own process, as a crash in C does, the first times it runs."""
     note("dying", id=self.request.id)
-    if len([line for line in open(os.environ["LEDGER"]) if self.request.id in line and "dying" in line]) <= times:
+    lines = Path(os.environ["LEDGER"]).read_text().splitlines()
+    if len([line for line in lines if self.request.id in line and "dying" in line]) <= times:
         os.kill(os.getpid(), 9)
     note("survived", id=self.request.id)
     return "alive"

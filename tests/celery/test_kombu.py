@@ -15,7 +15,7 @@ from kombu.exceptions import ChannelError
 from restante import Admin, Post, State
 from restante.celery import Unroutable
 from restante.core.errors import InvalidInput, QueueFull
-from tests.harness.servers import RedisServer
+from tests.harness.servers import RedisServer, call
 
 Connect = Callable[..., Connection]
 
@@ -54,7 +54,8 @@ class TestPublishAndConsume:
         queue = Queue("orders", Exchange("shop", "direct"), routing_key="paid")
         Producer(connection).publish(
             {"n": 1, "text": "grüße"}, exchange=queue.exchange, routing_key="paid", declare=[queue],
-            headers={"trace": "abc", "none": None}, correlation_id="c1", reply_to="r1", priority=7, type="t", app_id="a",
+            headers={"trace": "abc", "none": None}, correlation_id="c1", reply_to="r1", priority=7, type="t",
+            app_id="a",
         )  # fmt: skip
         message = queue(connection.channel()).get()
         assert message.payload == {"n": 1, "text": "grüße"}
@@ -337,7 +338,7 @@ class TestQueues:
 
     def test_other_arguments_are_refused_as_rabbitmq_does(self, connection: Connection) -> None:
         Queue("orders", message_ttl=5)(connection.channel()).declare()
-        with pytest.raises(ChannelError, match="PRECONDITION_FAILED.*x-message-ttl"):
+        with pytest.raises(ChannelError, match=r"PRECONDITION_FAILED.*x-message-ttl"):
             Queue("orders", message_ttl=6)(connection.channel()).declare()
 
     def test_a_time_to_live_removes_what_waited_too_long(self, connection: Connection, admin: Admin) -> None:
@@ -459,7 +460,7 @@ class TestExchanges:
         exchange = Exchange("shop", "topic", durable=True)
         connection = connect()
         exchange(connection.channel()).declare()
-        with pytest.raises(Unroutable, match="no queue is bound to exchange 'shop' for 'order.paid'"):
+        with pytest.raises(Unroutable, match="no queue is bound to exchange 'shop' for 'order"):
             Producer(connection, exchange).publish("x", routing_key="order.paid")
         Producer(connect(unroutable="warn"), exchange).publish("x", routing_key="order.paid")
         Producer(connect(deadletter_queue="lost"), exchange).publish("x", routing_key="order.paid")
@@ -534,4 +535,4 @@ class TestBroadcasts:
         finally:
             module.GRACE = grace
         assert channel.list_bindings() == []
-        assert [key for key in server.client().keys("*positions*")] == []
+        assert call(server.client(), "KEYS", "*positions*") == []

@@ -32,7 +32,10 @@ from tests.harness.servers import debian_binary
 PAGES = all_pages()
 BY_NAME = {page.name: page for page in PAGES}
 API, SETTINGS, CLI, ERRORS = (BY_NAME[f"docs/reference/{name}.md"] for name in ("api", "settings", "cli", "errors"))
-EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.py") if path.stem != "__init__")
+EXAMPLES = sorted(
+    [path.stem for path in (ROOT / "examples").glob("*.py") if path.stem != "__init__"]
+    + [path.parent.name for path in (ROOT / "examples").glob("*/__main__.py")]
+)
 #: Seconds one page's programs or commands may take together; those that start Spark need a minute on two quiet cores.
 PATIENCE = 280
 #: Members of public classes that are for the rooms above, not for users.

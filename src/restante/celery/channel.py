@@ -10,7 +10,6 @@ import base64
 import itertools
 import logging
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -42,6 +41,8 @@ log = logging.getLogger("restante")
 BATCH = 100
 #: Seconds after which an auto_delete queue without x-expires ends when nobody uses it.
 UNUSED = 300.0
+#: Seconds between two notes of how far a broadcast was heard.
+KEEP_EVERY = 20.0
 #: Seconds a transient queue outlives its time, so that a slow consumer's sign of life still counts.
 GRACE = 5.0
 
@@ -53,7 +54,10 @@ class Unroutable(ChannelError):
 class Source:
     """A queue that a channel consumes from: its own messages, and the broadcasts it has subscribed to."""
 
-    __slots__ = ("due_at", "info", "marker", "maybe", "name", "places", "queue", "refreshed_at", "taps", "topics")
+    __slots__ = (
+        "due_at", "info", "kept_at", "marker", "maybe", "name", "places", "queue", "refreshed_at", "taps", "topics",
+        "unkept",
+    )  # fmt: skip
 
     def __init__(self, channel: Channel, name: str, info: QueueInfo) -> None:
         self.name = name
@@ -71,6 +75,8 @@ class Source:
         self.places: dict[bytes, str] = {}
         self.topics: dict[bytes, tuple[str, list[str], str]] = {}
         self.refreshed_at = 0.0
+        #: When the places were last noted on the server, and whether they have moved since.
+        self.kept_at, self.unkept = 0.0, False
 
 
 class Channel(base.StdChannel):
@@ -375,8 +381,7 @@ class Channel(base.StdChannel):
         self.connection.stir()
 
     def _server_time(self) -> float:
-        seconds, micro = self.desk.command("TIME", key=TRANSIENT)
-        return int(seconds) + int(micro) / 1e6
+        return self.desk.server_time()
 
     def basic_cancel(self, consumer_tag: str, **_: Any) -> None:
         self._cancel(consumer_tag, drop=True)
@@ -389,6 +394,8 @@ class Channel(base.StdChannel):
             return
         source.taps = deque(tap for tap in source.taps if tap[0] != consumer_tag)
         if not source.taps:
+            if source.unkept:
+                self._keep_places(source, now=True)
             del self.sources[queue]
             mine = [message for at, message in self.waiting if at is source]
             self.waiting = deque(pair for pair in self.waiting if pair[0] is not source)
@@ -483,6 +490,16 @@ class Channel(base.StdChannel):
                     "exchange": exchange, "routing_key": topic,
                 }  # fmt: skip
                 self.waiting.append((source, self.Message(self, None, source.name, f"{source.name}:{place}", made)))
+            self._keep_places(source)
+
+    def _keep_places(self, source: Source, *, now: bool = False) -> None:
+        """Notes how far a queue has heard: not for every entry, a reconnect may hear the last ones twice."""
+        moment = time.monotonic()
+        if not now and moment - source.kept_at < KEEP_EVERY:
+            source.unkept = True
+            return
+        source.kept_at, source.unkept = moment, False
+        for stream, (_, _, exchange) in source.topics.items():
             places = exchange_key(self.desk.name(exchange), "positions")
             self.desk.command("HSET", places, source.name, source.places[stream], key=places)
 
@@ -542,6 +559,7 @@ class Channel(base.StdChannel):
                 self.sources = {source.name: source}
                 try:
                     self.hear(stream, entries)
+                    self._keep_places(source, now=True)
                 finally:
                     self.sources = listening
                 return
@@ -637,8 +655,10 @@ class Channel(base.StdChannel):
     def refresh(self, now: float) -> None:
         """Signs of life for transient queues that are consumed from."""
         for source in self.sources.values():
+            if source.unkept and now - source.kept_at >= KEEP_EVERY:
+                self._keep_places(source)
             if source.info.transient:
-                every = min(60.0, (source.info.seconds("x-expires") or UNUSED) / 3)
+                every = min(60.0, (source.info.seconds("x-expires") or UNUSED) / 2)
                 if now - source.refreshed_at >= every:
                     source.refreshed_at = now
                     self._sign_of_life(source.info)
@@ -677,7 +697,7 @@ class Channel(base.StdChannel):
 def _begun() -> set[int]:
     """Messages that a Celery worker in this process is at work on."""
     state = sys.modules.get("celery.worker.state")
-    if state is None or threading.current_thread() is None:
+    if state is None:
         return set()
     return {id(request._message) for request in list(state.active_requests) if hasattr(request, "_message")}
 

@@ -63,6 +63,9 @@ class Desk:
         self._side: threading.Thread | None = None
         self._wake = threading.Event()
         self._users = 0
+        self._clock: tuple[float, float] | None = None
+        #: What the registry shows of this process, where a worker says it.
+        self.card = b""
         #: When a consumer of this process last looked for messages, by time.monotonic().
         self.polled_at = 0.0
 
@@ -78,15 +81,17 @@ class Desk:
             return desk
 
     def leave(self) -> None:
-        """The last user's leaving ends an embedded server that nobody else uses."""
+        """The last user closes the client, unless tasks at work still have verdicts to give."""
         with _lock:
             self._users -= 1
-            if self._users > 0 or self.on_close is None:
+            if self._users > 0 or self.renewal._held or self.has_acks() or self._late:
                 return
             for key in [key for key, desk in _desks.items() if desk is self]:
                 del _desks[key]
+        self.renewal.close()
         self.post.close()
-        self.on_close()
+        if self.on_close is not None:
+            self.on_close()
 
     def name(self, word: str) -> str:
         """A queue's or exchange's name on the server."""
@@ -102,6 +107,8 @@ class Desk:
     def take(self, queue: Queue, count: int, lease: float) -> Received:
         """Receives up to `count`; acks that wait travel along."""
         acks = self._waiting_acks(queue.name)
+        if self.card and queue._ref.card != self.card:
+            queue._ref.card, queue._ref.seen = self.card, 0.0
         try:
             got = queue._run(receiving((queue._ref,), count, lease=lease, acks=acks))
         except BaseException:
@@ -238,6 +245,14 @@ class Desk:
             except LeaseLost:
                 pass
             self._late.popleft()
+
+    def server_time(self) -> float:
+        """The server's clock in seconds, asked for once a minute and counted on in between."""
+        now = time.monotonic()
+        if self._clock is None or now - self._clock[0] > 60:
+            seconds, micro = self.command("TIME", key=b"")
+            self._clock = (now, int(seconds) + int(micro) / 1e6)
+        return self._clock[1] + now - self._clock[0]
 
     def check(self) -> None:
         """Raises where the server is not there."""

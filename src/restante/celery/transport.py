@@ -109,7 +109,8 @@ class Transport(base.Transport):
         if scheme == "embedded":
             return f"embedded://{parts.netloc}{parts.path}"
         if scheme in ("socket", "unix"):
-            return urlunsplit(("unix", parts.netloc, parts.path, parts.query.replace("virtual_host=", "db="), ""))
+            query = parts.query.replace("virtual_host=", "db=")
+            return f"unix://{parts.netloc}{parts.path}{f'?{query}' if query else ''}"
         tls = scheme in ("restantes", "rediss") or bool(options.ssl) or bool(client.ssl)
         netloc = parts.netloc or f"localhost:{DEFAULT_PORT}"
         if scheme in ("sentinel", "cluster"):

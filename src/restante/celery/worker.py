@@ -28,14 +28,12 @@ class Consumers(bootsteps.StartStopStep):
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
     def start(self, c: Any) -> None:
-        for channel in getattr(c.connection.transport, "channels", ()):
-            for source in getattr(channel, "sources", {}).values():
-                ref = source.queue._ref
-                ref.card = orjson.dumps({
-                    "host": platform.node(), "pid": os.getpid(), "concurrency": c.pool.num_processes or 1,
-                    "name": c.hostname,
-                })  # fmt: skip
-                ref.seen = 0.0
+        desk = getattr(c.connection.transport, "desk", None)
+        if desk is not None:
+            concurrency = getattr(c.controller, "concurrency", None) or c.pool.num_processes or 1
+            desk.card = orjson.dumps(
+                {"host": platform.node(), "pid": os.getpid(), "concurrency": concurrency, "name": c.hostname}
+            )
 
     def info(self, c: Any) -> dict[str, Any]:
         """For `celery inspect stats`: how old the last look at the broker is."""

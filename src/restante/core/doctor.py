@@ -50,6 +50,7 @@ def examine(post: Post) -> list[Finding]:
         _role(facts),
         Finding("ok" if ping < SLOW_PING else "warning", "round trip", f"{ping:.1f} ms",
                 "" if ping < SLOW_PING else "send in batches, or move closer to the server"),
+        *_celery(command),
         *_queues(post),
     ]  # fmt: skip
 
@@ -129,6 +130,23 @@ def _role(facts: dict[str, str]) -> Finding:
     if facts.get("role") == "slave":
         return Finding("danger", "role", "replica", "point the URL at the master, or use redis+sentinel://")
     return Finding("ok", "role", f"master with {facts.get('connected_slaves', '0')} replicas")
+
+
+def _celery(command: Any) -> list[Finding]:
+    """What Celery on Kombu's own Redis transport leaves on a server that both use."""
+    made = []
+    try:
+        held = command("HLEN", "unacked", key=b"unacked")
+        lists = command("LLEN", "celery", key=b"celery")
+    except RestanteError:
+        return []  # other keys by these names: somebody else's business
+    if lists:
+        remedy = "restante migrate-celery --from this server: workers on restante:// do not see them"
+        made.append(Finding("warning", "celery", f"{lists} tasks wait in Kombu's own list", remedy))
+    if held:
+        remedy = "stop workers on redis://, then restante migrate-celery --unacked; those that died left them"
+        made.append(Finding("warning", "celery", f"{held} tasks are held by workers on Kombu's own transport", remedy))
+    return made
 
 
 def _queues(post: Post) -> list[Finding]:

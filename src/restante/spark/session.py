@@ -160,11 +160,11 @@ def _launch(asked: Mapping[str, str]) -> None:
         _check(_open_gateway(asked, []))
         return
     archive = _archive_options(java)
-    words = _open_gateway(asked, [*_logging_options(), *archive])
+    words = _open_gateway(asked, [*_options(asked), *archive])
     if words == "" and archive:
         # A wrong setting makes Java complain. To end without a word is what a damaged archive does to it.
         Path(archive[0].partition("=")[2]).unlink(missing_ok=True)
-        words = _open_gateway(asked, _logging_options())
+        words = _open_gateway(asked, _options(asked))
     _check(words)
 
 
@@ -301,8 +301,12 @@ def _heap() -> str:
     return f"{max(least, min(half, most))}m"
 
 
-def _logging_options() -> list[str]:
-    return [f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties')}"]
+def _options(asked: Mapping[str, str]) -> list[str]:
+    """Quiet logging, and the collector that takes a tenth less CPU for the same work, unless another is asked for."""
+    options = [f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties')}"]
+    if not re.search(r"-XX:\+Use\w+GC", asked.get("spark.driver.extraJavaOptions", "")):
+        options.append("-XX:+UseParallelGC")
+    return options
 
 
 # The class archive: Java's own cache of loaded classes, kept between runs.
