@@ -22,7 +22,7 @@ def main() -> None:
         )
         try:
             for order in (1, 2, 3):
-                charge.delay(order)
+                charge.apply_async((order,), priority=100 + order)  # high first
             audit.delay(4)
             admin, deadline = Admin(post), time.monotonic() + 60
             while not (done := admin.counts("celery")).totals["acked"] >= 10 or done.waiting:

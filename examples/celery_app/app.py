@@ -13,7 +13,7 @@ app.conf.broker_transport_options = {"visibility_timeout": 30, "delivery_limit":
 restante.celery.install(app)  # late acks, tasks of dead processes run again
 
 
-@app.task(priority=200)
+@app.task
 def charge(order: int) -> None:
     print(f"charged order {order}", flush=True)
     ship.apply_async((order,), countdown=0.5)  # waits on the broker, not in the worker

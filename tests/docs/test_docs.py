@@ -124,7 +124,7 @@ def test_every_block_of_python_is_python() -> None:
 
 def described(page: Page) -> list[str]:
     """The names a page's third-level headings describe."""
-    found = (re.match(r"`(?:restante )?([\w.]+)", text) for text in page.headings() if text.startswith("`"))
+    found = (re.match(r"`(?:restante )?([\w.-]+)", text) for text in page.headings() if text.startswith("`"))
     return [match[1] for match in found if match]
 
 
@@ -243,7 +243,7 @@ def test_the_command_line_page_has_every_command_option_and_code() -> None:
     commands: dict[str, Any] = command.commands  # type: ignore[attr-defined]  # a group, in Typer's own words
     inner: dict[str, Any] = commands.pop("pipeline").commands
     commands |= {f"pipeline {name}": one for name, one in inner.items()}
-    told = {name for heading in CLI.headings() for name in re.findall(r"`restante ((?:pipeline )?\w+)", heading)}
+    told = {name for heading in CLI.headings() for name in re.findall(r"`restante ((?:pipeline )?[\w-]+)", heading)}
     assert told == set(commands)
     for name, one in commands.items():
         text = section(CLI, f"restante {name}") if f"### `restante {name}" in CLI.text else CLI.text

@@ -24,8 +24,9 @@ from kombu.utils.uuid import uuid
 from restante.celery import wire
 from restante.celery.arguments import checked
 from restante.celery.routing import QueueInfo
+from restante.core import operations as ops
 from restante.core.admin import Admin
-from restante.core.errors import LeaseLost, NotFound, RestanteError
+from restante.core.errors import Held, LeaseLost, NotFound, RestanteError
 from restante.core.keys import QUEUES, TRANSIENT, exchange_key
 from restante.core.message import State, new_id
 from restante.core.operations import MAX_BATCH
@@ -263,7 +264,8 @@ class Channel(base.StdChannel):
         properties.setdefault("delivery_info", {})
         properties.setdefault("priority", priority or 0)
         # Kept by Kombu over its retries, so that a message stored by a try whose answer was lost is not stored twice.
-        properties.setdefault("restante_id", new_id())
+        if "restante_id" not in properties:
+            properties["restante_id"], properties["restante_new"] = new_id(), True
         return {
             "body": body, "content-encoding": content_encoding, "content-type": content_type,
             "headers": headers or {}, "properties": properties,
@@ -271,8 +273,23 @@ class Channel(base.StdChannel):
 
     def basic_publish(self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any) -> None:
         exchange, routing_key = exchange or "", routing_key or ""
-        table = self.desk.routing.table(exchange)
+        sent: str | None = None
+        known, question = self.desk.routing.guess(exchange)
+        if known is not None:
+            guessed = known.match(routing_key)
+            if len(guessed) == 1 and not (guessed[0].transient and known.broadcasts):
+                # One queue, as for most: the message goes there at once, and the question along with it.
+                sent = guessed[0].name
+                if (self._send(guessed[0], message, exchange, routing_key, question=question) or b"") == known.version:
+                    return
+        table = self.desk.routing.load(exchange) if sent else self.desk.routing.table(exchange)
         chosen = table.match(routing_key)
+        if sent is not None:
+            if all(info.name != sent for info in chosen):
+                self._take_back(sent, message)
+            elif len(chosen) == 1:
+                return
+            chosen = [info for info in chosen if info.name != sent]
         if not exchange and not chosen:
             chosen = [QueueInfo(routing_key)]
         copies = [info for info in chosen if not (info.transient and table.broadcasts)]
@@ -283,15 +300,29 @@ class Channel(base.StdChannel):
         if not chosen:
             self._nowhere(table.durable, message, exchange, routing_key)
 
+    def _take_back(self, queue: str, message: dict[str, Any]) -> None:
+        """The queue had been unbound before the message was sent there: unless it was received, it goes again."""
+        try:
+            Admin(self.desk.post).delete(
+                self.desk.name(queue), [message["properties"]["restante_id"]], detail="no longer bound"
+            )
+        except (Held, NotFound, KeyError):
+            pass
+
     def _send(
-        self, info: QueueInfo, message: dict[str, Any], exchange: str, routing_key: str, id: str | None = None
-    ) -> None:
+        self, info: QueueInfo, message: dict[str, Any], exchange: str, routing_key: str, id: str | None = None,
+        question: bytes = b"",
+    ) -> Any:  # fmt: skip
         headers, properties = message["headers"], message["properties"]
         payload, content_type = wire.payload_of(
             message["body"], message.get("content-type"), message.get("content-encoding")
         )
         expires = self._expires(info, properties)
-        self.desk.queue(info.name).send(
+        queue = self.desk.queue(info.name)
+        if not queue._ref.opened:
+            queue._open()
+        call = ops.send(
+            queue._ref,
             payload,
             id=id or properties.get("restante_id") or new_id(),
             kind=wire.kind_of(headers),
@@ -301,6 +332,11 @@ class Channel(base.StdChannel):
             delay=wire.delay_of(headers),
             expires=None if "x-dead-letter-exchange" in info.arguments else expires,
         )
+        call.question = question
+        if id is None and properties.pop("restante_new", None):
+            ops.first_try(queue._ref, call)
+        self.desk.post.connection.run(call)
+        return call.answer
 
     def _expires(self, info: QueueInfo, properties: dict[str, Any]) -> float | None:
         """The shortest of the message's own limit, the queue's and the transport's, in seconds."""
@@ -315,6 +351,7 @@ class Channel(base.StdChannel):
         body = message["body"]
         packed = {**message, "properties": {**message["properties"]}}
         packed["properties"].pop("restante_id", None)
+        packed["properties"].pop("restante_new", None)
         if isinstance(body, bytes | bytearray | memoryview):
             packed["body"], packed["b"] = base64.b64encode(body).decode(), 1
         stream = exchange_key(self.desk.name(exchange), "broadcast")

@@ -13,6 +13,7 @@ import orjson
 
 from restante.core.errors import InvalidInput
 from restante.core.keys import TRANSIENT, exchange_key
+from restante.core.operations import pack
 from restante.core.topics import matches_words
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class Table:
     durable: bool = False
     declared: bool = False
     bindings: list[tuple[str, tuple[str, ...], QueueInfo]] = field(default_factory=list)
+    question: bytes = b""
     _found: dict[str, list[QueueInfo]] = field(default_factory=dict)
 
     @classmethod
@@ -111,8 +113,21 @@ class Routing:
             version = self._desk.command("HGET", key, "version", key=key)
             if (version or b"") == known.version:
                 return known
+        return self.load(exchange)
+
+    def load(self, exchange: str) -> Table:
+        key = exchange_key(self._desk.name(exchange), "routes")
         table = self._tables[exchange] = Table.parse(self._desk.command("HGETALL", key, key=key))
         return table
+
+    def guess(self, exchange: str) -> tuple[Table | None, bytes]:
+        """The routes as last known, and the question whose answer tells whether they still hold."""
+        known = self._tables.get(exchange)
+        if known is None or self._desk.post.connection.endpoint.mode == "cluster":
+            return None, b""  # in a cluster the exchange may lie elsewhere than the queue
+        if not known.question:
+            known.question = pack(("HGET", exchange_key(self._desk.name(exchange), "routes"), "version"))
+        return known, known.question
 
     def queue(self, name: str) -> QueueInfo | None:
         """What a queue was declared with; every queue is bound to the exchange without a name."""

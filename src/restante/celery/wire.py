@@ -28,7 +28,7 @@ _BITS: dict[str, list[tuple[int, Any]]] = {}
 for _place, (_name, _value) in enumerate(USUAL):
     _BITS.setdefault(_name, []).append((1 << _place, _value))
 #: Properties that are restored from elsewhere.
-_ELSEWHERE = ("delivery_info", "delivery_tag", "body_encoding", "priority", "restante_id", "expiration")
+_ELSEWHERE = ("delivery_info", "delivery_tag", "body_encoding", "priority", "restante_id", "restante_new")
 _UNFIT = re.compile(r"[^A-Za-z0-9._:@/+-]")
 
 
@@ -66,7 +66,7 @@ def headers_of(message: dict[str, Any], queue: str, exchange: str, routing_key: 
             headers[name] = value
     if bits:
         extra["u"] = bits
-    if "id" in headers and headers.get("root_id") == headers["id"]:
+    if "id" in headers and "root_id" in headers and headers["root_id"] == headers["id"]:
         del headers["root_id"]
         extra["r"] = 1
     if exchange != queue:
@@ -84,7 +84,7 @@ def headers_of(message: dict[str, Any], queue: str, exchange: str, routing_key: 
     if own.get("delivery_mode") == 2:
         del own["delivery_mode"]
         extra["m"] = 1
-    if "id" in headers and own.get("correlation_id") == headers["id"]:
+    if headers.get("id") is not None and own.get("correlation_id") == headers["id"]:
         del own["correlation_id"]
         extra["c"] = 1
     if own:

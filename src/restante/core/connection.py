@@ -277,7 +277,7 @@ class Connection:
         assert server is not None
         packed = op.packed(server.modern)
         try:
-            if op.durability == "memory" and not ask:
+            if op.durability == "memory" and not ask and not op.question:
                 reply = link.call(packed)
             else:
                 reply = self._call_with(op, link, packed, ask)
@@ -291,7 +291,7 @@ class Connection:
         return reply
 
     def _call_with(self, op: Operation[Any], link: Link, packed: bytes, ask: bool) -> Any:
-        """A call that needs a word before it (a slot on the move) or after it (a durability level)."""
+        """A call that needs a word before it (a question, a slot on the move) or after it (a durability level)."""
         after = None
         if op.durability != "memory":
             if op.durability == "disk" and self._waitaof is None:
@@ -299,12 +299,15 @@ class Connection:
                 reply = link.call(pack(("CONFIG", "GET", "append*")))
                 self._waitaof = disk_support(link.server, reply, self.endpoint.shown)
             after = durability_command(op.durability, bool(self._waitaof), self.settings)
-        answers = link.call(asking(ask) + packed + (after or b""), 1 + ask + (after is not None))
-        if not ask and after is None:
+        asked = bool(op.question)
+        answers = link.call(op.question + asking(ask) + packed + (after or b""), 1 + asked + ask + (after is not None))
+        if not asked and not ask and after is None:
             return answers
+        if asked:
+            op.answer = answers[0]
         if after is not None and not confirmed(op.durability, answers[-1]):
             raise not_confirmed(op)
-        return answers[1 if ask else 0]
+        return answers[asked + ask]
 
     def _load(self, op: Operation[Any], address: Address | None) -> None:
         try:

@@ -83,7 +83,7 @@ EXTEND = Script("extend", "queue journal deliveries leased consumers")
 class Operation(Generic[T]):
     """One call of one script."""
 
-    __slots__ = ("_all_keys", "args", "durability", "keys", "parse", "queue", "script", "sends")
+    __slots__ = ("_all_keys", "answer", "args", "durability", "keys", "parse", "question", "queue", "script", "sends")
 
     def __init__(
         self,
@@ -106,6 +106,9 @@ class Operation(Generic[T]):
         #: Ids whose fate is unknown when the answer does not come.
         self.sends = sends
         self.durability = durability
+        #: A plain command to the same server that travels in front of the call, packed, and what it was answered.
+        self.question = b""
+        self.answer: Any = None
 
     def packed(self, modern: bool) -> bytes:
         """The call as it goes over the wire."""
@@ -312,6 +315,13 @@ def send(
         return MessageId.of_earlier(reply[1].decode())
 
     return _sending(ref, [b"1" if careful else b"0", *entry], parse, (made,), durability)
+
+
+def first_try(ref: QueueRef, send: Operation[MessageId]) -> None:
+    """Spares a send the look for its id, which was made for it just now; a repeated try looks again."""
+    send.args[0] = b"0"
+    if ref.settings.max_length is None and ref.settings.max_dead is None:
+        send.keys = ref.keys.group(FEW_KEYS)
 
 
 def send_many(
