@@ -33,7 +33,7 @@ app = make_app(json.loads(os.environ["SHOP"])) if "SHOP" in os.environ else Cele
 
 
 def note(kind: str, **facts: Any) -> None:
-    line = json.dumps({"kind": kind, "at": time.time(), "pid": os.getpid(), **facts}) + "\n"
+    line = json.dumps({"kind": kind, "at": time.time(), "pid": os.getpid(), "parent": os.getppid(), **facts}) + "\n"
     file = os.open(os.environ["LEDGER"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(file, line.encode())
     os.close(file)
