@@ -3,6 +3,8 @@
 .PHONY: help setup run test lint chaos bench bench-celery bench-spark lock clean
 MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
+TWO := -n 2 --dist loadfile
+ALONE := tests/faults tests/celery
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -17,10 +19,11 @@ test: setup lint ## Lint, then every test but the long fault runs (TESTS=path to
 ifdef TESTS
 	$(BIN)/python -m pytest -m "not chaos" --durations=15 $(TESTS)
 else
-	@# Spark's tests wait for Java half of the time: two processes share the machine well.
+	@# Most tests wait half of the time, so two processes share the machine well; faults and workers have it alone.
 	status=0; \
-	$(BIN)/python -m pytest -m "not chaos" --durations=15 --ignore tests/spark || status=1; \
-	$(BIN)/python -m pytest -m "not chaos" --durations=15 -n 2 --dist loadfile tests/spark || status=1; \
+	$(BIN)/python -m pytest -m "not chaos" --durations=15 $(TWO) $(addprefix --ignore=,$(ALONE) tests/spark) || status=1; \
+	$(BIN)/python -m pytest -m "not chaos" --durations=15 $(ALONE) || status=1; \
+	$(BIN)/python -m pytest -m "not chaos" --durations=15 $(TWO) tests/spark || status=1; \
 	exit $$status
 endif
 

@@ -97,7 +97,7 @@ class Cli:
 
     def __init__(self, url: str | None, cwd: Path) -> None:
         self.cwd = cwd
-        self.env = {name: value for name, value in os.environ.items() if not name.startswith("RESTANTE_")}
+        self.env = {name: value for name, value in os.environ.items() if not name.startswith(("RESTANTE_", "COLUMNS"))}
         self._mark = f"RESTANTE_TEST_MARK={uuid.uuid4().hex}"
         self.env |= {"TERM": "dumb", "USER": "tester", "RESTANTE_TEST_MARK": self._mark.partition("=")[2]}
         if url is not None:

@@ -42,7 +42,7 @@ SEND_COLUMNS = (
 SETTLE_COLUMNS = ("message_id", "lease_token", "verdict", "attempts", "retry", "error_class", "error", "delay_seconds")
 #: Microseconds of standing still that a paced job may make up for: more would be a burst, less loses to the scheduler.
 #: A replay is several jobs one after the other, with pauses between them.
-SLACK = {"send": 50_000, "replay": 2_000_000}
+SLACK = {"send": 50_000, "replay": 3_000_000}
 #: Hexadecimal digits of an id made from columns.
 ID_DIGITS = 32
 _RANDOM = "random"
