@@ -62,6 +62,7 @@ class TestAddresses:
             ("restante://u:p%40ss@h/0", {}, "redis://u:p%40ss@h/0"),
             ("restantes://h:7000/3", {}, "rediss://h:7000/3"),
             ("restante://h/1", {"ssl": True}, "rediss://h/1"),
+            ("restantes://h/1", {"ssl": {"ssl_cert_reqs": "none"}}, "rediss://h/1"),
             ("restante+socket:///run/r.sock?virtual_host=2", {}, "unix:///run/r.sock?db=2"),
             ("restante+sentinel://a:26379,b:26379/mymaster/0", {}, "redis+sentinel://a:26379,b:26379/mymaster/0"),
             ("restante://a:26379;restante://b", {"master_name": "m"}, "redis+sentinel://a:26379,b:26379/m"),
@@ -71,6 +72,11 @@ class TestAddresses:
     )
     def test_each_form_finds_its_server(self, given: str, options: dict[str, Any], found: str) -> None:
         assert Transport(Connection(given, transport_options=options))._url() == found
+
+    def test_broker_use_ssl_reaches_the_client(self) -> None:
+        transport = Transport(Connection("restante://h/1", ssl={"ssl_ca_certs": "/ca.pem"}))
+        assert transport._url() == "rediss://h/1"
+        assert transport.desk.post.connection.endpoint.options["ssl_ca_certs"] == "/ca.pem"
 
     def test_redis_urls_work_with_the_transport_named(self, server: RedisServer) -> None:
         with Connection(f"{server.url}/0", transport="restante.celery.transport:Transport") as connection:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery import chain, chord, group
+from celery import chain, chord, chunks, group
 from celery.canvas import Signature
 
 from restante import Admin, Post, State
@@ -61,6 +61,8 @@ class TestCanvas:
         assert chord([add(n, n) for n in range(10)], task(one, "total")).apply_async().get(timeout=PATIENCE) == 90
         inside = chord([task(one, "flaky", 1, 0.1), add(1, 1)], task(one, "noop", immutable=True))
         assert inside.apply_async().get(timeout=PATIENCE) is None
+        pairs = chunks(add(), zip(range(6), range(6), strict=True), 2).apply_async().get(timeout=PATIENCE)
+        assert pairs == [[0, 2], [4, 6], [8, 10]]
         parts = group(group(add(n, 1) for n in range(start, start + 5)) for start in range(0, 20, 5))
         assert len(parts.apply_async().get(timeout=PATIENCE)) == 20
 

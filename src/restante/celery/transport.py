@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
 
@@ -72,6 +73,8 @@ class Transport(base.Transport):
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
         self.options = Options.parse(client.transport_options)
+        if client.ssl and not self.options.ssl:
+            self.options = replace(self.options, ssl=client.ssl)  # broker_use_ssl: True, or redis-py's arguments
         self.channels: list[Any] = []
         self._desk: Desk | None = None
         self._hub: Any = None
@@ -111,7 +114,7 @@ class Transport(base.Transport):
         if scheme in ("socket", "unix"):
             query = parts.query.replace("virtual_host=", "db=")
             return f"unix://{parts.netloc}{parts.path}{f'?{query}' if query else ''}"
-        tls = scheme in ("restantes", "rediss") or bool(options.ssl) or bool(client.ssl)
+        tls = scheme in ("restantes", "rediss") or bool(options.ssl)
         netloc = parts.netloc or f"localhost:{DEFAULT_PORT}"
         if scheme in ("sentinel", "cluster"):
             return urlunsplit((f"{'rediss' if tls else 'redis'}+{scheme}", netloc, parts.path, parts.query, ""))
