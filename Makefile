@@ -3,7 +3,7 @@
 .PHONY: help setup run test lint chaos bench bench-celery bench-spark lock clean
 MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
-TWO := -n 2 --dist loadfile
+TWO := -n 2 --dist loadfile --no-loadscope-reorder
 ALONE := tests/faults tests/celery
 
 help: ## Show this list
