@@ -385,6 +385,27 @@ class TestQueues:
         with pytest.raises(InvalidInput, match=words):
             Queue("orders", queue_arguments=arguments)(connection.channel()).declare()
 
+    def test_a_dead_letter_that_nobody_is_bound_for_is_dead_not_lost(self, connect: Connect, admin: Admin) -> None:
+        connection = connect(unroutable="drop")
+        channel = connection.channel()
+        Exchange("dlx", "topic", durable=False)(channel).declare()
+        queue = Queue("orders", queue_arguments={"x-dead-letter-exchange": "dlx"})(channel)
+        queue.declare()
+        Producer(connection).publish("x", routing_key="orders", delivery_mode=1)
+        queue.get().reject()
+        counts = admin.counts("orders")
+        assert (counts.dead, counts.totals["acked"]) == (1, 0)
+
+    def test_a_compressed_dead_letter_is_still_readable(self, connection: Connection) -> None:
+        channel = connection.channel()
+        graves = Queue("graves", Exchange("dlx", "fanout"))(channel)
+        graves.declare()
+        queue = Queue("orders", queue_arguments={"x-dead-letter-exchange": "dlx"})(channel)
+        queue.declare()
+        Producer(connection).publish({"n": 1}, routing_key="orders", compression="zlib")
+        queue.get().reject()
+        assert graves.get().payload == {"n": 1}
+
     def test_rejected_and_expired_go_to_the_dead_letter_exchange(self, connect: Connect, admin: Admin) -> None:
         connection = connect(delivery_limit=2)
         channel = connection.channel()

@@ -17,7 +17,7 @@ import pytest
 
 import restante
 from restante import Admin
-from tests.celery.workers import Worker, read_ledger, wait_for
+from tests.celery.workers import Worker, read_ledger
 from tests.harness.servers import RedisServer, call
 
 #: Seconds a lease lasts here, on both transports.
@@ -133,6 +133,3 @@ def test_sixty_kills_and_twenty_thousand_messages_beside_kombus_own(tmp_path: Pa
     stock = run("redis", tmp_path / "stock", messages=20_000, kills=60, every=2.0, seed=5, seconds=0.015)
     assert (ours.lost, ours.unexplained) == (0, 0), ours
     assert stock.lost > 0, "the control lost nothing: the harness does not kill at the right moments"
-
-
-__all__ = ["wait_for"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import signal
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -17,8 +16,8 @@ import pytest
 from celery import chain, chord, chunks, group
 from celery.canvas import Signature
 
-from restante import Admin, Post, State
-from tests.celery.workers import Worker, children_of, wait_for
+from restante import Admin, State
+from tests.celery.workers import Worker, wait_for
 from tests.harness.proxy import FaultProxy
 from tests.harness.servers import RedisServer, call
 
@@ -317,11 +316,3 @@ def sends(worker: Worker, number: Any) -> bool:
     except Exception:
         return False
     return True
-
-
-def kill_pool(worker: Worker) -> None:
-    for pid in children_of(worker.pid):
-        os.kill(pid, signal.SIGKILL)
-
-
-__all__ = ["Post", "kill_pool"]

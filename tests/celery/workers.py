@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -98,20 +96,3 @@ def wait_for(true: Callable[[], Any], timeout: float, told: Callable[[], str] = 
     while not true():
         assert time.monotonic() < deadline, f"not within {timeout} s: {told()}"
         time.sleep(0.02)
-
-
-def children_of(pid: int) -> list[int]:
-    """The pool's processes."""
-    found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                stat = Path(f"/proc/{entry}/stat").read_text()
-            except OSError:
-                continue
-            if int(stat.rpartition(")")[2].split()[1]) == pid:
-                found.append(int(entry))
-    return found
-
-
-PYTHON = sys.executable

@@ -26,7 +26,7 @@ from restante.celery.arguments import checked
 from restante.celery.routing import QueueInfo
 from restante.core import operations as ops
 from restante.core.admin import Admin
-from restante.core.errors import Held, LeaseLost, NotFound, RestanteError
+from restante.core.errors import Held, NotFound, RestanteError
 from restante.core.keys import QUEUES, TRANSIENT, exchange_key
 from restante.core.message import State, new_id
 from restante.core.operations import MAX_BATCH
@@ -101,7 +101,6 @@ class Channel(base.StdChannel):
         #: Handed out and not yet settled, by delivery tag.
         self.held: dict[str, wire.Message] = {}
         self._turn = 0
-        self._transient: dict[str, QueueInfo] = {}
 
     # -- exchanges and queues ------------------------------------------------------------------------------------
 
@@ -158,7 +157,6 @@ class Channel(base.StdChannel):
     def _open(self, info: QueueInfo) -> None:
         """Makes the queue what its arguments say. A dead-letter exchange takes what the core would call dead."""
         if info.transient:
-            self._transient[info.name] = info
             self._sign_of_life(info)
             return
         limit = info.arguments.get("x-delivery-limit", self.options.delivery_limit)
@@ -230,7 +228,6 @@ class Channel(base.StdChannel):
 
     def _drop(self, queue: str) -> None:
         self.desk.routing.forget_queue(queue)
-        self._transient.pop(queue, None)
         try:
             Admin(self.desk.post).drop(self.desk.name(queue))
         except NotFound:
@@ -273,6 +270,11 @@ class Channel(base.StdChannel):
 
     def basic_publish(self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any) -> None:
         exchange, routing_key = exchange or "", routing_key or ""
+        if not self._publish(message, exchange, routing_key):
+            self._nowhere(message, exchange, routing_key)
+
+    def _publish(self, message: dict[str, Any], exchange: str, routing_key: str) -> bool:
+        """Sends a message where it is bound for; False where that is nowhere."""
         sent: str | None = None
         known, question = self.desk.routing.guess(exchange)
         if known is not None:
@@ -281,14 +283,14 @@ class Channel(base.StdChannel):
                 # One queue, as for most: the message goes there at once, and the question along with it.
                 sent = guessed[0].name
                 if (self._send(guessed[0], message, exchange, routing_key, question=question) or b"") == known.version:
-                    return
+                    return True
         table = self.desk.routing.load(exchange) if sent else self.desk.routing.table(exchange)
         chosen = table.match(routing_key)
         if sent is not None:
             if all(info.name != sent for info in chosen):
                 self._take_back(sent, message)
             elif len(chosen) == 1:
-                return
+                return True
             chosen = [info for info in chosen if info.name != sent]
         if not exchange and not chosen:
             chosen = [QueueInfo(routing_key)]
@@ -297,8 +299,7 @@ class Channel(base.StdChannel):
             self._broadcast(message, exchange, routing_key)
         for info in copies:
             self._send(info, message, exchange, routing_key)
-        if not chosen:
-            self._nowhere(table.durable, message, exchange, routing_key)
+        return bool(chosen)
 
     def _take_back(self, queue: str, message: dict[str, Any]) -> None:
         """The queue had been unbound before the message was sent there: unless it was received, it goes again."""
@@ -360,7 +361,8 @@ class Channel(base.StdChannel):
             orjson.dumps(packed, default=str), key=stream,
         )  # fmt: skip
 
-    def _nowhere(self, durable: bool, message: dict[str, Any], exchange: str, routing_key: str) -> None:
+    def _nowhere(self, message: dict[str, Any], exchange: str, routing_key: str) -> None:
+        durable = self.desk.routing.table(exchange).durable
         fallback, choice = self.options.deadletter_queue, self.options.unroutable
         if fallback:
             self._send(self.desk.routing.queue(fallback) or QueueInfo(fallback), message, exchange, routing_key)
@@ -384,8 +386,6 @@ class Channel(base.StdChannel):
         if source is None:
             info = self.desk.routing.queue(queue) or QueueInfo(queue)
             source = self.sources[queue] = Source(self, queue, info)
-            if info.transient:
-                self._transient[queue] = info
             self._subscribe(source)
         source.taps.append((consumer_tag, callback, no_ack))
         self._tags[consumer_tag] = queue
@@ -409,16 +409,13 @@ class Channel(base.StdChannel):
             places = exchange_key(self.desk.name(exchange), "positions")
             place = (self.desk.command("HGET", places, source.name, key=places) or b"0-0").decode()
             if limit is not None:
-                oldest = f"{int((self._server_time() - limit) * 1000)}-0"
-                place = max(place, oldest, key=_entry)
+                oldest = f"{int((self.desk.server_time() - limit) * 1000)}-0"
+                place = max(place, oldest, key=entry_order)
             source.places[stream] = place
             kept = source.topics.get(stream, (table.type, [], exchange))
             kept[1].append(pattern)
             source.topics[stream] = kept
         self.connection.stir()
-
-    def _server_time(self) -> float:
-        return self.desk.server_time()
 
     def basic_cancel(self, consumer_tag: str, **_: Any) -> None:
         self._cancel(consumer_tag, drop=True)
@@ -431,9 +428,13 @@ class Channel(base.StdChannel):
             return
         source.taps = deque(tap for tap in source.taps if tap[0] != consumer_tag)
         if not source.taps:
-            if source.unkept:
-                self._keep_places(source, now=True)
             del self.sources[queue]
+            if source.unkept:
+                try:
+                    self._keep_places(source, now=True)
+                except RestanteError as error:
+                    # Heard twice is better than what this channel holds not given back.
+                    log.warning("positions not noted queue=%s error=%s", queue, error)
             mine = [message for at, message in self.waiting if at is source]
             self.waiting = deque(pair for pair in self.waiting if pair[0] is not source)
             self.desk.release([message.taken for message in mine if message.taken is not None])
@@ -512,7 +513,7 @@ class Channel(base.StdChannel):
             type, patterns, exchange = source.topics[stream]
             for id, fields in entries:
                 place = id.decode()
-                if _entry(place) <= _entry(source.places[stream]):
+                if entry_order(place) <= entry_order(source.places[stream]):
                     continue
                 source.places[stream] = place
                 found = dict(zip(fields[::2], fields[1::2], strict=True))
@@ -676,17 +677,15 @@ class Channel(base.StdChannel):
         ]  # fmt: skip
         again["properties"].pop("expiration", None)
         again["properties"]["restante_id"] = f"{taken.id[:150]}.{taken.lease_token}"
-        try:
-            self.basic_publish(again, exchange, key)
-        except Unroutable:
+        if self._publish(again, exchange, key):
+            self.desk.ack_soon(taken)
+        else:
             self.desk.bury(taken, f"{reason}, and no queue is bound to {exchange} for {key}")
-            return
-        self.desk.ack_soon(taken)
 
     # -- life ----------------------------------------------------------------------------------------------------
 
     def _sign_of_life(self, info: QueueInfo) -> None:
-        until = self._server_time() + (info.seconds("x-expires") or UNUSED)
+        until = self.desk.server_time() + (info.seconds("x-expires") or UNUSED)
         self.desk.command("ZADD", TRANSIENT, int(until * 1000), self.desk.name(info.name), key=TRANSIENT)
 
     def refresh(self, now: float) -> None:
@@ -702,7 +701,7 @@ class Channel(base.StdChannel):
 
     def tidy(self) -> None:
         """Ends transient queues that nobody uses any more."""
-        before = int((self._server_time() - GRACE) * 1000)
+        before = int((self.desk.server_time() - GRACE) * 1000)
         prefix = self.options.global_keyprefix
         for raw in self.desk.command("ZRANGEBYSCORE", TRANSIENT, "-inf", before, "LIMIT", 0, 100, key=TRANSIENT):
             name = raw.decode()
@@ -742,7 +741,7 @@ def _begun() -> set[int]:
 def _again(message: wire.Message) -> dict[str, Any]:
     """A received message as it can be published."""
     return {
-        "body": message.body,
+        "body": message.raw,
         "content-type": message.content_type,
         "content-encoding": message.content_encoding,
         "headers": {name: value for name, value in message.headers.items() if name != "x-eta"},
@@ -754,7 +753,8 @@ def _queue_of(tag: str) -> str:
     return tag.rpartition(":")[0]
 
 
-def _entry(place: str) -> tuple[int, int]:
+def entry_order(place: str) -> tuple[int, int]:
+    """Stream entries by their ids."""
     first, _, second = place.partition("-")
     return int(first), int(second or 0)
 
@@ -778,6 +778,3 @@ def _priority(given: Any, most: int) -> int:
         _clamped = True
         log.warning("priority %d is not 0 to 255 and counts as %d", wanted, priority)
     return min(priority, most)
-
-
-__all__ = ["Channel", "LeaseLost", "Unroutable"]

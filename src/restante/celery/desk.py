@@ -59,9 +59,9 @@ class Desk:
         self.renewal = Renewal(self.post.connection)
         self._acks: dict[str, deque[LeasedMessage]] = {}
         self._acked_at = 0.0
-        self._late: deque[tuple[str, LeasedMessage]] = deque()
+        #: To be released once the server is back.
+        self._late: deque[LeasedMessage] = deque()
         self._side: threading.Thread | None = None
-        self._wake = threading.Event()
         self._users = 0
         self._clock: tuple[float, float] | None = None
         #: What the registry shows of this process, where a worker says it.
@@ -189,7 +189,7 @@ class Desk:
                     pass  # somebody else has them already
                 except RestanteError as error:
                     log.warning("release put off queue=%s count=%d error=%s", name, len(part), error)
-                    self._late += [("release", message) for message in part]
+                    self._late += part
                     self._start()
 
     def _settle(self, verb: str, message: LeasedMessage, error: BaseException | str) -> None:
@@ -239,7 +239,7 @@ class Desk:
 
     def _tell_late(self) -> None:
         while self._late:
-            _, message = self._late[0]
+            message = self._late[0]
             try:
                 self.post.queue(message.queue).release_many((message,))
             except LeaseLost:

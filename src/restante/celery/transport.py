@@ -21,7 +21,7 @@ import redis
 from kombu.exceptions import ChannelError
 from kombu.transport import base
 
-from restante.celery.channel import Channel, Source
+from restante.celery.channel import Channel, Source, entry_order
 from restante.celery.desk import Desk
 from restante.celery.options import Options
 from restante.core.errors import InvalidInput, NotReady, ReadOnly, RestanteError, Unavailable, Unconfirmed
@@ -269,7 +269,7 @@ class Transport(base.Transport):
         for channel in self.channels:
             for source in channel.sources.values():
                 for stream, place in source.places.items():
-                    wanted[stream] = min(wanted.get(stream, place), place, key=_order)
+                    wanted[stream] = min(wanted.get(stream, place), place, key=entry_order)
         if {stream for one in self._streams for stream in one.words[6 : 6 + (len(one.words) - 6) // 2]} == set(wanted):
             return
         for one in self._streams:
@@ -472,8 +472,3 @@ def _ignoring(call: Callable[..., Any], *words: Any) -> None:
         call(*words)
     except (OSError, ValueError, KeyError):
         pass
-
-
-def _order(place: str) -> tuple[int, int]:
-    first, _, second = place.partition("-")
-    return int(first), int(second or 0)

@@ -144,6 +144,8 @@ class Message(base.Message):
     def __init__(self, channel: Any, taken: Any, queue: str, tag: str, made: dict[str, Any], **kwargs: Any) -> None:
         #: What holds the lease, None for a broadcast.
         self.taken = taken
+        #: The body as it was published: Kombu unpacks its own copy.
+        self.raw = made["body"]
         self._unreadable: BaseException | None = None
         headers, properties = made["headers"], made["properties"]
         info = {

@@ -106,7 +106,8 @@ class Operation(Generic[T]):
         #: Ids whose fate is unknown when the answer does not come.
         self.sends = sends
         self.durability = durability
-        #: A plain command to the same server that travels in front of the call, packed, and what it was answered.
+        #: A plain command to the same server that the synchronous runner sends in front of the call, packed, and what
+        #: it was answered.
         self.question = b""
         self.answer: Any = None
 

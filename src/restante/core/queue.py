@@ -83,7 +83,7 @@ def receiving(
         for ref in refs:
             got: Received = yield ops.receive(ref, count, lease=lease, acks=acks, card=_card(ref))
             acks = ()
-            while not got.messages and got.due == got.now and not got.lost:
+            while not (got.messages or got.lost or got.spoiled) and got.due == got.now:
                 # Only what was past its time stood in front: look behind it.
                 got = yield ops.receive(ref, count, lease=lease)
             if got.lost:
