@@ -545,7 +545,7 @@ class TestBroadcasts:
         channel = connection.channel()
         Queue("brief", self.EXCHANGE, auto_delete=True, expires=0.05)(channel).declare()
         assert len(channel.list_bindings()) == 1
-        from restante.celery import channel as module
+        from restante.celery import declaring as module
 
         grace, module.GRACE = module.GRACE, 0.0
         try:

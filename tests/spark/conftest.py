@@ -13,6 +13,7 @@ import restante
 from restante import Post
 from tests.harness.servers import RedisServer, call
 from tests.harness.spark_session import quick_session
+from tests.spark.leased_work import Desk, opened_desk
 
 
 @pytest.fixture(scope="session")
@@ -51,6 +52,19 @@ def lake(tmp_path: Path) -> Path:
     folder = tmp_path / "lake"
     folder.mkdir()
     return folder
+
+
+@pytest.fixture(scope="module")
+def _desk() -> Iterator[Desk]:
+    with opened_desk() as desk:
+        yield desk
+
+
+@pytest.fixture
+def desk(_desk: Desk) -> Iterator[Desk]:
+    """An empty queue on a server whose clock stands still."""
+    with _desk.fresh() as fresh:
+        yield fresh
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

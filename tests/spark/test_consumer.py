@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -27,23 +26,10 @@ from restante.spark.verdicts import Bury, RetryLater, try_map
 from restante.spark.writing import Written
 from tests.harness.servers import call
 from tests.spark.driving import Row, fresh_name, rows_of, stream_reader
-from tests.spark.leased_work import LEASE, OWNED, Desk, Work, ids, opened_desk
+from tests.spark.leased_work import LEASE, OWNED, Desk, Work, ids
 
 #: Seconds a program of these tests may take; a JVM starts slowly on a busy machine.
 PATIENCE = 150
-
-
-@pytest.fixture(scope="module")
-def _desk() -> Iterator[Desk]:
-    with opened_desk() as desk:
-        yield desk
-
-
-@pytest.fixture
-def desk(_desk: Desk) -> Iterator[Desk]:
-    """An empty queue on a server whose clock stands still."""
-    with _desk.fresh() as fresh:
-        yield fresh
 
 
 class TestBatches:

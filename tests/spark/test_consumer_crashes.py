@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,23 +22,10 @@ from restante.core.retry import fixed
 from restante.spark.writing import Written
 from tests.harness.processes import PythonProcess
 from tests.spark.driving import fresh_name
-from tests.spark.leased_work import LEASE, Desk, Work, ids, opened_desk
+from tests.spark.leased_work import LEASE, Desk, Work, ids
 
 #: Seconds a program of these tests may take; a JVM starts slowly on a busy machine.
 PATIENCE = 150
-
-
-@pytest.fixture(scope="module")
-def _desk() -> Iterator[Desk]:
-    with opened_desk() as desk:
-        yield desk
-
-
-@pytest.fixture
-def desk(_desk: Desk) -> Iterator[Desk]:
-    """An empty queue on a server whose clock stands still."""
-    with _desk.fresh() as fresh:
-        yield fresh
 
 
 class TestCrashes:

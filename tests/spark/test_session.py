@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -129,9 +128,8 @@ s.stop()
         assert "SparkSubmit.scala" not in ran.stderr
 
     def test_missing_packages_of_spark_connect_are_named_with_their_remedy(self, run: Runner) -> None:
-        if importlib.util.find_spec("grpc") is not None:
-            pytest.skip("Spark Connect's packages are installed")
-        ran = run("from restante.spark.session import session; session(remote='sc://127.0.0.1:9')")
+        program = "from restante.spark.session import session; session(remote='sc://127.0.0.1:9')"
+        ran = run(f"import sys; sys.modules['grpc'] = None; {program}")
         assert "InvalidInput: Spark Connect needs more packages" in ran.stderr
         assert "pip install 'pyspark[connect]'" in ran.stderr
 

@@ -16,19 +16,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import orjson
-from amqp.protocol import queue_declare_ok_t
 from kombu.exceptions import ChannelError
-from kombu.transport import base
-from kombu.utils.uuid import uuid
 
 from restante.celery import wire
-from restante.celery.arguments import checked
+from restante.celery.declaring import UNUSED, Declaring
 from restante.celery.routing import QueueInfo
 from restante.core import operations as ops
 from restante.core.admin import Admin
 from restante.core.errors import Held, NotFound, RestanteError
-from restante.core.keys import QUEUES, TRANSIENT, exchange_key
-from restante.core.message import State, new_id
+from restante.core.keys import exchange_key
+from restante.core.message import new_id
 from restante.core.operations import MAX_BATCH
 from restante.core.queue import LeasedMessage
 from restante.core.topics import matches
@@ -40,12 +37,8 @@ log = logging.getLogger("restante")
 
 #: Messages taken by one call where no prefetch bounds them.
 BATCH = 100
-#: Seconds after which an auto_delete queue without x-expires ends when nobody uses it.
-UNUSED = 300.0
 #: Seconds between two notes of how far a broadcast was heard.
 KEEP_EVERY = 20.0
-#: Seconds a transient queue outlives its time, so that a slow consumer's sign of life still counts.
-GRACE = 5.0
 
 
 class Unroutable(ChannelError):
@@ -80,7 +73,7 @@ class Source:
         self.kept_at, self.unkept = 0.0, False
 
 
-class Channel(base.StdChannel):
+class Channel(Declaring):
     """A Kombu channel."""
 
     Message = wire.Message
@@ -101,155 +94,6 @@ class Channel(base.StdChannel):
         #: Handed out and not yet settled, by delivery tag.
         self.held: dict[str, wire.Message] = {}
         self._turn = 0
-
-    # -- exchanges and queues ------------------------------------------------------------------------------------
-
-    def exchange_declare(
-        self, exchange: str | None = None, type: str = "direct", durable: bool = False, auto_delete: bool = False,
-        arguments: Any = None, nowait: bool = False, passive: bool = False, **_: Any,
-    ) -> None:  # fmt: skip
-        type = type or "direct"
-        exchange = exchange or f"amq.{type}"
-        if passive:
-            if not self.desk.routing.table(exchange).declared:
-                raise _not_found("exchange", exchange, "Channel.exchange_declare")
-            return
-        self.desk.routing.declare(exchange, type, durable)
-
-    def exchange_delete(self, exchange: str, if_unused: bool = False, nowait: bool = False, **_: Any) -> None:
-        if if_unused and self.desk.routing.table(exchange).bindings:
-            return
-        self.desk.routing.forget_exchange(exchange)
-
-    def exchange_bind(self, *_: Any, **__: Any) -> None:
-        raise NotImplementedError("exchanges cannot be bound to exchanges here: bind the queue to both")
-
-    exchange_unbind = exchange_bind
-
-    def prepare_queue_arguments(self, arguments: Any, **given: Any) -> dict[str, Any]:
-        return dict(base.to_rabbitmq_queue_arguments(arguments or {}, **given))
-
-    def queue_declare(
-        self, queue: str | None = None, passive: bool = False, durable: bool = False, exclusive: bool = False,
-        auto_delete: bool = False, arguments: Any = None, **_: Any,
-    ) -> queue_declare_ok_t:  # fmt: skip
-        queue = queue or f"amq.gen-{uuid()}"
-        if passive:
-            if not self._exists(queue):
-                raise _not_found("queue", queue, "Channel.queue_declare")
-        else:
-            made = checked(queue, arguments)
-            info = QueueInfo(queue, auto_delete or exclusive or "x-expires" in made, made)
-            before = self.desk.routing.queue(queue)
-            if before is None or before != info:
-                if before is not None and before.arguments != made:
-                    differ = sorted({*before.arguments.items()} ^ {*made.items()})
-                    raise ChannelError(
-                        f"PRECONDITION_FAILED - queue {queue!r} was declared with {before.arguments}, not {made} "
-                        f"(different: {', '.join(sorted({name for name, _ in differ}))}): use the same arguments, or "
-                        "delete the queue first",
-                        (50, 10), "Channel.queue_declare", "406",
-                    )  # fmt: skip
-                self.desk.routing.bind(info, "", queue)
-            self._open(info)
-        return queue_declare_ok_t(queue, self._size(queue), 0)
-
-    def _open(self, info: QueueInfo) -> None:
-        """Makes the queue what its arguments say. A dead-letter exchange takes what the core would call dead."""
-        if info.transient:
-            self._sign_of_life(info)
-            return
-        limit = info.arguments.get("x-delivery-limit", self.options.delivery_limit)
-        queue = self.desk.queue(info.name)
-        wanted: dict[str, Any] = {
-            "max_attempts": 65535 if "x-dead-letter-exchange" in info.arguments else limit,
-            "max_length": info.arguments.get("x-max-length"),
-        }
-        if not queue._ref.opened:
-            queue._open()
-        if any(getattr(queue.settings, name) != value for name, value in wanted.items()):
-            queue.configure(**wanted)
-
-    def _exists(self, queue: str) -> bool:
-        if self.desk.routing.queue(queue) is not None:
-            return True
-        return bool(self.desk.command("SISMEMBER", QUEUES, self.desk.name(queue), key=QUEUES))
-
-    def _size(self, queue: str) -> int:
-        counts = self._counts(queue)
-        return counts.ready + counts.scheduled + counts.retrying if counts else 0
-
-    def _counts(self, queue: str) -> Any:
-        try:
-            return Admin(self.desk.post).counts(self.desk.name(queue))
-        except NotFound:
-            return None
-
-    def queue_bind(
-        self, queue: str, exchange: str | None = None, routing_key: str = "", arguments: Any = None, **_: Any
-    ) -> None:
-        exchange = exchange or "amq.direct"
-        routing = self.desk.routing
-        info = routing.queue(queue) or QueueInfo(queue)
-        table = routing.table(exchange)
-        if not any(key == (routing_key or "") and known == info for key, _, known in table.bindings):
-            if info.transient and table.broadcasts:
-                self._take_place(queue, exchange)
-            routing.bind(info, exchange, routing_key or "")
-        source = self.sources.get(queue)
-        if source is not None:
-            self._subscribe(source)
-
-    def _take_place(self, queue: str, exchange: str) -> None:
-        """The place from which a queue hears a broadcast: where it was, or the end as of now."""
-        places = exchange_key(self.desk.name(exchange), "positions")
-        stream = exchange_key(self.desk.name(exchange), "broadcast")
-        newest = self.desk.command("XREVRANGE", stream, "+", "-", "COUNT", 1, key=stream)
-        last = newest[0][0] if newest else b"0-0"
-        self.desk.command("HSETNX", places, queue, last, key=places)
-
-    def queue_unbind(
-        self, queue: str, exchange: str | None = None, routing_key: str = "", arguments: Any = None, **_: Any
-    ) -> None:
-        self.desk.routing.unbind(queue, exchange or "amq.direct", routing_key or "")
-        source = self.sources.get(queue)
-        if source is not None:
-            self._subscribe(source)
-
-    def queue_delete(self, queue: str, if_unused: bool = False, if_empty: bool = False, **_: Any) -> int:
-        counts = self._counts(queue)
-        waiting = counts.waiting if counts else 0
-        if if_empty and waiting:
-            return 0
-        if if_unused and any(queue in channel.sources for channel in self.connection.channels):
-            return 0
-        self._drop(queue)
-        return waiting
-
-    def _drop(self, queue: str) -> None:
-        self.desk.routing.forget_queue(queue)
-        try:
-            Admin(self.desk.post).drop(self.desk.name(queue))
-        except NotFound:
-            pass
-
-    def after_reply_message_received(self, queue: str) -> None:
-        self.queue_delete(queue)
-
-    def queue_purge(self, queue: str, **_: Any) -> int:
-        """Removes what waits, scheduled included; what workers hold and what is dead stays."""
-        admin, name = Admin(self.desk.post), self.desk.name(queue)
-        try:
-            return admin.purge(name, (State.READY, State.SCHEDULED, State.RETRYING))
-        except NotFound:
-            return 0
-
-    def list_bindings(self) -> list[tuple[str, str, str]]:
-        routing = self.desk.routing
-        names = [key for key, _, _ in routing.table("").bindings]
-        return [(queue, exchange, pattern) for queue in names for exchange, pattern in routing.bindings(queue)]
-
-    get_bindings = list_bindings
 
     # -- publishing ----------------------------------------------------------------------------------------------
 
@@ -684,10 +528,6 @@ class Channel(base.StdChannel):
 
     # -- life ----------------------------------------------------------------------------------------------------
 
-    def _sign_of_life(self, info: QueueInfo) -> None:
-        until = self.desk.server_time() + (info.seconds("x-expires") or UNUSED)
-        self.desk.command("ZADD", TRANSIENT, int(until * 1000), self.desk.name(info.name), key=TRANSIENT)
-
     def refresh(self, now: float) -> None:
         """Signs of life for transient queues that are consumed from."""
         for source in self.sources.values():
@@ -698,15 +538,6 @@ class Channel(base.StdChannel):
                 if now - source.refreshed_at >= every:
                     source.refreshed_at = now
                     self._sign_of_life(source.info)
-
-    def tidy(self) -> None:
-        """Ends transient queues that nobody uses any more."""
-        before = int((self.desk.server_time() - GRACE) * 1000)
-        prefix = self.options.global_keyprefix
-        for raw in self.desk.command("ZRANGEBYSCORE", TRANSIENT, "-inf", before, "LIMIT", 0, 100, key=TRANSIENT):
-            name = raw.decode()
-            if name.startswith(prefix) and self.desk.command("ZREM", TRANSIENT, name, key=TRANSIENT):
-                self._drop(name[len(prefix) :])
 
     def close(self) -> None:
         if self.closed:
@@ -757,10 +588,6 @@ def entry_order(place: str) -> tuple[int, int]:
     """Stream entries by their ids."""
     first, _, second = place.partition("-")
     return int(first), int(second or 0)
-
-
-def _not_found(what: str, name: str, method: str) -> ChannelError:
-    return ChannelError(f"NOT_FOUND - no {what} {name!r}: declare it first", (50, 10), method, "404")
 
 
 _clamped = False
