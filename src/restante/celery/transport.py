@@ -412,7 +412,7 @@ class Transport(base.Transport):
         """One turn of Celery's loop, before it sleeps."""
         self._thread = threading.get_ident()
         due = self._next_due()
-        if not (self._stirred or (due is not None and due <= 0)):
+        if not (self._busy() or (due is not None and due <= 0)):
             if self._markers or self._streams:
                 self._check_late()
             return
