@@ -10,14 +10,15 @@ import pytest
 
 import restante
 from restante import Post, Queue
-from tests.contract.rooms import Room, async_client, fresh_name, sync_client
+from restante.server import ServerSettings, Serving
+from tests.contract.rooms import HTTP_CAN, Room, async_client, fresh_name, http_client, sync_client
 from tests.harness.clock import FrozenClock
 from tests.harness.cluster import RedisCluster3
 from tests.harness.requirements import require
 from tests.harness.servers import RedisServer, debian_binary, embedded_binary
 
 #: Every room the contract runs on.
-ROOMS = ("sync", "sync-6.2", "async", "async-6.2", "cluster", "embedded")
+ROOMS = ("sync", "sync-6.2", "async", "async-6.2", "cluster", "embedded", "http")
 
 
 @dataclass
@@ -60,6 +61,13 @@ def _directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Post]:
         yield plain
 
 
+@pytest.fixture(scope="session")
+def _http(_debian: Clocked) -> Iterator[str]:
+    # Without its sweeper, so that a test's clock alone decides what has moved.
+    with Serving(_debian.url, ServerSettings(port=0, sweep=False)) as serving:
+        yield serving.address
+
+
 @pytest.fixture(params=ROOMS)
 async def room(request: pytest.FixtureRequest) -> AsyncIterator[Room]:
     """One implementation per run of the test."""
@@ -73,8 +81,11 @@ async def room(request: pytest.FixtureRequest) -> AsyncIterator[Room]:
     else:
         server: Clocked = request.getfixturevalue("_old" if kind.endswith("6.2") else "_debian")
         server.clock.unfreeze()
-        opener = async_client if kind.startswith("async") else sync_client
-        made = Room(kind, opener(server.url), server.plain, clock=server.clock)
+        if kind == "http":
+            made = Room(kind, http_client(request.getfixturevalue("_http")), server.plain, HTTP_CAN, clock=server.clock)
+        else:
+            opener = async_client if kind.startswith("async") else sync_client
+            made = Room(kind, opener(server.url), server.plain, clock=server.clock)
     for mark in request.node.iter_markers("needs"):
         missing = sorted(set(mark.args) - made.capabilities)
         if missing:

@@ -19,6 +19,7 @@ from typing import Any, Final
 import pytest
 
 import restante
+import restante.http
 from restante import Admin, Post, State
 from tests.harness.clock import FrozenClock
 
@@ -155,6 +156,15 @@ class Room:
 def sync_client(url: str) -> Callable[..., Any]:
     """How a synchronous room opens clients."""
     return lambda **settings: restante.connect(url, **settings)
+
+
+#: What a queue behind an HTTP server can do: everything; operators look at the same Redis.
+HTTP_CAN: Final = ALL
+
+
+def http_client(address: str) -> Callable[..., Any]:
+    """How a room behind an HTTP server opens clients."""
+    return lambda **settings: restante.http.connect(address, **settings)
 
 
 def async_client(url: str) -> Callable[..., Any]:

@@ -20,7 +20,7 @@ from rich.text import Text
 from restante import Admin, Event, JournalEntry, RestanteError, State
 from restante.cli import texts
 from restante.cli.session import Session
-from restante.core.admin import Counts
+from restante.core.viewing import Counts
 
 #: Samples of a sparkline, one per look.
 SPARKS = 16

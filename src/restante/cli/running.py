@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn
 
-from restante import Sweeper
 from restante.cli import texts
 from restante.cli.board import Board, watch
-from restante.cli.session import Context, stopping
+from restante.cli.session import Context, WrongUsage, stopping
+
+#: Where the server listens unless told otherwise: 25 is mail's own port.
+PORT = 8025
+#: Lines of the log: when, how bad, and a verb with key=value.
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
 def add_to(app: typer.Typer) -> None:
@@ -23,27 +29,33 @@ def add_to(app: typer.Typer) -> None:
 
 def up(
     context: Context,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No table, only the sweeper.")] = False,
+    host: Annotated[str, typer.Option(help="Where to listen; beyond this machine only with tokens.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = PORT,
+    lake: Annotated[
+        Path | None, typer.Option(help="The data pipeline's lake, whose report.html the Insights page shows.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No table; one line with the address.")] = False,
 ) -> None:
-    """Keep the server and its sweeper running and show queues and states, until Ctrl-C."""
+    """Serve the HTTP API and the dashboard, sweep every queue, and show them here, until Ctrl-C."""
+    try:
+        from restante.server import ServerSettings, Serving  # what it imports is for this command alone
+    except ModuleNotFoundError as error:
+        raise WrongUsage(f"the server needs {error.name}: pip install 'restante[server]'") from None
     session = context.obj
     admin = session.admin
     admin.queues()  # a server that is not there ends this at once
     shown = session.post.connection.endpoint.shown
-    sweeper = Sweeper(session.post)
     stop = threading.Event()
-    with stopping(stop.set):
-        thread = sweeper.start()
-        try:
-            if quiet:
-                session.note(f"sweeping {shown}; Ctrl-C to stop")
-                while not stop.wait(1.0):
-                    pass
-            else:
-                watch(session, Board(admin, shown, "Ctrl-C to stop"), stop)
-        finally:
-            sweeper.stop()
-            thread.join(5)
+    logging.basicConfig(level=logging.INFO if quiet else logging.ERROR, format=LOG_FORMAT)
+    with stopping(stop.set), Serving(session.post.url, ServerSettings(host, port, lake=lake)) as serving:
+        session.note(f"dashboard and API at {serving.address}, queues on {shown}; Ctrl-C to stop")
+        if session.json:
+            session.emit({"address": serving.address, "server": shown})
+        if quiet or session.json:
+            while not stop.wait(1.0):
+                pass
+        else:
+            watch(session, Board(admin, shown, f"{serving.address}      Ctrl-C to stop"), stop)
 
 
 def demo(

@@ -15,8 +15,8 @@ from rich.text import Text
 
 from restante import InvalidPayload, JournalEntry, Message, QueueSettings, State
 from restante.cli.session import WrongUsage
-from restante.core.admin import ConsumerInfo, Counts
 from restante.core.message import Attempt
+from restante.core.viewing import ConsumerInfo, Counts
 
 #: The colour of each state, the same in the terminal as in the dashboard; the word always stands beside it.
 COLOURS = {

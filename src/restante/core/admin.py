@@ -6,9 +6,10 @@ an interrupted replay is resumed by its task id.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -16,19 +17,18 @@ from typing import Any
 import orjson
 
 from restante.core import operations as ops
-from restante.core.errors import Held, InvalidInput, NotFound
-from restante.core.journal import JournalEntry, Position
-from restante.core.keys import QUEUES
-from restante.core.message import STATE_LETTERS, Attempt, Event, Message, State, moment, new_id
+from restante.core.errors import Held, InvalidInput, NotFound, RestanteError
+from restante.core.keys import AUDIT, QUEUES
+from restante.core.message import STATE_LETTERS, Message, State, new_id
 from restante.core.names import valid_name
-from restante.core.operations import MAX_BATCH, Operation, QueueRef, Script
+from restante.core.operations import Script
 from restante.core.queue import Post, open_queue
 from restante.core.settings import QueueSettings, milliseconds, queue_fields, whole
-from restante.core.stored import Stored, encode
+from restante.core.stored import encode
+from restante.core.viewing import SHOW, Viewer, parse_message
 
-LIST = Script("list", "queue journal messages deliveries history")
-SHOW = Script("show", "queue journal messages deliveries history ready scheduled retrying leased dead done")
-COUNTS = Script("counts", "queue journal ready scheduled retrying leased dead done messages")
+log = logging.getLogger("restante")
+
 REPLAY = Script("replay", "queue journal messages deliveries ready dead unique marker tasks")
 DELETE = Script("delete", "queue journal messages deliveries history ready scheduled retrying dead done leased unique")
 PURGE = Script("purge", "queue journal messages deliveries history")
@@ -40,75 +40,11 @@ MOVE = Script(
 )
 _MOVE_TARGET = ("queue", "journal", "messages", "deliveries", "history", "ready", "scheduled", "unique", "marker")
 
-#: Messages on one page of a list.
-PAGE = 100
-#: Bytes of each payload a list returns.
-PREVIEW = 1024
-#: Seconds without a word after which a consumer is no longer shown.
-CONSUMER_GONE = 60.0
 #: Messages handled by one call of replay or purge.
 SLICE = 200
+#: Operators' actions kept.
+AUDIT_KEEP = 10_000
 _PURGEABLE = (State.READY, State.SCHEDULED, State.RETRYING, State.DEAD, State.DONE)
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """One queue at one moment."""
-
-    queue: str
-    at: datetime
-    ready: int
-    scheduled: int
-    retrying: int
-    leased: int
-    dead: int
-    done: int
-    #: Leases that have ended and wait to be reclaimed.
-    overdue: int
-    #: Seconds since the message next in line was sent.
-    waited: float
-    paused: bool
-    #: Events since the queue began.
-    totals: dict[str, int]
-    settings: QueueSettings
-    #: Journal: last sequence number, and entries that were trimmed before a registered reader had them.
-    journal_last: int
-    journal_lost: int
-
-    @property
-    def waiting(self) -> int:
-        """Messages that are neither settled nor dead."""
-        return self.ready + self.scheduled + self.retrying + self.leased
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        made = {state.value: getattr(self, state.value) for state in State}
-        return {
-            "queue": self.queue, "at": self.at.isoformat(), **made, "overdue": self.overdue,
-            "waited_seconds": self.waited, "paused": self.paused, "totals": self.totals,
-            "settings": self.settings.as_dict(),
-        }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """Part of a list, and where the next part starts."""
-
-    messages: list[Message]
-    #: Give it as `after` for the next page; None at the end.
-    next: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class ConsumerInfo:
-    """A consumer as the registry knows it."""
-
-    name: str
-    queues: tuple[str, ...]
-    last_seen: datetime
-    host: str
-    pid: int
-    concurrency: int
 
 
 @dataclass(slots=True)
@@ -135,262 +71,40 @@ class ReplayTask:
         return (self.kind is None or message.kind == self.kind) and self.error_class in (None, died_of)
 
 
-def parse_history(text: bytes) -> tuple[Attempt, ...]:
-    """The attempts a history value holds, oldest first."""
-    made = []
-    for line in text.decode().splitlines():
-        attempt, received, ended, event, consumer, error_class, error = line.split("\t")
-        ended_at = moment(int(ended))
-        assert ended_at is not None
-        received_at = moment(int(received or 0))
-        made.append(
-            Attempt(int(attempt), received_at, ended_at, Event(event), consumer, error_class, orjson.loads(error))
-        )
-    return tuple(made)
-
-
-def parse_delivery(text: bytes) -> tuple[int, str, int, int]:
-    """attempts, consumer, received_at and replays of a delivery; the layout is in prelude.lua."""
-    if not text:
-        return 0, "", 0, 0
-    _, facts, place, _ = text.decode().split("\n")
-    *_, attempts, consumer = facts.split("\t")
-    _, received, replays = place.split("\t")
-    return int(attempts), consumer, int(received or 0), int(replays)
-
-
-def parse_message(
-    queue: str, id: str, state: State, score: bytes, stored: bytes, delivery: bytes, history: bytes
-) -> Message:
-    """A message from what the scripts tell of it."""
-    at = int(float(score))
-    attempts, consumer, received, replays = parse_delivery(delivery)
-    held = Stored(stored)
-    held.whole = len(held.body) == held.size
-    return Message(
-        id, queue, held, state=state, attempts=attempts, replays=replays, consumer=consumer, received_ms=received,
-        history=parse_history(history),
-        due_ms=at if state in (State.SCHEDULED, State.RETRYING) else 0,
-        expires_ms=at if state is State.LEASED else 0,
-        settled_ms=at if state in (State.DEAD, State.DONE) else 0,
-    )  # fmt: skip
-
-
-def _place(cursor: str) -> tuple[float, bytes]:
-    score, _, id = cursor.partition("~")
-    return float(score), id.encode()
-
-
-class Admin:
+class Admin(Viewer):
     """The operator's view of a server: `Admin(post)`. `operator` is who the journal names."""
 
     def __init__(self, post: Post, *, operator: str | None = None) -> None:
-        self._post = post
+        super().__init__(post)
         # A login may hold characters that names may not; a name given must be right as it is.
         login = "".join(ch for ch in os.environ.get("USER", "") if ch.isascii() and (ch.isalnum() or ch in "._-"))
         self.operator = valid_name(operator or login.lstrip("-")[:100] or "operator", "operator")
 
-    def _ref(self, queue: str) -> QueueRef:
-        return self._post.queue(queue)._ref
-
-    def _run(self, script: Script, queue: str, args: list[ops.Argument], extra: Sequence[bytes] = ()) -> Any:
-        keys = self._ref(queue).keys.group(script.keys) + tuple(extra)
-        return self._post.connection.run(Operation(script, keys, args, lambda reply: reply, queue))
-
-    # -- looking -------------------------------------------------------------------------------------------------
-
-    def queues(self) -> list[str]:
-        """The names of all queues."""
-        return sorted(name.decode() for name in self._post.connection.command("SMEMBERS", QUEUES, key=QUEUES))
-
-    def counts(self, queue: str) -> Counts:
-        """How many messages each state holds now."""
-        reply = self._run(COUNTS, queue, [])
-        now, ready, scheduled, retrying, leased, dead, done, overdue, first, flat = reply
-        found = {flat[i].decode(): flat[i + 1].decode() for i in range(0, len(flat), 2)}
-        at = moment(now)
-        assert at is not None
-        last = int(found.get("sequence", 0)) - int(found.get("journal_skip", 0))
-        return Counts(
-            queue, at, ready, scheduled, retrying, leased, dead, done, overdue,
-            max(0.0, (now - int(first)) / 1000) if first else 0.0,
-            found.get("pause") == "1", {event.value: int(found.get(event.value, 0)) for event in Event},
-            QueueSettings.parse(found), last, int(found.get("journal_lost", 0)),
-        )  # fmt: skip
-
-    def all_counts(self) -> list[Counts]:
-        """The counts of every queue."""
-        return [self.counts(name) for name in self.queues()]
-
-    def messages(
-        self,
-        queue: str,
-        state: State | str,
-        *,
-        limit: int = PAGE,
-        after: str | None = None,
-        upto: str | None = None,
-        newest_first: bool = False,
-        preview: int = PREVIEW,
-    ) -> Page:
-        """One page of a state. Pages stay in step while messages come and go: the cursor is a place, not a count.
-
-        `after` and `upto` are cursors; of each payload the first `preview` bytes are read.
-        """
-        state = State(state)
-        whole(limit, "limit", 1, MAX_BATCH)
-        whole(preview, "preview", 0, 2**40)
-        if upto and newest_first:
-            raise InvalidInput("upto is for pages that begin with the oldest")
-        score, _, last = (after or "").partition("~")
-        reply = self._run(
-            LIST,
-            queue,
-            [limit, preview, score, last, "1" if newest_first else "0"],
-            [self._ref(queue).keys[state.value]],
-        )
-        messages: list[Message] = []
-        last_wanted = _place(upto) if upto else None
-        for i in range(1, len(reply), 5):
-            id, at, stored, delivery, line = reply[i : i + 5]
-            if last_wanted and (float(at), id) > last_wanted:
-                return Page(messages, None)
-            if stored:
-                history = line + b"\n" if line else b""
-                messages.append(parse_message(queue, id.decode(), state, at, stored, delivery, history))
-        end = f"{reply[-4].decode()}~{reply[-5].decode()}" if len(reply) > 5 * limit else None
-        return Page(messages, end)
-
-    def cursors(self, queue: str, state: State | str, parts: int) -> list[str]:
-        """Places that cut a state into about equal parts, to be read side by side: one fewer than parts, or none."""
-        whole(parts, "parts", 1, 100_000)
-        key = self._ref(queue).keys[State(state).value]
-        size = int(self._post.connection.command("ZCARD", key, key=key))
-        found = []
-        for rank in sorted({size * part // parts for part in range(1, parts)} - {0}):
-            entry = self._post.connection.command("ZRANGE", key, rank - 1, rank - 1, "WITHSCORES", key=key)
-            if entry:
-                found.append(f"{entry[1].decode()}~{entry[0].decode()}")
-        return found
-
-    def walk(self, queue: str, state: State | str, *, newest_first: bool = False) -> Iterator[Message]:
-        """Every message of a state, page by page."""
-        after: str | None = None
-        while True:
-            page = self.messages(queue, state, after=after, newest_first=newest_first)
-            yield from page.messages
-            after = page.next
-            if after is None:
-                return
-
-    def peek(self, queue: str, count: int = 1) -> list[Message]:
-        """The messages next in line, without taking them."""
-        return self.messages(queue, State.READY, limit=count).messages
-
-    def show(self, queue: str, id: str) -> Message:
-        """One message whole, with the history of its attempts."""
-        _, state, score, stored, delivery, history = self._run(SHOW, queue, [valid_name(id, "message id")])
-        if not state:
-            raise NotFound(f"{queue} has no message {id}: it was never sent, or is settled or deleted; see the journal")
-        return parse_message(queue, id, State(state.decode()), score, stored, delivery, history)
-
-    def consumers(self) -> list[ConsumerInfo]:
-        """Who has been seen taking messages within the last minute; forgets those long gone."""
-        found: dict[str, list[tuple[int, str, dict[str, Any]]]] = {}
-        now = self._now_ms()
-        for queue in self.queues():
-            key = self._ref(queue).keys["consumers"]
-            flat = self._post.connection.command("HGETALL", key, key=key)
-            for i in range(0, len(flat), 2):
-                seen, _, card = flat[i + 1].partition(b"\t")
-                if now - int(seen) > CONSUMER_GONE * 1000:
-                    self._post.connection.command("HDEL", key, flat[i], key=key)
-                    continue
-                found.setdefault(flat[i].decode(), []).append((int(seen), queue, orjson.loads(card)))
-        made = []
-        for name, rows in sorted(found.items()):
-            seen_at = moment(max(row[0] for row in rows))
-            assert seen_at is not None
-            card_ = rows[0][2]
-            queues = tuple(sorted(row[1] for row in rows))
-            made.append(
-                ConsumerInfo(
-                    name, queues, seen_at, card_.get("host", ""), card_.get("pid", 0), card_.get("concurrency", 1)
-                )
-            )
-        return made
-
-    def _now_ms(self) -> int:
-        seconds, micros = self._post.connection.command("TIME", key=QUEUES)
-        return int(seconds) * 1000 + int(micros) // 1000
-
-    # -- the journal ---------------------------------------------------------------------------------------------
-
-    def journal(
-        self, queue: str, *, after: Position | None = None, limit: int = 1000, newest_first: bool = False
-    ) -> list[JournalEntry]:
-        """Entries after a position, oldest first; or the newest, newest first."""
-        key = self._ref(queue).keys["journal"]
-        read = after.sequence if after is not None else 0
-        words = ("XREVRANGE", key, "+", f"(0-{read}") if newest_first else ("XRANGE", key, f"(0-{read}", "+")
-        found: list[JournalEntry] = []
-        # A stream entry holds the lines of one call, so a page may take several reads, or part of one.
-        while len(found) < limit:
-            rows = self._post.connection.command(*words, "COUNT", limit - len(found), key=key)
-            for stream_id, fields in rows:
-                lines = JournalEntry.parse_block(queue, stream_id, fields[1])
-                found += reversed(lines) if newest_first else lines
-            if not rows:
-                break
-            end = f"({rows[-1][0].decode()}"
-            words = ("XREVRANGE", key, end, f"(0-{read}") if newest_first else ("XRANGE", key, end, "+")
-        return [entry for entry in found if entry.position.sequence > read][:limit]
-
-    def follow(
-        self, queues: Sequence[str] = (), *, pause: float = 0.2, stop: Callable[[], bool] = lambda: False
-    ) -> Iterator[JournalEntry]:
-        """Entries as they are written, from now on."""
-        places: dict[str, Position] = {}
-        begun = False
-        while not stop():
-            quiet = True
-            for name in queues or self.queues():
-                if name not in places:
-                    # A queue that appears later is followed from its beginning.
-                    newest = [] if begun else self.journal(name, limit=1, newest_first=True)
-                    places[name] = newest[0].position if newest else Position(0)
-                for entry in self.journal(name, after=places[name]):
-                    places[name] = entry.position
-                    quiet = False
-                    yield entry
-            begun = True
-            if quiet:
-                time.sleep(pause)
-
-    def register_reader(self, queue: str, reader: str, position: Position) -> None:
-        """Notes how far a reader is: the journal is not trimmed beyond the slowest, up to its hard cap."""
-        key = self._ref(queue).keys["queue"]
-        field_ = f"reader:{valid_name(reader, 'reader')}"
-        self._post.connection.command("HSET", key, field_, position.sequence, key=key)
-
-    def forget_reader(self, queue: str, reader: str) -> None:
-        """The journal no longer waits for this reader."""
-        key = self._ref(queue).keys["queue"]
-        self._post.connection.command("HDEL", key, f"reader:{valid_name(reader, 'reader')}", key=key)
+    def note(self, verb: str, queue: str = "", count: int = 0, detail: str = "") -> None:
+        """Adds to the audit. The journal already names the operator, so a server lost just now only costs this line."""
+        words = ("who", self.operator, "verb", verb, "queue", queue, "count", count, "detail", detail[:500])
+        try:
+            self._post.connection.command("XADD", AUDIT, "MAXLEN", "~", AUDIT_KEEP, "*", *words, key=AUDIT)
+        except RestanteError as error:
+            log.warning("audit missed verb=%s queue=%s count=%d error=%s", verb, queue, count, error)
 
     # -- changing ------------------------------------------------------------------------------------------------
 
     def configure(self, queue: str, **options: Any) -> QueueSettings:
         """Changes settings for every client of the queue."""
-        return self._configure(queue, queue_fields(options), "configured")  # type: ignore[arg-type]  # by name
+        made = self._configure(queue, queue_fields(options), "configured")  # type: ignore[arg-type]  # by name
+        self.note("configure", queue, detail=", ".join(sorted(options)))
+        return made
 
     def pause(self, queue: str) -> None:
         """Nothing is received until resumed; sends go on, and leases and delays keep their times."""
         self._configure(queue, {"pause": "1"}, "paused")
+        self.note("pause", queue)
 
     def resume(self, queue: str) -> None:
         """Ends a pause."""
         self._configure(queue, {"pause": ""}, "resumed")
+        self.note("resume", queue)
 
     def _configure(self, queue: str, fields: dict[str, str], event: str) -> QueueSettings:
         ref = self._ref(queue)
@@ -412,6 +126,8 @@ class Admin:
                     held.append(id)
                 elif state:
                     count += 1
+        if count:
+            self.note("delete", queue, count, detail)
         if held:
             raise Held(f"{len(held)} of {len(ids)} messages are held by consumers and stay, the first is {held[0]}")
         return count
@@ -430,6 +146,7 @@ class Admin:
                 total += count
                 if progress is not None:
                     progress(total)
+        self.note("purge", queue, total, ", ".join(State(state).value for state in states))
         return total
 
     def drop(self, queue: str) -> None:
@@ -444,6 +161,7 @@ class Admin:
         self._post.connection.command("UNLINK", *keys.by_name.values(), *copies, key=keys["queue"])
         self._post.connection.command("SREM", QUEUES, queue, key=QUEUES)
         self._ref(queue).opened = False
+        self.note("drop", queue)
 
     def edit(
         self,
@@ -483,6 +201,7 @@ class Admin:
             raise Held(f"{id} was received meanwhile and is unchanged")
         if not state:
             raise NotFound(f"{queue} has no message {id} any more")
+        self.note("edit", queue, 1, id)
         return self.show(queue, id)
 
     def move(self, queue: str, target: str, ids: Sequence[str]) -> int:
@@ -503,6 +222,8 @@ class Admin:
                 moved += sum(1 for state in states if state not in (b"", b"leased", b"exists"))
             else:
                 moved += sum(self._move_apart(queue, target, id) for id in part)
+        if moved:
+            self.note("move", queue, moved, f"to {target}")
         return moved
 
     def _move_apart(self, queue: str, target: str, id: str) -> bool:
@@ -567,6 +288,7 @@ class Admin:
             if progress is not None:
                 progress(work)
             if over:
+                self._note_replay(work)
                 return work
             if rate is not None:
                 ahead = paced / rate - (time.monotonic() - started)
@@ -576,7 +298,13 @@ class Admin:
         work.status = "cancelled"
         if not work.dry_run:
             self._run(REPLAY, queue, [self.operator, work.id, orjson.dumps(asdict(work))])
+        self._note_replay(work)
         return work
+
+    def _note_replay(self, work: ReplayTask) -> None:
+        if not work.dry_run:
+            chosen = [f"{name} {value}" for name, value in (("kind", work.kind), ("error", work.error_class)) if value]
+            self.note("replay", work.queue, work.replayed, ", ".join([*chosen, f"task {work.id} {work.status}"]))
 
     def _replay_page(self, queue: str, work: ReplayTask, size: int) -> tuple[list[str], bool]:
         """The next messages of a task, its cursor moved behind them, and whether they are the last."""

@@ -60,6 +60,8 @@ os.register_at_fork(after_in_child=_forked)
 
 #: Bytes asked of the socket at once.
 READ_SIZE = 65536
+#: Calls written before the first answer is read. More would fill the socket's buffers at both ends and stand still.
+PIPELINE = 100
 _WAITING = object()
 
 
@@ -271,6 +273,33 @@ class Connection:
                 op.repeat()
                 continue
             return op.parse(reply)
+
+    def run_all(self, ops: Sequence[Operation[T]]) -> list[T]:
+        """Runs reading operations by one round trip per server; what fails there is run alone, with every patience."""
+        by_address: dict[Address | None, list[int]] = {}
+        replies: dict[int, Any] = {}
+        try:
+            for number, op in enumerate(ops):
+                by_address.setdefault(self.address_of(op.keys[0]), []).append(number)
+            for address, numbers in by_address.items():
+                for start in range(0, len(numbers), PIPELINE):
+                    part = numbers[start : start + PIPELINE]
+                    link = self._take(address)
+                    assert link.server is not None
+                    try:
+                        link.write(b"".join(ops[number].packed(link.server.modern) for number in part))
+                        for number in part:
+                            try:
+                                replies[number] = link.read()
+                            except foreign.ResponseError:
+                                pass  # alone it is understood, and the rest of the answers are still to be read
+                    except BaseException:
+                        link.close()
+                        raise
+                    self._give(address, link)
+        except LOST:
+            pass
+        return [op.parse(replies[n]) if n in replies else self.run(op) for n, op in enumerate(ops)]
 
     def _call(self, op: Operation[Any], address: Address | None, link: Link, ask: bool) -> Any:
         server = link.server

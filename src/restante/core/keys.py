@@ -19,8 +19,18 @@
 | leases:consumer | stream | a lease journal: id → token, attempts, stored form; numbered rows | hold | clear |
 | verdicts:consumer | hash | lease token → verdict | ack, nack, bury, release | clear |
 
-Beside them one set, `restante:queues`, of all queue names, a zset `restante:transient` of queues that end when nobody
-uses them, and what the doors route by:
+Beside them:
+
+| key | type | members | written by |
+|---|---|---|---|
+| restante:queues | set | all queue names | the first use of a queue, drop |
+| restante:transient | zset | queues that end when nobody uses them, by when | declare |
+| restante:audit | stream | who did what to which queue and how many messages, bounded | every operator's verb |
+| restante:tokens | hash | token id → name, roles, hash of the secret | `restante token` |
+| restante:session:… | string | hash of a browser's cookie → token id, ends by itself | signing in |
+| restante:{queue}:idempotency:… | string | Idempotency-Key of a send over HTTP → what it was, ends by itself | send |
+
+and what the doors route by:
 
 | key `restante:exchange:{name}:…` | type | members | written by |
 |---|---|---|---|
@@ -39,6 +49,12 @@ QUEUES = b"restante:queues"
 
 #: Queues that end when nobody uses them, by when.
 TRANSIENT = b"restante:transient"
+
+#: What operators did.
+AUDIT = b"restante:audit"
+
+#: Who may use the HTTP API.
+TOKENS = b"restante:tokens"
 
 #: Every key a queue may have, by its last word.
 NAMES = (
@@ -70,6 +86,16 @@ class QueueKeys:
         if found is None:
             found = self._groups[names] = tuple(self.by_name[name] for name in names)
         return found
+
+
+def session_key(digest: str) -> bytes:
+    """A browser that has signed in."""
+    return f"restante:session:{digest}".encode()
+
+
+def idempotency_key(queue: str, digest: str) -> bytes:
+    """A send over HTTP that must not be done twice."""
+    return f"restante:{{{queue}}}:idempotency:{digest}".encode()
 
 
 def exchange_key(name: str, word: str) -> bytes:

@@ -205,6 +205,8 @@ class Message:
     _lease_ms: int = 0
     _received_ms: int = 0
     _settled_ms: int = 0
+    #: Where it stands on a page of a list, as a cursor.
+    _place: str = ""
 
     def __init__(
         self,

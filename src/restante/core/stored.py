@@ -67,6 +67,20 @@ def encode_json(value: Any, what: str = "payload") -> tuple[bytes, str]:
     return text, ""
 
 
+def decode_json(text: bytes) -> Any:
+    """The value of JSON text; numbers beyond 64 bits stay what they are. ValueError where it is none."""
+    if _LONG_NUMBER.search(text) is None:
+        return orjson.loads(text)
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except RecursionError:
+        raise json.JSONDecodeError("nested too deeply", "", 0) from None
+
+
+def _no_constant(word: str) -> Any:
+    raise json.JSONDecodeError(f"{word} is not JSON", word, 0)
+
+
 def _check_wide(value: Any, what: str) -> None:
     """The slow encoder would turn other keys into strings and take subclasses for their parents."""
     waiting = [value]

@@ -1,0 +1,391 @@
+"""Looks at queues, messages, consumers, journals and the audit; changes nothing but what only looking leaves behind.
+
+On failure a typed error of `restante.core.errors`, and nothing has happened.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+import orjson
+
+from restante.core import operations as ops
+from restante.core.errors import InvalidInput, NotFound
+from restante.core.exchange import Plain
+from restante.core.journal import JournalEntry, Position
+from restante.core.keys import AUDIT, QUEUES
+from restante.core.message import Attempt, Event, Message, State, moment
+from restante.core.names import valid_name
+from restante.core.operations import MAX_BATCH, Operation, QueueRef, Script
+from restante.core.queue import Post
+from restante.core.settings import QueueSettings, whole
+from restante.core.stored import Stored
+
+LIST = Script("list", "queue journal messages deliveries history")
+SHOW = Script("show", "queue journal messages deliveries history ready scheduled retrying leased dead done")
+COUNTS = Script("counts", "queue journal ready scheduled retrying leased dead done messages")
+
+#: Messages on one page of a list.
+PAGE = 100
+#: Bytes of each payload a list returns.
+PREVIEW = 1024
+#: Seconds without a word after which a consumer is no longer shown.
+CONSUMER_GONE = 60.0
+#: The states whose lowest score counts tell, in the script's order.
+_EDGES = (State.SCHEDULED, State.RETRYING, State.LEASED, State.DEAD, State.DONE)
+_STREAM_ID = re.compile(r"\d{1,20}-\d{1,20}")
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """One queue at one moment."""
+
+    queue: str
+    at: datetime
+    ready: int
+    scheduled: int
+    retrying: int
+    leased: int
+    dead: int
+    done: int
+    #: Leases that have ended and wait to be reclaimed.
+    overdue: int
+    #: Seconds since the message next in line was sent.
+    waited: float
+    paused: bool
+    #: Events since the queue began.
+    totals: dict[str, int]
+    settings: QueueSettings
+    #: Journal: last sequence number, and entries that were trimmed before a registered reader had them.
+    journal_last: int
+    journal_lost: int
+    #: The nearest due_at of scheduled and retrying, the first end of a lease, the oldest of dead and done.
+    edges: dict[State, datetime]
+
+    @property
+    def waiting(self) -> int:
+        """Messages that are neither settled nor dead."""
+        return self.ready + self.scheduled + self.retrying + self.leased
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        made = {state.value: getattr(self, state.value) for state in State}
+        return {
+            "queue": self.queue, "at": self.at.isoformat(), **made, "overdue": self.overdue,
+            "waited_seconds": self.waited, "paused": self.paused, "totals": self.totals,
+            "settings": self.settings.as_dict(),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Part of a list, and where the next part starts."""
+
+    messages: list[Message]
+    #: Give it as `after` for the next page; None at the end.
+    next: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerInfo:
+    """A consumer as the registry knows it."""
+
+    name: str
+    queues: tuple[str, ...]
+    last_seen: datetime
+    host: str
+    pid: int
+    concurrency: int
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """One action of an operator."""
+
+    #: Its place in the audit; give it as `before` for what came earlier.
+    id: str
+    at: datetime
+    who: str
+    verb: str
+    queue: str
+    count: int
+    detail: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: instants as ISO text."""
+        return asdict(self) | {"at": self.at.isoformat()}
+
+
+def parse_history(text: bytes) -> tuple[Attempt, ...]:
+    """The attempts a history value holds, oldest first."""
+    made = []
+    for line in text.decode().splitlines():
+        attempt, received, ended, event, consumer, error_class, error = line.split("\t")
+        ended_at = moment(int(ended))
+        assert ended_at is not None
+        received_at = moment(int(received or 0))
+        made.append(
+            Attempt(int(attempt), received_at, ended_at, Event(event), consumer, error_class, orjson.loads(error))
+        )
+    return tuple(made)
+
+
+def parse_delivery(text: bytes) -> tuple[int, str, int, int]:
+    """attempts, consumer, received_at and replays of a delivery; the layout is in prelude.lua."""
+    if not text:
+        return 0, "", 0, 0
+    _, facts, place, _ = text.decode().split("\n")
+    *_, attempts, consumer = facts.split("\t")
+    _, received, replays = place.split("\t")
+    return int(attempts), consumer, int(received or 0), int(replays)
+
+
+def parse_message(
+    queue: str, id: str, state: State, score: bytes, stored: bytes, delivery: bytes, history: bytes
+) -> Message:
+    """A message from what the scripts tell of it."""
+    at = int(float(score))
+    attempts, consumer, received, replays = parse_delivery(delivery)
+    held = Stored(stored)
+    held.whole = len(held.body) == held.size
+    return Message(
+        id, queue, held, state=state, attempts=attempts, replays=replays, consumer=consumer, received_ms=received,
+        history=parse_history(history),
+        due_ms=at if state in (State.SCHEDULED, State.RETRYING) else 0,
+        expires_ms=at if state is State.LEASED else 0,
+        settled_ms=at if state in (State.DEAD, State.DONE) else 0,
+    )  # fmt: skip
+
+
+def _place(cursor: str) -> tuple[float, bytes]:
+    score, _, id = cursor.partition("~")
+    return float(score), id.encode()
+
+
+class Viewer:
+    """What can be seen of a server: `Viewer(post)`."""
+
+    def __init__(self, post: Post) -> None:
+        self._post = post
+
+    def _ref(self, queue: str) -> QueueRef:
+        return self._post.queue(queue)._ref
+
+    def _run(self, script: Script, queue: str, args: list[ops.Argument], extra: Sequence[bytes] = ()) -> Any:
+        keys = self._ref(queue).keys.group(script.keys) + tuple(extra)
+        return self._post.connection.run(Operation(script, keys, args, lambda reply: reply, queue))
+
+    # -- queues and messages -------------------------------------------------------------------------------------
+
+    def queues(self) -> list[str]:
+        """The names of all queues."""
+        return sorted(name.decode() for name in self._post.connection.command("SMEMBERS", QUEUES, key=QUEUES))
+
+    def counts(self, queue: str) -> Counts:
+        """How many messages each state holds now."""
+        return self._post.connection.run(self._counting(queue))
+
+    def _counting(self, queue: str) -> Operation[Counts]:
+        keys = self._ref(queue).keys.group(COUNTS.keys)
+        return Operation(COUNTS, keys, [], lambda reply: self._counts(queue, reply), queue)
+
+    def _counts(self, queue: str, reply: Any) -> Counts:
+        now, ready, scheduled, retrying, leased, dead, done, overdue, first, flat, edges = reply
+        found = {flat[i].decode(): flat[i + 1].decode() for i in range(0, len(flat), 2)}
+        at = moment(now)
+        assert at is not None
+        last = int(found.get("sequence", 0)) - int(found.get("journal_skip", 0))
+        return Counts(
+            queue, at, ready, scheduled, retrying, leased, dead, done, overdue,
+            max(0.0, (now - int(first)) / 1000) if first else 0.0,
+            found.get("pause") == "1", {event.value: int(found.get(event.value, 0)) for event in Event},
+            QueueSettings.parse(found), last, int(found.get("journal_lost", 0)),
+            {state: at for state, score in zip(_EDGES, edges, strict=True) if score and (at := moment(float(score)))},
+        )  # fmt: skip
+
+    def all_counts(self) -> list[Counts]:
+        """The counts of every queue, by one round trip."""
+        return self._post.connection.run_all([self._counting(name) for name in self.queues()])
+
+    def messages(
+        self,
+        queue: str,
+        state: State | str,
+        *,
+        limit: int = PAGE,
+        after: str | None = None,
+        upto: str | None = None,
+        newest_first: bool = False,
+        preview: int = PREVIEW,
+    ) -> Page:
+        """One page of a state. Pages stay in step while messages come and go: the cursor is a place, not a count.
+
+        `after` and `upto` are cursors; of each payload the first `preview` bytes are read.
+        """
+        state = State(state)
+        whole(limit, "limit", 1, MAX_BATCH)
+        whole(preview, "preview", 0, 2**40)
+        if upto and newest_first:
+            raise InvalidInput("upto is for pages that begin with the oldest")
+        score, _, last = (after or "").partition("~")
+        reply = self._run(
+            LIST,
+            queue,
+            [limit, preview, score, last, "1" if newest_first else "0"],
+            [self._ref(queue).keys[state.value]],
+        )
+        messages: list[Message] = []
+        last_wanted = _place(upto) if upto else None
+        for i in range(1, len(reply), 5):
+            id, at, stored, delivery, line = reply[i : i + 5]
+            if last_wanted and (float(at), id) > last_wanted:
+                return Page(messages, None)
+            if stored:
+                history = line + b"\n" if line else b""
+                message = parse_message(queue, id.decode(), state, at, stored, delivery, history)
+                message._place = f"{at.decode()}~{message.id}"
+                messages.append(message)
+        end = f"{reply[-4].decode()}~{reply[-5].decode()}" if len(reply) > 5 * limit else None
+        return Page(messages, end)
+
+    def cursors(self, queue: str, state: State | str, parts: int) -> list[str]:
+        """Places that cut a state into about equal parts, to be read side by side: one fewer than parts, or none."""
+        whole(parts, "parts", 1, 100_000)
+        key = self._ref(queue).keys[State(state).value]
+        size = int(self._post.connection.command("ZCARD", key, key=key))
+        found = []
+        for rank in sorted({size * part // parts for part in range(1, parts)} - {0}):
+            entry = self._post.connection.command("ZRANGE", key, rank - 1, rank - 1, "WITHSCORES", key=key)
+            if entry:
+                found.append(f"{entry[1].decode()}~{entry[0].decode()}")
+        return found
+
+    def walk(self, queue: str, state: State | str, *, newest_first: bool = False) -> Iterator[Message]:
+        """Every message of a state, page by page."""
+        after: str | None = None
+        while True:
+            page = self.messages(queue, state, after=after, newest_first=newest_first)
+            yield from page.messages
+            after = page.next
+            if after is None:
+                return
+
+    def peek(self, queue: str, count: int = 1) -> list[Message]:
+        """The messages next in line, without taking them."""
+        return self.messages(queue, State.READY, limit=count).messages
+
+    def show(self, queue: str, id: str) -> Message:
+        """One message whole, with the history of its attempts."""
+        _, state, score, stored, delivery, history = self._run(SHOW, queue, [valid_name(id, "message id")])
+        if not state:
+            raise NotFound(f"{queue} has no message {id}: it was never sent, or is settled or deleted; see the journal")
+        return parse_message(queue, id, State(state.decode()), score, stored, delivery, history)
+
+    def consumers(self) -> list[ConsumerInfo]:
+        """Who has been seen taking messages within the last minute; forgets those long gone."""
+        found: dict[str, list[tuple[int, str, dict[str, Any]]]] = {}
+        now = self._now_ms()
+        keys = {queue: self._ref(queue).keys["consumers"] for queue in self.queues()}
+        answers = self._post.connection.run_all([Plain(("HGETALL", key), key) for key in keys.values()])
+        for (queue, key), flat in zip(keys.items(), answers, strict=True):
+            for i in range(0, len(flat), 2):
+                seen, _, card = flat[i + 1].partition(b"\t")
+                if now - int(seen) > CONSUMER_GONE * 1000:
+                    self._post.connection.command("HDEL", key, flat[i], key=key)
+                    continue
+                found.setdefault(flat[i].decode(), []).append((int(seen), queue, orjson.loads(card)))
+        made = []
+        for name, rows in sorted(found.items()):
+            seen_at = moment(max(row[0] for row in rows))
+            assert seen_at is not None
+            card_ = rows[0][2]
+            queues = tuple(sorted(row[1] for row in rows))
+            made.append(
+                ConsumerInfo(
+                    name, queues, seen_at, card_.get("host", ""), card_.get("pid", 0), card_.get("concurrency", 1)
+                )
+            )
+        return made
+
+    def _now_ms(self) -> int:
+        seconds, micros = self._post.connection.command("TIME", key=QUEUES)
+        return int(seconds) * 1000 + int(micros) // 1000
+
+    # -- the journal ---------------------------------------------------------------------------------------------
+
+    def journal(
+        self, queue: str, *, after: Position | None = None, limit: int = 1000, newest_first: bool = False
+    ) -> list[JournalEntry]:
+        """Entries after a position, oldest first; or the newest, newest first."""
+        key = self._ref(queue).keys["journal"]
+        read = after.sequence if after is not None else 0
+        words = ("XREVRANGE", key, "+", f"(0-{read}") if newest_first else ("XRANGE", key, f"(0-{read}", "+")
+        found: list[JournalEntry] = []
+        # A stream entry holds the lines of one call, so a page may take several reads, or part of one.
+        while len(found) < limit:
+            rows = self._post.connection.command(*words, "COUNT", limit - len(found), key=key)
+            for stream_id, fields in rows:
+                lines = JournalEntry.parse_block(queue, stream_id, fields[1])
+                found += reversed(lines) if newest_first else lines
+            if not rows:
+                break
+            end = f"({rows[-1][0].decode()}"
+            words = ("XREVRANGE", key, end, f"(0-{read}") if newest_first else ("XRANGE", key, end, "+")
+        return [entry for entry in found if entry.position.sequence > read][:limit]
+
+    def follow(
+        self, queues: Sequence[str] = (), *, pause: float = 0.2, stop: Callable[[], bool] = lambda: False
+    ) -> Iterator[JournalEntry]:
+        """Entries as they are written, from now on."""
+        places: dict[str, Position] = {}
+        begun = False
+        while not stop():
+            quiet = True
+            for name in queues or self.queues():
+                if name not in places:
+                    # A queue that appears later is followed from its beginning.
+                    newest = [] if begun else self.journal(name, limit=1, newest_first=True)
+                    places[name] = newest[0].position if newest else Position(0)
+                for entry in self.journal(name, after=places[name]):
+                    places[name] = entry.position
+                    quiet = False
+                    yield entry
+            begun = True
+            if quiet:
+                time.sleep(pause)
+
+    def register_reader(self, queue: str, reader: str, position: Position) -> None:
+        """Notes how far a reader is: the journal is not trimmed beyond the slowest, up to its hard cap."""
+        key = self._ref(queue).keys["queue"]
+        field_ = f"reader:{valid_name(reader, 'reader')}"
+        self._post.connection.command("HSET", key, field_, position.sequence, key=key)
+
+    def forget_reader(self, queue: str, reader: str) -> None:
+        """The journal no longer waits for this reader."""
+        key = self._ref(queue).keys["queue"]
+        self._post.connection.command("HDEL", key, f"reader:{valid_name(reader, 'reader')}", key=key)
+
+    def audit(self, *, limit: int = PAGE, before: str | None = None) -> list[AuditEntry]:
+        """What operators did, newest first."""
+        whole(limit, "limit", 1, MAX_BATCH)
+        if before is not None and not _STREAM_ID.fullmatch(before):
+            raise InvalidInput(f"before is the id of an entry of the audit, not {before!r}")
+        end = f"({before}" if before else "+"
+        rows = self._post.connection.command("XREVRANGE", AUDIT, end, "-", "COUNT", limit, key=AUDIT)
+        made = []
+        for id, fields in rows:
+            found = dict(zip(fields[::2], fields[1::2], strict=True))
+            at = moment(int(id.partition(b"-")[0]))
+            assert at is not None
+            made.append(
+                AuditEntry(
+                    id.decode(), at, found[b"who"].decode(), found[b"verb"].decode(), found[b"queue"].decode(),
+                    int(found[b"count"]), found[b"detail"].decode(),
+                )
+            )  # fmt: skip
+        return made

@@ -1,0 +1,347 @@
+"""Answers as models: they are the documentation's, and what tests hold the real answers against."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from restante.core.message import Event, State
+
+
+class Problem(BaseModel):
+    """What every failure looks like."""
+
+    error: str = Field(examples=["LeaseLost"])
+    message: str
+    hint: str
+    ids: list[str] | None = None
+
+
+class Sent(BaseModel):
+    id: str
+    stored: bool = Field(description="false: an earlier message stood for it already")
+
+
+class SentMany(BaseModel):
+    messages: list[Sent]
+
+
+class ReceivedMessage(BaseModel):
+    id: str
+    queue: str
+    kind: str
+    priority: int
+    size: int
+    attempts: int
+    max_attempts: int
+    replays: int
+    suspect: bool
+    content_type: str
+    headers: dict[str, Any]
+    sent_at: int
+    received_at: int
+    lease_expires_at: int
+    lease_token: str
+    expires_at: int | None
+    unique: str | None
+    retry: str | None
+    payload: Any = None
+    payload_base64: str | None = None
+
+
+class Taken(BaseModel):
+    now: int
+    messages: list[ReceivedMessage]
+    lost: list[str] = Field(description="ids among `acks` whose lease had ended")
+
+
+class Settled(BaseModel):
+    settled: int
+
+
+class Nacked(BaseModel):
+    states: list[State]
+
+
+class Extended(BaseModel):
+    lease_expires_at: list[int | None] = Field(description="null: the lease was lost")
+    lost: list[str]
+
+
+class SettingsOut(BaseModel):
+    lease_seconds: float
+    max_attempts: int
+    retry: str
+    max_length: int | None
+    max_dead: int | None
+    max_payload_bytes: int
+    max_leased: int | None
+    rate: float | None
+    keep_done: int
+    dedup_seconds: float
+    durability: str
+    journal: str
+    journal_keep: int
+    journal_cap: int
+
+
+class Trouble(BaseModel):
+    level: str
+    text: str
+
+
+class Trends(BaseModel):
+    at: list[int]
+    ready: list[int]
+    sent: list[float]
+    acked: list[float]
+    failed: list[float]
+
+
+class QueueOut(BaseModel):
+    now: int
+    queue: str
+    states: dict[State, int]
+    overdue: int
+    waited_seconds: float
+    paused: bool
+    totals: dict[Event, int]
+    settings: SettingsOut
+    journal_last: int
+    journal_lost: int
+    trouble: list[Trouble]
+    trends: Trends
+
+
+class RsmqQueue(BaseModel):
+    queue: str
+    namespace: str
+    messages: int
+    hidden: int
+
+
+class Overview(BaseModel):
+    now: int
+    totals: dict[str, int]
+    queues: list[QueueOut]
+    rsmq: list[RsmqQueue]
+
+
+class AttemptOut(BaseModel):
+    attempt: int
+    received_at: int | None
+    ended_at: int
+    event: Event
+    consumer: str
+    error_class: str
+    error: str
+
+
+class JournalLine(BaseModel):
+    queue: str
+    position: int
+    event: Event
+    state: str
+    at: int
+    message_id: str
+    sent_at: int | None
+    kind: str
+    priority: int
+    size: int
+    attempts: int
+    consumer: str
+    due_at: int | None
+    error_class: str
+    detail: str
+
+
+class MessageOut(BaseModel):
+    id: str
+    queue: str
+    state: State
+    kind: str
+    priority: int
+    size: int
+    attempts: int
+    max_attempts: int
+    replays: int
+    consumer: str
+    content_type: str
+    sent_at: int
+    due_at: int | None
+    lease_expires_at: int | None
+    received_at: int | None
+    settled_at: int | None
+    expires_at: int | None
+    unique: str | None
+    headers: dict[str, Any]
+    preview: str
+    whole: bool
+    error_class: str
+    error: str
+    anomalies: list[str]
+
+
+class WholeMessage(MessageOut):
+    payload: Any = None
+    payload_base64: str | None = None
+    retry: str | None
+    history: list[AttemptOut]
+    journal: list[JournalLine]
+    journal_complete: bool
+
+
+class MessagePage(BaseModel):
+    now: int
+    state: State
+    total: int
+    messages: list[MessageOut]
+    next: str | None
+    scanned: int
+
+
+class OneMessage(BaseModel):
+    now: int
+    message: WholeMessage
+
+
+class TaskOut(BaseModel):
+    id: str
+    queue: str
+    status: str
+    total: int
+    seen: int
+    replayed: int
+    kind: str | None
+    error_class: str | None
+    dry_run: bool
+    operator: str
+
+
+class OneTask(BaseModel):
+    task: TaskOut
+
+
+class Tasks(BaseModel):
+    tasks: list[TaskOut]
+
+
+class DeadGroup(BaseModel):
+    error_class: str
+    kind: str
+    count: int
+    latest_at: int
+    oldest_at: int
+    example_id: str
+    example_error: str
+
+
+class DeadGroups(BaseModel):
+    now: int
+    total: int
+    seen: int
+    groups: list[DeadGroup]
+
+
+class Holder(BaseModel):
+    name: str
+    queues: list[str]
+    last_seen_at: int
+    host: str
+    pid: int
+    concurrency: int
+    held: list[MessageOut]
+    held_count: int
+
+
+class Consumers(BaseModel):
+    now: int
+    consumers: list[Holder]
+
+
+class AnomalyOut(BaseModel):
+    kind: str
+    queue: str
+    message_id: str | None
+    who: str
+    at: int
+    count: int
+    text: str
+
+
+class Anomalies(BaseModel):
+    now: int
+    anomalies: list[AnomalyOut]
+
+
+class AuditOut(BaseModel):
+    id: str
+    at: int
+    who: str
+    verb: str
+    queue: str
+    count: int
+    detail: str
+
+
+class Audit(BaseModel):
+    entries: list[AuditOut]
+    next: str | None
+
+
+class Journal(BaseModel):
+    now: int
+    entries: list[JournalLine]
+
+
+class Page(BaseModel):
+    id: str
+    title: str
+
+
+class Session(BaseModel):
+    user: str
+    roles: list[str]
+    open: bool = Field(description="no tokens are configured: whoever is on this machine may do everything")
+    version: str
+    server: str
+    now: int
+    pages: list[Page]
+
+
+class Counted(BaseModel):
+    purged: int | None = None
+    deleted: int | None = None
+    moved: int | None = None
+    dropped: str | None = None
+
+
+class Imported(BaseModel):
+    lines: int
+    stored: int
+    existing: int
+
+
+class Insights(BaseModel):
+    available: bool
+    made_at: int | None
+    hint: str
+
+
+class Subscription(BaseModel):
+    queue: str
+    pattern: str
+
+
+class Topic(BaseModel):
+    topic: str
+    subscriptions: list[Subscription]
+
+
+class Topics(BaseModel):
+    topics: list[Topic]
+
+
+class Health(BaseModel):
+    status: str

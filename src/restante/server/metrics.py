@@ -1,0 +1,86 @@
+"""Figures for Prometheus, taken from the counts when they are asked for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from prometheus_client import generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from restante.core.message import State
+from restante.core.viewing import Counts
+
+if TYPE_CHECKING:
+    from restante.server.office import Office
+
+
+class _Counts(Collector):
+    def __init__(self, office: Office, rows: Sequence[Counts]) -> None:
+        self._office = office
+        self._rows = rows
+
+    def collect(self) -> Iterable[Metric]:
+        depth = GaugeMetricFamily("restante_messages", "Messages in a state.", labels=("queue", "state"))
+        oldest = GaugeMetricFamily(
+            "restante_oldest_seconds",
+            "Since: the next in line was sent (ready), the first lease ended (leased), the oldest came (dead, done).",
+            labels=("queue", "state"),
+        )
+        ahead = GaugeMetricFamily(
+            "restante_next_due_seconds", "Until the first of a state falls due.", labels=("queue", "state")
+        )
+        overdue = GaugeMetricFamily(
+            "restante_overdue", "Leases that ended and wait to be reclaimed.", labels=("queue",)
+        )
+        paused = GaugeMetricFamily("restante_paused", "1 while nothing is handed out.", labels=("queue",))
+        polled = GaugeMetricFamily(
+            "restante_last_poll_seconds", "Since a consumer of the queue was last seen.", labels=("queue",)
+        )
+        events = CounterMetricFamily("restante_events", "Lines of the journal by event.", labels=("queue", "event"))
+        lost = CounterMetricFamily(
+            "restante_journal_lost", "Lines trimmed before a reader had them.", labels=("queue",)
+        )
+        for row in self._rows:
+            for state in State:
+                depth.add_metric((row.queue, state.value), getattr(row, state.value))
+            oldest.add_metric((row.queue, "ready"), row.waited)
+            for state, at in row.edges.items():
+                age = (row.at - at).total_seconds()
+                family = ahead if state in (State.SCHEDULED, State.RETRYING) else oldest
+                family.add_metric((row.queue, state.value), max(0.0, -age if family is ahead else age))
+            overdue.add_metric((row.queue,), row.overdue)
+            paused.add_metric((row.queue,), float(row.paused))
+            if row.queue in self._office.sampler.seen:
+                polled.add_metric((row.queue,), self._office.sampler.seen[row.queue])
+            for event, count in row.totals.items():
+                events.add_metric((row.queue, event), count)
+            lost.add_metric((row.queue,), row.journal_lost)
+        yield from (depth, oldest, ahead, overdue, paused, polled, events, lost)
+        yield GaugeMetricFamily(
+            "restante_sweeper_lag_seconds", "The last round of the sweeper took so long.", self._office.sweeper.lag
+        )
+        yield GaugeMetricFamily("restante_live_clients", "Who follows the journal.", len(self._office.hub))
+        yield GaugeMetricFamily("restante_waiting_receives", "Long polls under way.", self._office.waiting)
+        yield GaugeMetricFamily(
+            "restante_counted_seconds", "Since the figures of trends were taken.",
+            max(0.0, time.monotonic() - self._office.sampler.taken_at),
+        )  # fmt: skip
+
+
+class _One:
+    """A registry of one collector, which is what the library writes out."""
+
+    def __init__(self, collector: Collector) -> None:
+        self._collector = collector
+
+    def collect(self) -> Iterable[Metric]:
+        return self._collector.collect()
+
+
+def page(office: Office, rows: Sequence[Counts]) -> bytes:
+    """The whole page."""
+    own = generate_latest(_One(_Counts(office, rows)))
+    return own + generate_latest(office.sampler.registry)

@@ -1,0 +1,348 @@
+"""Figures over time: counts of every queue every few seconds, times taken from the journal, and what looks wrong.
+
+All of it lives in this process and begins anew with it; the lasting figures are those of the data pipeline. On failure
+to reach Redis the figures stand still.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter, OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry, Histogram
+
+from restante.core.admin import Admin
+from restante.core.errors import RestanteError
+from restante.core.exchange import away
+from restante.core.journal import JournalEntry
+from restante.core.message import Event, Message, State
+from restante.core.settings import QueueSettings
+from restante.core.viewing import CONSUMER_GONE, Counts
+from restante.server.telling import ms
+
+if TYPE_CHECKING:
+    from restante.server.office import Office
+
+log = logging.getLogger("restante")
+
+#: Seconds between two samples of the trends, and how many are kept.
+EVERY, KEPT = 2.0, 60
+#: Seconds between two counts while an overview is watched.
+WATCHED = 0.5
+#: A count may take this share of the time, so that many queues slow the figures and not the server.
+SHARE = 0.1
+#: Messages whose times are followed from receive to verdict.
+FOLLOWED = 50_000
+#: Anomalies of the past kept, and for how many seconds they are shown.
+REMEMBERED, SHOWN = 500, 3600.0
+#: Deletions by one operator within a few seconds that count as bulk.
+BULK = 10
+#: Receives per second that are a burst: so many, and so many times the usual.
+BURST, BURST_TIMES = 200, 10
+#: A payload is large beyond this many bytes.
+LARGE = 1024 * 1024
+#: A message is long at work beyond so many leases, and at least so many seconds.
+LONG_LEASES, LONG_SECONDS = 5, 300.0
+#: Seconds a message may wait in a queue without consumers before that is trouble.
+UNATTENDED = 30.0
+#: Messages of a state that are looked through for anomalies.
+LOOKED = 200
+_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)
+_FAILURES = (Event.NACKED, Event.BURIED, Event.EXPIRED)
+
+
+@dataclass(slots=True)
+class Anomaly:
+    """Something that happened and should be looked at."""
+
+    kind: str
+    queue: str
+    at: int
+    text: str
+    message_id: str | None = None
+    who: str = ""
+    count: int = 1
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind, "queue": self.queue, "message_id": self.message_id, "who": self.who, "at": self.at,
+            "count": self.count, "text": self.text,
+        }  # fmt: skip
+
+
+@dataclass(slots=True)
+class Trend:
+    """The last samples of one queue."""
+
+    at: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT))
+    ready: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT))
+    sent: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
+    acked: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
+    failed: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
+    before: tuple[int, int, int, int] | None = None
+
+    def add(self, counts: Counts) -> None:
+        at = ms(counts.at) or 0
+        totals = counts.totals
+        now = (at, totals["sent"], totals["acked"], sum(totals[event] for event in _FAILURES))
+        if self.before is not None and at > self.before[0]:
+            seconds = (at - self.before[0]) / 1000
+            self.at.append(at)
+            self.ready.append(counts.ready)
+            rates = (
+                max(0.0, round((new - old) / seconds, 2)) for new, old in zip(now[1:], self.before[1:], strict=True)
+            )
+            for series, rate in zip((self.sent, self.acked, self.failed), rates, strict=True):
+                series.append(rate)
+        self.before = now
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "at": list(self.at), "ready": list(self.ready), "sent": list(self.sent), "acked": list(self.acked),
+            "failed": list(self.failed),
+        }  # fmt: skip
+
+
+_NO_TREND = Trend().as_dict()
+
+
+class Sampler:
+    """What the process remembers of the last minutes."""
+
+    def __init__(self, office: Office) -> None:
+        self._office = office
+        self.started = time.monotonic()
+        self._trends: dict[str, Trend] = {}
+        self._sampled_at = float("-inf")
+        #: The latest counts, and when they were taken.
+        self.rows: list[Counts] = []
+        self.taken_at = float("-inf")
+        #: Queue → seconds since a consumer was last seen there.
+        self.seen: dict[str, float] = {}
+        self.consumers: frozenset[str] = frozenset()
+        self._watching: set[asyncio.Event] = set()
+        self._stirred = asyncio.Event()
+        self._past: deque[Anomaly] = deque(maxlen=REMEMBERED)
+        self._received: OrderedDict[tuple[str, str], int] = OrderedDict()
+        self._usual: dict[str, float] = {}
+        self._bursting: dict[str, tuple[int, Counter[str]]] = {}
+        self.registry = CollectorRegistry()
+        words = ("queue",)
+        self._wait = Histogram(
+            "restante_wait_seconds", "From send to first receive.", words, buckets=_BUCKETS, registry=self.registry
+        )
+        self._run = Histogram(
+            "restante_run_seconds", "From receive to verdict.", words, buckets=_BUCKETS, registry=self.registry
+        )
+
+    # -- counts --------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Counts until cancelled."""
+        failures = 0
+        while True:
+            try:
+                started = time.monotonic()
+                await self.count()
+                took = time.monotonic() - started
+                pause, failures = max(WATCHED if self._watching else EVERY, took / SHARE), 0
+            except Exception as error:  # whatever it meets, the figures must go on
+                failures += 1
+                pause = away(failures)
+                log.warning("counting failed error=%s", error, exc_info=not isinstance(error, RestanteError))
+            self._stirred.clear()
+            try:
+                async with asyncio.timeout(pause):
+                    await self._stirred.wait()
+            except TimeoutError:
+                pass
+
+    async def count(self) -> list[Counts]:
+        """Counts every queue now."""
+        rows, holders = await self._office.call(self._look)
+        self.rows, self.taken_at = rows, time.monotonic()
+        now = max((row.at.timestamp() for row in rows), default=0.0)
+        self.consumers = frozenset(holder.name for holder in holders)
+        self.seen = {}
+        for holder in holders:
+            for queue in holder.queues:
+                age = max(0.0, now - holder.last_seen.timestamp())
+                self.seen[queue] = min(self.seen.get(queue, CONSUMER_GONE), age)
+        if self.taken_at - self._sampled_at >= EVERY * 0.9:
+            self._sampled_at = self.taken_at
+            for row in rows:
+                self._trends.setdefault(row.queue, Trend()).add(row)
+            for name in self._trends.keys() - {row.queue for row in rows}:
+                del self._trends[name]
+        for row in rows:
+            self._office.hub.check(row.queue, row.journal_last)
+        for woken in self._watching:
+            woken.set()
+        return rows
+
+    def _look(self) -> tuple[list[Counts], list[Any]]:
+        admin = Admin(self._office.post, operator="server")
+        return admin.all_counts(), admin.consumers()
+
+    def trend(self, queue: str) -> dict[str, Any]:
+        found = self._trends.get(queue)
+        return found.as_dict() if found is not None else _NO_TREND
+
+    def watch(self) -> asyncio.Event:
+        """An event that is set after each count, for whoever shows them; give it back to `unwatch`."""
+        woken = asyncio.Event()
+        self._watching.add(woken)
+        self._stirred.set()
+        return woken
+
+    def unwatch(self, woken: asyncio.Event) -> None:
+        self._watching.discard(woken)
+
+    def trouble(self, counts: Counts) -> list[dict[str, str]]:
+        """What is wrong with a queue, worst first."""
+        found: list[tuple[str, str]] = []
+        attended = counts.queue in self.seen
+        if counts.dead:
+            found.append(("bad", f"{counts.dead:,} dead {'letter' if counts.dead == 1 else 'letters'}"))
+        if counts.overdue:
+            found.append(("bad", f"{counts.overdue:,} overdue"))
+        if counts.ready and not attended and not counts.paused and counts.waited > UNATTENDED:
+            found.append(("bad", f"nobody consumes, the next has waited {_span(counts.waited)}"))
+        limit = counts.settings.max_length
+        if limit is not None and counts.waiting >= 0.8 * limit:
+            found.append(("bad" if counts.waiting >= limit else "warn", f"{counts.waiting:,} of {limit:,} waiting"))
+        if counts.paused:
+            found.append(("warn", "paused"))
+        if counts.retrying:
+            found.append(("warn", f"{counts.retrying:,} retrying"))
+        if counts.journal_lost:
+            found.append(("warn", f"{counts.journal_lost:,} journal lines lost by a reader"))
+        return [{"level": level, "text": text} for level, text in found]
+
+    # -- what the journal tells ----------------------------------------------------------------------------------
+
+    def hear(self, lines: list[JournalEntry]) -> None:
+        """Takes times and anomalies from lines as they are written."""
+        removed: dict[tuple[Event, str, str], list[JournalEntry]] = {}
+        for entry in lines:
+            key = (entry.queue, entry.message_id)
+            at = entry.at.timestamp()
+            if entry.event is Event.RECEIVED:
+                if entry.attempts == 1 and entry.sent_at is not None:
+                    self._wait.labels(entry.queue).observe(max(0.0, at - entry.sent_at.timestamp()))
+                self._received[key] = round(at * 1000)
+                if len(self._received) > FOLLOWED:
+                    self._received.popitem(last=False)
+                self._count_burst(entry, int(at))
+            elif entry.event in (Event.ACKED, Event.NACKED, Event.BURIED, Event.EXPIRED, Event.RELEASED):
+                begun = self._received.pop(key, None)
+                if begun is not None and entry.event in (Event.ACKED, Event.NACKED, Event.BURIED):
+                    self._run.labels(entry.queue).observe(max(0.0, at - begun / 1000))
+                if entry.event is Event.EXPIRED:
+                    self._remember(Anomaly(
+                        "lease_lost", entry.queue, round(at * 1000),
+                        f"the lease of {entry.consumer or 'a consumer'} ended without a word, attempt {entry.attempts}",
+                        entry.message_id, entry.consumer,
+                    ))  # fmt: skip
+            elif entry.event in (Event.DELETED, Event.PURGED) and entry.error_class != "Lapsed":
+                removed.setdefault((entry.event, entry.queue, entry.consumer), []).append(entry)
+        for (event, queue, who), entries in removed.items():
+            if event is Event.PURGED or len(entries) >= BULK:
+                self._remove(event, queue, who, entries)
+
+    def _remove(self, event: Event, queue: str, who: str, entries: list[JournalEntry]) -> None:
+        kind, word = ("purge", "purged") if event is Event.PURGED else ("bulk_delete", "deleted")
+        at = ms(entries[-1].at) or 0
+        for past in self._past:
+            if (past.kind, past.queue, past.who) == (kind, queue, who) and at - past.at < 5000:
+                past.count += len(entries)
+                past.at, past.text = at, f"{who} {word} {past.count:,} messages"
+                return
+        count = len(entries)
+        self._remember(Anomaly(kind, queue, at, f"{who} {word} {count:,} messages", None, who, count))
+
+    def _count_burst(self, entry: JournalEntry, second: int) -> None:
+        begun, counter = self._bursting.get(entry.queue, (second, Counter()))
+        if second > begun:
+            total = counter.total()
+            usual = self._usual.get(entry.queue, float(total))
+            if total >= BURST and total > BURST_TIMES * max(1.0, usual):
+                who, most = counter.most_common(1)[0]
+                self._remember(Anomaly(
+                    "burst", entry.queue, begun * 1000, f"{total:,} received in a second, {most:,} of them by {who}",
+                    None, who, total,
+                ))  # fmt: skip
+            self._usual[entry.queue] = 0.9 * usual + 0.1 * total
+            counter = Counter()
+            self._bursting[entry.queue] = (second, counter)
+        elif entry.queue not in self._bursting:
+            self._bursting[entry.queue] = (second, counter)
+        counter[entry.consumer] += 1
+
+    def _remember(self, anomaly: Anomaly) -> None:
+        self._past.appendleft(anomaly)
+
+    # -- what a look finds ---------------------------------------------------------------------------------------
+
+    def flags(self, message: Message, settings: QueueSettings, now: int) -> list[str]:
+        """What is odd about a message as it lies there."""
+        found = []
+        limit = message.max_attempts or settings.max_attempts
+        if message.state in (State.READY, State.RETRYING, State.LEASED) and limit > 1:
+            spent = message.attempts - (message.state is State.LEASED)
+            if spent == limit - 1:
+                found.append("near_dead")
+        if message.state is State.LEASED:
+            gone = self.consumers and message.consumer not in self.consumers
+            if gone or now > message._expires_ms + 1000:
+                found.append("zombie")
+            held = (now - message._received_ms) / 1000
+            lease = (message._stored.lease_ms or settings.lease * 1000) / 1000
+            if message._received_ms and held > max(LONG_SECONDS, LONG_LEASES * lease):
+                found.append("long_running")
+        if message.size > LARGE:
+            found.append("large_payload")
+        return found
+
+    def anomalies(self, admin: Admin) -> list[dict[str, Any]]:
+        """What looks wrong now and what did within the hour, newest first."""
+        now = admin._now_ms()
+        found = [past for past in list(self._past) if now - past.at < SHOWN * 1000]
+        for counts in admin.all_counts():
+            for state in (State.LEASED, State.RETRYING, State.READY, State.DEAD):
+                if not getattr(counts, state.value):
+                    continue
+                page = admin.messages(counts.queue, state, limit=LOOKED, preview=0)
+                found += self._odd(page.messages, counts.settings, now)
+        return [one.as_dict() for one in sorted(found, key=lambda one: one.at, reverse=True)[:REMEMBERED]]
+
+    def _odd(self, messages: Sequence[Message], settings: QueueSettings, now: int) -> list[Anomaly]:
+        made = []
+        for message in messages:
+            for kind in self.flags(message, settings, now):
+                at = message._received_ms or message._stored.sent_ms
+                made.append(
+                    Anomaly(kind, message.queue, at, _SAID[kind](message, now), message.id, message.consumer)
+                )  # fmt: skip
+        return made
+
+
+_SAID = {
+    "near_dead": lambda message, now: f"failed {message.attempts - (message.state is State.LEASED)} times, one left",
+    "zombie": lambda message, now: f"held by {message.consumer}, which is no longer seen",
+    "long_running": lambda message, now: f"at work since {_span((now - message._received_ms) / 1000)}",
+    "large_payload": lambda message, now: f"a payload of {message.size / 1024 / 1024:.1f} MB",
+}
+
+
+def _span(seconds: float) -> str:
+    """A duration for people."""
+    for size, word in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {word}"
+    return f"{seconds:.0f} s"

@@ -1,0 +1,276 @@
+"""What the bodies of requests may hold.
+
+Instants are integer milliseconds, durations are seconds; unknown fields are refused, so that a typing slip is an error
+and not a default.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+
+from restante.core.errors import InvalidInput, InvalidPayload
+from restante.core.message import Draft, State
+from restante.core.operations import MAX_BATCH
+from restante.core.retry import LONGEST_DELAY, RetryPolicy
+from restante.core.settings import JOURNAL_LEVELS
+
+#: Seconds a receive may wait; longer polls meet the timeouts of proxies in between.
+MAX_WAIT = 60.0
+#: The rule of `restante.core.names` as OpenAPI says it.
+NAME = r"^[A-Za-z0-9._:@/+][A-Za-z0-9._:@/+-]{0,199}$"
+
+Name = Annotated[str, Field(pattern=NAME, examples=["orders"])]
+Seconds = Annotated[float, Field(ge=0, le=LONGEST_DELAY, allow_inf_nan=False)]
+Lease = Annotated[float, Field(ge=0.001, le=LONGEST_DELAY, allow_inf_nan=False)]
+Priority = Annotated[int, Field(ge=0, le=255, strict=True)]
+Attempts = Annotated[int, Field(ge=1, le=65535, strict=True)]
+Policy = Annotated[str, Field(max_length=2000, examples=["exponential:1.0:2.0:600.0:0.1", "fixed:1.0,5.0"])]
+Ids = Annotated[list[Name], Field(min_length=1, max_length=MAX_BATCH)]
+
+
+class Strict(BaseModel):
+    """A request's body."""
+
+    model_config = ConfigDict(extra="forbid", str_max_length=16 * 1024 * 1024)
+
+
+class SendOne(Strict):
+    """One message. Give `payload` (any JSON value) or `payload_base64` (bytes), not both."""
+
+    payload: Any = None
+    payload_base64: str | None = None
+    content_type: str | None = Field(None, max_length=200)
+    id: Name | None = None
+    kind: Name | None = None
+    priority: Priority = 0
+    delay_seconds: Seconds = 0
+    due_at: Annotated[int, Field(ge=0, le=253_402_300_799_999, strict=True)] | None = None
+    headers: dict[str, Any] | None = None
+    lease_seconds: Lease | None = None
+    max_attempts: Attempts | None = None
+    retry: Policy | None = None
+    unique: str | None = Field(None, min_length=1, max_length=200)
+    unique_states: list[State] | None = None
+    expires_seconds: Seconds | None = None
+
+    @model_validator(mode="after")
+    def _one_payload(self) -> SendOne:
+        if ("payload" in self.model_fields_set) == (self.payload_base64 is not None):
+            raise ValueError("give payload or payload_base64, and not both")
+        return self
+
+    def draft(self, id: str | None = None) -> Draft:
+        """The message as the core takes it; `id` stands in where the body names none."""
+        content: Any = self.payload
+        if self.payload_base64 is not None:
+            try:
+                content = base64.b64decode(self.payload_base64, validate=True)
+            except (binascii.Error, ValueError) as error:
+                raise InvalidPayload(f"payload_base64 is not base64: {error}") from None
+        return Draft(
+            content, self.priority, self.delay_seconds, from_ms(self.due_at), self.id or id, self.kind or "",
+            self.headers, self.content_type, self.lease_seconds, self.max_attempts,
+            RetryPolicy.parse(self.retry) if self.retry is not None else None, self.unique,
+            frozenset(self.unique_states) if self.unique_states else None, self.expires_seconds,
+        )  # fmt: skip
+
+
+class SendMany(Strict):
+    """A batch: all or none are stored."""
+
+    messages: list[SendOne] = Field(min_length=1, max_length=MAX_BATCH)
+    durability: str | None = None
+
+
+class SendSingle(SendOne):
+    durability: str | None = None
+
+
+def _which(body: Any) -> str:
+    return "many" if isinstance(body, dict) and "messages" in body else "one"
+
+
+Sending = Annotated[
+    Annotated[SendSingle, Tag("one")] | Annotated[SendMany, Tag("many")],
+    Discriminator(_which),
+]
+
+
+class Ticket(Strict):
+    """A held message: its id and the token of its lease."""
+
+    id: Name
+    lease_token: str = Field(max_length=100_000, examples=["41-9f02c1aa"])
+
+
+class Receive(Strict):
+    """What to take. `acks` are settled before."""
+
+    count: int = Field(1, ge=1, le=MAX_BATCH)
+    wait_seconds: float = Field(0, ge=0, le=MAX_WAIT, allow_inf_nan=False)
+    lease_seconds: Lease | None = None
+    consumer: Name | None = Field(None, description="who takes; the registry and the journal show it")
+    pid: int = Field(0, ge=0, le=2**31, description="its process, for the registry")
+    acks: list[Ticket] = Field(default=[], max_length=MAX_BATCH)
+
+
+class ReceiveAny(Strict):
+    """The same from the first of several queues that has something."""
+
+    queues: list[Name] = Field(min_length=1, max_length=100)
+    count: int = Field(1, ge=1, le=MAX_BATCH)
+    wait_seconds: float = Field(0, ge=0, le=MAX_WAIT, allow_inf_nan=False)
+    lease_seconds: Lease | None = None
+    consumer: Name | None = None
+    pid: int = Field(0, ge=0, le=2**31)
+
+
+class Failure(Strict):
+    """Why it failed. `error_class` groups dead letters."""
+
+    error: str | None = Field(None, max_length=20_000)
+    error_class: Annotated[str, Field(max_length=80, pattern=r"^[A-Za-z0-9._]*$")] | None = None
+
+
+class Verdict(Strict):
+    lease_token: str = Field(max_length=100_000)
+
+
+class Nack(Verdict, Failure):
+    delay_seconds: Seconds | None = None
+    retry: Policy | None = None
+
+
+class Bury(Verdict, Failure):
+    pass
+
+
+class Release(Verdict):
+    delay_seconds: Seconds = 0
+
+
+class Extend(Verdict):
+    lease_seconds: Lease | None = None
+
+
+class Acks(Strict):
+    messages: list[Ticket] = Field(min_length=1, max_length=MAX_BATCH)
+
+
+class Nacks(Acks, Failure):
+    delay_seconds: Seconds | None = None
+    retry: Policy | None = None
+
+
+class Buries(Acks, Failure):
+    pass
+
+
+class Releases(Acks):
+    delay_seconds: Seconds = 0
+
+
+class Extends(Acks):
+    lease_seconds: Lease | None = None
+
+
+class Empty(Strict):
+    """Nothing to say."""
+
+
+class Purge(Strict):
+    states: list[State] = Field(min_length=1, max_length=6)
+
+
+class Some(Strict):
+    ids: Ids
+
+
+class Move(Some):
+    to: Name
+
+
+class Replay(Strict):
+    """Named messages, or all dead ones that match."""
+
+    ids: list[Name] | None = Field(None, min_length=1, max_length=MAX_BATCH)
+    kind: Name | None = None
+    error_class: str | None = Field(None, max_length=80)
+    rate: float | None = Field(None, ge=0.01, le=1e6, allow_inf_nan=False)
+    dry_run: bool = False
+    task: Name | None = None
+
+
+class Edit(Strict):
+    """What to change; what is not named stays."""
+
+    payload: Any = None
+    priority: Priority | None = None
+    headers: dict[str, Any] | None = None
+    delay_seconds: Seconds | None = None
+
+
+class Configure(Strict):
+    """Settings of a queue; null puts one back to its default, what is not named stays."""
+
+    lease_seconds: Lease | None = None
+    max_attempts: Attempts | None = None
+    retry: Policy | None = None
+    max_length: int | None = Field(None, ge=1, le=2**40)
+    max_dead: int | None = Field(None, ge=1, le=2**40)
+    max_payload_bytes: int | None = Field(None, ge=1, le=512 * 1024 * 1024)
+    max_leased: int | None = Field(None, ge=1, le=2**31)
+    rate: float | None = Field(None, ge=0.001, le=1e6, allow_inf_nan=False)
+    keep_done: int | None = Field(None, ge=0, le=10_000_000)
+    dedup_seconds: Seconds | None = None
+    durability: str | None = Field(None, pattern=r"^(memory|disk|replica:[1-9][0-9]?|replica:100)$")
+    journal: str | None = Field(None, pattern=f"^({'|'.join(JOURNAL_LEVELS)})$")
+    journal_keep: int | None = Field(None, ge=1000, le=2**40)
+    journal_cap: int | None = Field(None, ge=1000, le=2**40)
+
+    def options(self) -> dict[str, Any]:
+        """As the core's `configure` takes them."""
+        made: dict[str, Any] = {}
+        for name in self.model_fields_set:
+            value = getattr(self, name)
+            if name == "retry" and value is not None:
+                value = RetryPolicy.parse(value)
+            made[RENAMED.get(name, name)] = value
+        return made
+
+
+class SignIn(Strict):
+    token: str = Field(min_length=1, max_length=200)
+
+
+#: HTTP's name of a setting → the core's.
+RENAMED = {"lease_seconds": "lease", "dedup_seconds": "dedup", "max_payload_bytes": "max_payload"}
+
+
+def from_ms(value: int | None) -> datetime | None:
+    """An instant from HTTP."""
+    return None if value is None else datetime.fromtimestamp(value / 1000, UTC)
+
+
+def check_policy(text: str | None) -> RetryPolicy | None:
+    """A retry policy from HTTP."""
+    return None if text is None else RetryPolicy.parse(text)
+
+
+def one_of(edit: Edit) -> dict[str, Any]:
+    """An edit as the core takes it."""
+    if not edit.model_fields_set:
+        raise InvalidInput("name at least one of payload, priority, headers and delay_seconds")
+    made: dict[str, Any] = {}
+    if "payload" in edit.model_fields_set:
+        made["payload"] = edit.payload
+    for theirs, ours in (("priority", "priority"), ("headers", "headers"), ("delay_seconds", "delay")):
+        value = getattr(edit, theirs)
+        if value is not None:
+            made[ours] = value
+    return made

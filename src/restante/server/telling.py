@@ -1,0 +1,133 @@
+"""How the core's values become answers over HTTP."""
+
+from __future__ import annotations
+
+import base64
+from datetime import datetime
+from typing import Any
+
+import orjson
+
+from restante.core.admin import ReplayTask
+from restante.core.journal import JournalEntry
+from restante.core.message import Attempt, Message, State
+from restante.core.settings import DEFAULT_MAX_ATTEMPTS, QueueSettings
+from restante.core.viewing import AuditEntry, Counts
+from restante.server.answers import TaskOut
+from restante.server.shapes import RENAMED
+
+
+def ms(at: datetime | None) -> int | None:
+    """An instant over HTTP."""
+    return None if at is None else round(at.timestamp() * 1000)
+
+
+def settings_out(settings: QueueSettings) -> dict[str, Any]:
+    made = settings.as_dict()
+    for theirs, ours in RENAMED.items():
+        made[theirs] = made.pop(ours)
+    del made["paused"], made["version"]
+    return made
+
+
+def counts_out(counts: Counts) -> dict[str, Any]:
+    """What changes from second to second."""
+    return {
+        "queue": counts.queue,
+        "states": {state.value: getattr(counts, state.value) for state in State},
+        "overdue": counts.overdue,
+        "waited_seconds": round(counts.waited, 3),
+        "paused": counts.paused,
+    }
+
+
+def journal_out(entry: JournalEntry) -> dict[str, Any]:
+    return {
+        "queue": entry.queue, "position": entry.position.sequence, "event": entry.event.value, "state": entry.state,
+        "at": ms(entry.at), "message_id": entry.message_id, "sent_at": ms(entry.sent_at), "kind": entry.kind,
+        "priority": entry.priority, "size": entry.size, "attempts": entry.attempts, "consumer": entry.consumer,
+        "due_at": ms(entry.due_at), "error_class": entry.error_class, "detail": entry.detail,
+    }  # fmt: skip
+
+
+def _content(message: Message) -> dict[str, Any]:
+    """The payload as it was sent, pasted without being read."""
+    stored = message._stored
+    if stored.options.get("e") == "bytes":
+        return {"payload_base64": base64.b64encode(stored.body).decode()}
+    return {"payload": orjson.Fragment(stored.body)}
+
+
+def received_out(message: Message, settings: QueueSettings) -> dict[str, Any]:
+    """A message for the consumer who has just been given it."""
+    stored = message._stored
+    return {
+        "id": message.id, "queue": message.queue, "kind": message.kind, "priority": message.priority,
+        "size": message.size, "attempts": message.attempts,
+        "max_attempts": message.max_attempts or settings.max_attempts, "replays": message.replays,
+        "suspect": message.suspect, "content_type": message.content_type, "headers": message.headers,
+        "sent_at": stored.sent_ms, "received_at": message._received_ms, "lease_expires_at": message._expires_ms,
+        "lease_token": message.lease_token, "expires_at": ms(message.expires_at), "unique": message.unique,
+        "retry": message.retry.text() if message.retry else None, **_content(message),
+    }  # fmt: skip
+
+
+def message_out(message: Message, settings: QueueSettings | None, anomalies: list[str]) -> dict[str, Any]:
+    """A message for whoever looks at it."""
+    last = message.history[-1] if message.history else None
+    lines = last.error.strip().splitlines() if last else []
+    return {
+        "id": message.id, "queue": message.queue, "state": message.state.value, "kind": message.kind,
+        "priority": message.priority, "size": message.size, "attempts": message.attempts,
+        "max_attempts": message.max_attempts or (settings.max_attempts if settings else DEFAULT_MAX_ATTEMPTS),
+        "replays": message.replays, "consumer": message.consumer, "content_type": message.content_type,
+        "sent_at": message._stored.sent_ms, "due_at": ms(message.due_at),
+        "lease_expires_at": ms(message.lease_expires_at), "received_at": ms(message.received_at),
+        "settled_at": ms(message.settled_at), "expires_at": ms(message.expires_at), "unique": message.unique,
+        "headers": message.headers, "preview": message.preview[:1024].decode(errors="replace"),
+        "whole": message.whole, "error_class": last.error_class if last else "",
+        "error": lines[-1][:500] if lines else "", "anomalies": anomalies,
+    }  # fmt: skip
+
+
+def whole_out(
+    message: Message, settings: QueueSettings, anomalies: list[str], journal: list[JournalEntry], complete: bool
+) -> dict[str, Any]:
+    """Everything known of a message."""
+    return {
+        **message_out(message, settings, anomalies), **_content(message),
+        "retry": message.retry.text() if message.retry else None,
+        "history": [attempt_out(attempt) for attempt in message.history],
+        "journal": [journal_out(entry) for entry in journal], "journal_complete": complete,
+    }  # fmt: skip
+
+
+def attempt_out(attempt: Attempt) -> dict[str, Any]:
+    return {
+        "attempt": attempt.attempt, "received_at": ms(attempt.received_at), "ended_at": ms(attempt.ended_at),
+        "event": attempt.event.value, "consumer": attempt.consumer, "error_class": attempt.error_class,
+        "error": attempt.error,
+    }  # fmt: skip
+
+
+def task_out(task: ReplayTask) -> dict[str, Any]:
+    return {name: getattr(task, name) for name in TaskOut.model_fields}
+
+
+def audit_out(entry: AuditEntry) -> dict[str, Any]:
+    return {**entry.as_dict(), "at": ms(entry.at)}
+
+
+def export_out(message: Message) -> dict[str, Any]:
+    """A line of an export: what an import needs to send it again."""
+    stored = message._stored
+    made: dict[str, Any] = {"id": message.id, **_content(message)}
+    if message.content_type != "application/json":
+        made["content_type"] = message.content_type
+    optional = {
+        "kind": message.kind or None, "priority": message.priority or None, "headers": message.headers or None,
+        "due_at": ms(message.due_at) if message.state is State.SCHEDULED else None,
+        "lease_seconds": stored.lease_ms / 1000 if stored.lease_ms else None, "max_attempts": message.max_attempts,
+        "retry": message.retry.text() if message.retry else None, "unique": message.unique,
+    }  # fmt: skip
+    return made | {name: value for name, value in optional.items() if value is not None}

@@ -1,0 +1,354 @@
+"""Messages in and out: send, receive, and the verdicts on what was received.
+
+A receive that waits holds a connection of its own to Redis and no thread. If its caller goes away meanwhile, what was
+taken for them is released uncounted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import orjson
+from fastapi import Header, Request
+
+from restante.core.errors import InvalidInput, LeaseLost
+from restante.core.keys import idempotency_key
+from restante.core.message import Message, MessageId, State
+from restante.core.operations import Operation
+from restante.core.queue import AsyncQueue, receiving, run_flow_async
+from restante.core.stored import Stored
+from restante.core.viewing import SHOW, parse_message
+from restante.server import answers, shapes
+from restante.server.access import Caller
+from restante.server.office import MAX_WAITING, Json, Office, Refused
+from restante.server.routing import Here, MessageName, QueueName, Sender, Taker, answering, router
+from restante.server.telling import received_out
+
+#: Seconds for which an Idempotency-Key is remembered after its send.
+REMEMBERED = 86400
+_LETTERS = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+
+api = router("messages")
+
+
+class _Held(Message):
+    """What a verdict over HTTP knows of a message: its id and the token."""
+
+    def __init__(self, id: str, token: str) -> None:
+        self.id = id
+        self.lease_token = token
+        self._stored = Stored(b"")
+
+    @property
+    def retry(self) -> Any:
+        return self._policy
+
+    _policy: Any = None
+
+
+# -- send ------------------------------------------------------------------------------------------------------------
+
+
+@answering(
+    api.post, "/queues/{queue:name}/messages", answers.Sent | answers.SentMany, status_code=201,
+    summary="Send one message or a batch",
+)  # fmt: skip
+async def send(
+    here: Here,
+    caller: Sender,
+    queue: QueueName,
+    body: shapes.Sending,
+    idempotency_key: Annotated[str | None, Header(min_length=1, max_length=200)] = None,
+) -> Json:
+    """Stored when this answers 201. With an `Idempotency-Key` the same call again stores nothing more."""
+    many = isinstance(body, shapes.SendMany)
+    items: Sequence[shapes.SendOne] = body.messages if isinstance(body, shapes.SendMany) else [body]
+    to = here.queue(queue, _consumer(here, caller))
+    if idempotency_key is None:
+        ids = await _send(to, [item.draft() for item in items], body.durability)
+        return _sent(ids, many)
+    return await _send_once(here, to, idempotency_key, items, many, body.durability)
+
+
+async def _send(to: AsyncQueue, drafts: list[Any], durability: str | None) -> list[MessageId]:
+    return await to.send_many(drafts, durability=durability)
+
+
+async def _send_once(
+    here: Office, to: AsyncQueue, key: str, items: Sequence[shapes.SendOne], many: bool, durability: str | None
+) -> Json:
+    """Ids are made from the key, so a send that was cut off finds its own messages; then the answer is remembered."""
+    digest = hashlib.sha256(f"{to.name}\n{key}".encode()).digest()
+    said = hashlib.sha256(repr([item.model_dump() for item in items]).encode()).hexdigest()
+    place = idempotency_key(to.name, digest.hex())
+    before = await here.fast.connection.command("GET", place, key=place)
+    if before is not None:
+        kept = orjson.loads(before)
+        if kept["said"] != said:
+            raise InvalidInput("this Idempotency-Key was used for another body: use a new key for a new send")
+        return _sent([MessageId.of_earlier(id) for id in kept["ids"]], many)
+    drafts = [item.draft(_id_from(digest, number)) for number, item in enumerate(items)]
+    ids = await _send(to, drafts, durability)
+    kept_text = orjson.dumps({"said": said, "ids": ids}, option=orjson.OPT_PASSTHROUGH_SUBCLASS, default=str)
+    await here.fast.connection.command("SET", place, kept_text, "EX", REMEMBERED, key=place)
+    return _sent(ids, many)
+
+
+def _id_from(digest: bytes, number: int) -> str:
+    """An id that only this key and place in the batch can have."""
+    value = int.from_bytes(hashlib.sha256(digest + number.to_bytes(4)).digest()[:16])
+    return "".join(_LETTERS[value >> shift & 31] for shift in range(125, -1, -5))
+
+
+def _sent(ids: Sequence[MessageId], many: bool) -> Json:
+    made = [{"id": str(id), "stored": id.stored} for id in ids]
+    return Json({"messages": made} if many else made[0], 201)
+
+
+# -- receive ---------------------------------------------------------------------------------------------------------
+
+
+@answering(api.post, "/queues/{queue:name}/receive", answers.Taken, summary="Take messages, waiting for the first")
+async def receive(here: Here, caller: Taker, request: Request, queue: QueueName, body: shapes.Receive) -> Json:
+    """Each is leased to you until `lease_expires_at`: ack, nack, bury, release or extend it by its `lease_token`."""
+    at = here.queue(queue, body.consumer or _consumer(here, caller, request), _host(request), body.pid)
+    acks = [_Held(ticket.id, ticket.lease_token) for ticket in body.acks]
+    lost: list[str] = []
+    if acks:
+        try:
+            await at.ack_many(acks)
+        except LeaseLost as error:
+            lost = list(error.ids)
+    return await _take(here, request, [at], body, lost)
+
+
+@answering(api.post, "/receive", answers.Taken, summary="Take messages from the first of several queues")
+async def receive_any(here: Here, caller: Taker, request: Request, body: shapes.ReceiveAny) -> Json:
+    """Queues are asked in the order given."""
+    consumer = body.consumer or _consumer(here, caller, request)
+    return await _take(
+        here, request, [here.queue(name, consumer, _host(request), body.pid) for name in body.queues], body, []
+    )
+
+
+async def _take(
+    here: Office, request: Request, queues: list[AsyncQueue], body: shapes.Receive | shapes.ReceiveAny, lost: list[str]
+) -> Json:
+    for queue in queues:
+        if not queue._ref.opened:
+            await queue._open()
+    by_name = {queue.name: queue for queue in queues}
+    refs = [queue._ref for queue in queues]
+    now = None
+    wait = 0.0 if here.closing.is_set() else body.wait_seconds
+    flow = receiving(refs, body.count, timeout=wait, lease=body.lease_seconds)
+    if not wait:
+        got = await run_flow_async(here.fast.connection, flow)
+    else:
+        got = await _wait(here, request, flow)
+    messages = got.messages if got else []
+    if got:
+        now = got.now
+    made = [received_out(message, by_name[message.queue].settings) for message in messages]
+    return Json({"now": now or await here.now_ms(), "messages": made, "lost": lost})
+
+
+async def _wait(here: Office, request: Request, flow: Any) -> Any:
+    """A receive that waits, until something came, the caller left, or the server closes."""
+    if here.waiting >= MAX_WAITING:
+        raise Refused(503, "Busy", f"{MAX_WAITING} receives wait already", "ask again with wait_seconds 0, or later")
+    here.waiting += 1
+    taking = asyncio.ensure_future(run_flow_async(here.fast.connection, flow))
+    leaving = asyncio.ensure_future(_gone(request))
+    closing = asyncio.ensure_future(here.closing.wait())
+    try:
+        await asyncio.wait((taking, leaving, closing), return_when=asyncio.FIRST_COMPLETED)
+        if not taking.done():
+            taking.cancel()
+        try:
+            got = await taking
+        except asyncio.CancelledError:
+            if here.closing.is_set() or leaving.done():
+                return None
+            raise
+        if leaving.done() and got and got.messages:
+            await got.messages[0]._queue.release_many(got.messages)
+            return None
+        return got
+    finally:
+        here.waiting -= 1
+        for task in (taking, leaving, closing):
+            task.cancel()
+
+
+async def _gone(request: Request) -> None:
+    """Returns when the caller has hung up."""
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            return
+
+
+def _consumer(here: Office, caller: Caller, request: Request | None = None) -> str:
+    """The name the registry shows for who did not say one."""
+    if request is None or not caller.open:
+        return f"http:{caller.name}"
+    return f"http:{_host(request) or 'local'}"
+
+
+def _host(request: Request) -> str:
+    host = request.client.host if request.client else ""
+    return "".join(ch for ch in host if ch.isalnum() or ch in ".:-")
+
+
+# -- verdicts --------------------------------------------------------------------------------------------------------
+
+
+class _Said(Exception):
+    """An error as a consumer elsewhere told it."""
+
+
+def _error(body: shapes.Failure) -> BaseException | str | None:
+    if body.error is None and not body.error_class:
+        return None
+    if not body.error_class:
+        return body.error
+    named: type[_Said] = type(body.error_class, (_Said,), {})
+    return named(body.error or "")
+
+
+async def _known(here: Office, to: AsyncQueue, tickets: Sequence[shapes.Ticket], *, look: bool) -> list[_Held]:
+    """The held messages; with `look` also what their next delay or lease depends on."""
+    held = [_Held(ticket.id, ticket.lease_token) for ticket in tickets]
+    if look:
+        found = await asyncio.gather(*(_show(here, to, one.id) for one in held))
+        for one, message in zip(held, found, strict=True):
+            if message is not None:
+                one.attempts, one._policy = message.attempts, message.retry
+                one._lease_ms = message._lease_ms if message.state is State.LEASED else 0
+    return held
+
+
+async def _show(here: Office, to: AsyncQueue, id: str) -> Message | None:
+    keys = to._ref.keys.group(SHOW.keys)
+    reply = await here.fast.connection.run(Operation(SHOW, keys, [id], lambda reply: reply, to.name))
+    _, state, score, stored, delivery, history = reply
+    if not state:
+        return None
+    return parse_message(to.name, id, State(state.decode()), score, stored, delivery, history)
+
+
+async def _opened(here: Office, name: str, caller: Caller) -> AsyncQueue:
+    to = here.queue(await here.existing(name), _consumer(here, caller))
+    if not to._ref.opened:
+        await to._open()
+    return to
+
+
+async def _ack(here: Office, caller: Caller, queue: str, tickets: Sequence[shapes.Ticket]) -> Json:
+    to = await _opened(here, queue, caller)
+    await to.ack_many(await _known(here, to, tickets, look=False))
+    return Json({"settled": len(tickets)})
+
+
+async def _nack(here: Office, caller: Caller, queue: str, tickets: Sequence[shapes.Ticket], body: Any) -> Json:
+    to = await _opened(here, queue, caller)
+    held = await _known(here, to, tickets, look=body.delay_seconds is None and body.retry is None)
+    if body.retry is not None:
+        held = await _known(here, to, tickets, look=True)
+    states = await to.nack_many(
+        held, delay=body.delay_seconds, error=_error(body), retry=shapes.check_policy(body.retry)
+    )
+    return Json({"states": states})
+
+
+async def _bury(here: Office, caller: Caller, queue: str, tickets: Sequence[shapes.Ticket], body: Any) -> Json:
+    to = await _opened(here, queue, caller)
+    await to.bury_many(await _known(here, to, tickets, look=False), error=_error(body))
+    return Json({"settled": len(tickets)})
+
+
+async def _release(here: Office, caller: Caller, queue: str, tickets: Sequence[shapes.Ticket], body: Any) -> Json:
+    to = await _opened(here, queue, caller)
+    await to.release_many(await _known(here, to, tickets, look=False), delay=body.delay_seconds)
+    return Json({"settled": len(tickets)})
+
+
+async def _extend(here: Office, caller: Caller, queue: str, tickets: Sequence[shapes.Ticket], body: Any) -> Json:
+    to = await _opened(here, queue, caller)
+    held = await _known(here, to, tickets, look=body.lease_seconds is None)
+    lost = await to.extend_many(held, lease=body.lease_seconds)
+    if lost and len(tickets) == 1:
+        raise LeaseLost(ids=lost)
+    ends = [None if one.id in lost else one._expires_ms for one in held]
+    return Json({"lease_expires_at": ends, "lost": lost})
+
+
+def _one(id: str, body: shapes.Verdict) -> list[shapes.Ticket]:
+    return [shapes.Ticket(id=id, lease_token=body.lease_token)]
+
+
+_MESSAGE = "/queues/{queue:name}/messages/{id:name}"
+
+
+@answering(api.post, f"{_MESSAGE}/ack", answers.Settled, summary="Done")
+async def ack(here: Here, caller: Taker, queue: QueueName, id: MessageName, body: shapes.Verdict) -> Json:
+    """The message is gone, or kept as done."""
+    return await _ack(here, caller, queue, _one(id, body))
+
+
+@answering(api.post, f"{_MESSAGE}/nack", answers.Nacked, summary="Failed")
+async def nack(here: Here, caller: Taker, queue: QueueName, id: MessageName, body: shapes.Nack) -> Json:
+    """Retrying after `delay_seconds` or the retry policy's delay, or dead at the last attempt."""
+    return await _nack(here, caller, queue, _one(id, body), body)
+
+
+@answering(api.post, f"{_MESSAGE}/bury", answers.Settled, summary="Refused for good")
+async def bury(here: Here, caller: Taker, queue: QueueName, id: MessageName, body: shapes.Bury) -> Json:
+    """Dead at once."""
+    return await _bury(here, caller, queue, _one(id, body), body)
+
+
+@answering(api.post, f"{_MESSAGE}/release", answers.Settled, summary="Given back")
+async def release(here: Here, caller: Taker, queue: QueueName, id: MessageName, body: shapes.Release) -> Json:
+    """Back at its old position, the attempt not counted."""
+    return await _release(here, caller, queue, _one(id, body), body)
+
+
+@answering(api.post, f"{_MESSAGE}/extend", answers.Extended, summary="Kept longer")
+async def extend(here: Here, caller: Taker, queue: QueueName, id: MessageName, body: shapes.Extend) -> Json:
+    """The lease counts from now, as long as before or as `lease_seconds` says."""
+    return await _extend(here, caller, queue, _one(id, body), body)
+
+
+@answering(api.post, "/queues/{queue:name}/ack", answers.Settled, summary="Done, many")
+async def ack_many(here: Here, caller: Taker, queue: QueueName, body: shapes.Acks) -> Json:
+    """Those whose lease is lost are named by a 409; the others are acked."""
+    return await _ack(here, caller, queue, body.messages)
+
+
+@answering(api.post, "/queues/{queue:name}/nack", answers.Nacked, summary="Failed, many")
+async def nack_many(here: Here, caller: Taker, queue: QueueName, body: shapes.Nacks) -> Json:
+    """Those whose lease is lost are named by a 409; the others are nacked."""
+    return await _nack(here, caller, queue, body.messages, body)
+
+
+@answering(api.post, "/queues/{queue:name}/bury", answers.Settled, summary="Refused for good, many")
+async def bury_many(here: Here, caller: Taker, queue: QueueName, body: shapes.Buries) -> Json:
+    """Those whose lease is lost are named by a 409; the others are dead."""
+    return await _bury(here, caller, queue, body.messages, body)
+
+
+@answering(api.post, "/queues/{queue:name}/release", answers.Settled, summary="Given back, many")
+async def release_many(here: Here, caller: Taker, queue: QueueName, body: shapes.Releases) -> Json:
+    """Those whose lease is lost are named by a 409; the others are back."""
+    return await _release(here, caller, queue, body.messages, body)
+
+
+@answering(api.post, "/queues/{queue:name}/extend", answers.Extended, summary="Kept longer, many")
+async def extend_many(here: Here, caller: Taker, queue: QueueName, body: shapes.Extends) -> Json:
+    """Lost leases are named; a single one that is lost is a 409."""
+    return await _extend(here, caller, queue, body.messages, body)
