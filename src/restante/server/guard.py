@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import orjson
+from starlette.exceptions import HTTPException
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -137,7 +138,7 @@ class Guard:
         return limited
 
 
-class BodyRefused(Exception):
+class BodyRefused(HTTPException):
     """A body was given up half way; carries the answer."""
 
     def __init__(self, status: int, body: bytes) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,12 +30,14 @@ log = logging.getLogger("restante")
 
 #: Seconds between two reads: while somebody watches, and for the figures alone.
 WATCHED, UNWATCHED = 0.04, 0.25
+#: Seconds more for each that watches: with a thousand of them a read costs a thousand writes.
+EACH = 0.0004
 #: Seconds between two looks for queues that are new or gone.
 NAMES_EVERY = 1.0
 #: Stream entries asked of one journal by one read.
 ENTRIES = 200
-#: Lines of one event of a stream.
-LINES = 500
+#: Lines of one event of a stream. One event may lie in the buffers of each that does not read.
+LINES = 100
 #: Lines kept for a watcher that does not keep up.
 BUFFER = 5000
 #: Queues that one watcher may follow: the position it sends back names each.
@@ -44,30 +46,63 @@ MAX_FOLLOWED = 1000
 MOST_UNWATCHED = 2000
 
 
+class Batch:
+    """The lines of one read, written out once for all who want the same of them."""
+
+    def __init__(self, before: dict[str, int], lines: list[JournalEntry]) -> None:
+        self._before = before
+        self.lines = lines
+        self._written: dict[frozenset[str] | None, list[bytes]] = {}
+
+    def events(self, queues: frozenset[str] | None) -> list[bytes]:
+        """As events; each carries the position behind its last line."""
+        found = self._written.get(queues)
+        if found is None:
+            wanted = [line for line in self.lines if queues is None or line.queue in queues]
+            place = {name: at for name, at in self._before.items() if queues is None or name in queues}
+            found = self._written[queues] = list(write_lines(wanted, place))
+        return found
+
+
 @dataclass(eq=False)
 class Watcher:
     """Somebody who follows journals; `queues` None means all."""
 
     queues: frozenset[str] | None
-    buffer: deque[tuple[str, int, dict[str, Any]]] = field(default_factory=deque)
+    #: Queues of which it knows more than this process had read when it came.
+    ahead: dict[str, int] = field(default_factory=dict)
+    buffer: deque[Batch] = field(default_factory=deque)
+    held: int = 0
     #: Why the buffer was emptied, until the watcher has been told.
     resync: str = ""
     woken: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def hear(self, lines: list[JournalEntry], told: list[dict[str, Any]]) -> None:
-        wanted = self.queues
-        for entry, made in zip(lines, told, strict=True):
-            if wanted is None or entry.queue in wanted:
-                self.buffer.append((entry.queue, entry.position.sequence, made))
-        if len(self.buffer) > BUFFER:
+    def hear(self, batch: Batch) -> None:
+        self.buffer.append(batch)
+        self.held += len(batch.lines)
+        if self.held > BUFFER:
             self.fail("slow")
-        if self.buffer:
-            self.woken.set()
+        self.woken.set()
 
     def fail(self, reason: str) -> None:
         self.buffer.clear()
+        self.held = 0
         self.resync = reason
         self.woken.set()
+
+    def take(self) -> list[bytes]:
+        """The next batch as events."""
+        batch = self.buffer.popleft()
+        self.held -= len(batch.lines)
+        if not self.ahead:
+            return batch.events(self.queues)
+        lines = [line for line in batch.lines if self.queues is None or line.queue in self.queues]
+        fresh = [line for line in lines if line.position.sequence > self.ahead.get(line.queue, 0)]
+        place = {name: max(at, self.ahead.get(name, 0)) for name, at in batch._before.items()}
+        for line in lines:
+            if line.position.sequence >= self.ahead.get(line.queue, 0):
+                self.ahead.pop(line.queue, None)
+        return list(write_lines(fresh, place))
 
 
 class Hub:
@@ -99,7 +134,7 @@ class Hub:
                 full = await self._read()
                 self._ready.set()
                 failures = 0
-                pause = 0.0 if full else WATCHED if self._watchers else UNWATCHED
+                pause = 0.0 if full else max(WATCHED, EACH * len(self._watchers)) if self._watchers else UNWATCHED
             except Exception as error:  # whatever it meets, those who watch must not be left alone
                 failures += 1
                 pause = away(failures)
@@ -107,7 +142,7 @@ class Hub:
             self._stirred.clear()
             try:
                 async with asyncio.timeout(pause):
-                    await (self._stirred.wait() if pause > WATCHED else asyncio.sleep(pause))
+                    await (self._stirred.wait() if pause == UNWATCHED else asyncio.sleep(pause))
             except TimeoutError:
                 pass
 
@@ -130,6 +165,7 @@ class Hub:
     async def _read(self) -> bool:
         """One read of every journal; whether there is more at once."""
         by_key = {self._keys[name]["journal"]: name for name in self.places}
+        before = dict(self.places)
         full = False
         lines: list[JournalEntry] = []
         if not by_key:
@@ -151,16 +187,17 @@ class Hub:
             for name in self.places:
                 self.places[name] = await self.end_of(name)
         if lines:
-            self._tell(lines)
+            self._tell(before, lines)
         return full
 
-    def _tell(self, lines: list[JournalEntry]) -> None:
+    def _tell(self, before: dict[str, int], lines: list[JournalEntry]) -> None:
         for watch in self.watchers:
             watch(lines)
-        if self._watchers:
-            told = [journal_out(entry) for entry in lines]
-            for watcher in self._watchers:
-                watcher.hear(lines, told)
+        batch = Batch(before, lines)
+        touched = {line.queue for line in lines}
+        for watcher in self._watchers:
+            if watcher.queues is None or not watcher.queues.isdisjoint(touched):
+                watcher.hear(batch)
 
     def check(self, queue: str, last: int) -> None:
         """Told how long a journal is: shorter than what was read means that the queue was dropped and made anew."""
@@ -175,54 +212,48 @@ class Hub:
 
     # -- watching ------------------------------------------------------------------------------------------------
 
-    async def follow(
-        self, queues: Collection[str], position: str | None
-    ) -> AsyncIterator[tuple[str, str, list[dict[str, Any]]]]:
-        """Events for one watcher: (name, position, lines). Nothing is told twice, and a gap is told as `resync`."""
+    async def follow(self, queues: Collection[str], position: str | None) -> AsyncIterator[bytes]:
+        """Events for one watcher. Nothing is told twice, and a gap is told as `resync`."""
         await self._ready.wait()
         chosen = frozenset(queues) if queues else None
         if len(chosen if chosen is not None else self.places) > MAX_FOLLOWED:
             raise InvalidInput(f"more than {MAX_FOLLOWED} queues: name those to follow by ?queue=")
         watcher = Watcher(chosen)
-        here = {name: at for name, at in self.places.items() if chosen is None or name in chosen}
+        here = self._here(chosen)
         self._watchers.add(watcher)
         self._stirred.set()
         try:
             if position:
-                async for event in self._catch_up(read_position(position), here):
+                async for event in self._catch_up(read_position(position), here, watcher):
                     yield event
-            yield "hello", write_position(here), []
+            else:
+                yield write_event("position", {}, write_position(here))
             while True:
                 await watcher.woken.wait()
                 watcher.woken.clear()
                 if watcher.resync:
                     reason, watcher.resync = watcher.resync, ""
-                    watcher.buffer.clear()
-                    here = {name: at for name, at in self.places.items() if chosen is None or name in chosen}
-                    yield "resync", write_position(here), [{"reason": reason}]
+                    watcher.ahead.clear()
+                    yield write_event("resync", {"reason": reason}, write_position(self._here(chosen)))
                 while watcher.buffer and not watcher.resync:
-                    lines: list[dict[str, Any]] = []
-                    while watcher.buffer and len(lines) < LINES:
-                        queue, number, made = watcher.buffer.popleft()
-                        if number > here.get(queue, 0):
-                            here[queue] = number
-                            lines.append(made)
-                    if lines:
-                        yield "journal", write_position(here), lines
+                    for event in watcher.take():
+                        yield event
         finally:
             self._watchers.discard(watcher)
 
-    async def _catch_up(
-        self, then: dict[str, int], here: dict[str, int]
-    ) -> AsyncIterator[tuple[str, str, list[dict[str, Any]]]]:
+    def _here(self, chosen: frozenset[str] | None) -> dict[str, int]:
+        return {name: at for name, at in self.places.items() if chosen is None or name in chosen}
+
+    async def _catch_up(self, then: dict[str, int], here: dict[str, int], watcher: Watcher) -> AsyncIterator[bytes]:
         """What was written between a position and now."""
         place = {name: then.get(name, 0) for name in here}
         for name, until in sorted(here.items()):
             if place[name] > until:
-                # Numbers went backwards: the queue was dropped, or the server lost its last seconds.
-                place = dict(here)
-                yield "resync", write_position(place), [{"reason": "reset"}]
-                return
+                if await self.end_of(name) < place[name]:
+                    # Numbers went backwards: the queue was dropped, or the server lost its last seconds.
+                    yield write_event("resync", {"reason": "reset"}, write_position(here))
+                    return
+                watcher.ahead[name] = place[name]  # another process was quicker than this one
             while place[name] < until:
                 key = QueueKeys(name)["journal"]
                 rows = await self._connection.command(
@@ -233,13 +264,20 @@ class Hub:
                     entry for block in blocks for entry in block if place[name] < entry.position.sequence <= until
                 ]  # fmt: skip
                 if not lines or lines[0].position.sequence != place[name] + 1:
-                    place = dict(here)
-                    yield "resync", write_position(place), [{"reason": "trimmed"}]
+                    yield write_event("resync", {"reason": "trimmed"}, write_position(here))
                     return
-                for start in range(0, len(lines), LINES):
-                    part = lines[start : start + LINES]
-                    place[name] = part[-1].position.sequence
-                    yield "journal", write_position(place), [journal_out(entry) for entry in part]
+                for event in write_lines(lines, place):
+                    yield event
+                place[name] = lines[-1].position.sequence
+
+
+def write_lines(lines: list[JournalEntry], place: dict[str, int]) -> Iterator[bytes]:
+    """Lines as events of bounded length; `place` moves along and is each event's position."""
+    for start in range(0, len(lines), LINES):
+        part = lines[start : start + LINES]
+        for line in part:
+            place[line.queue] = line.position.sequence
+        yield write_event("journal", [journal_out(line) for line in part], write_position(place))
 
 
 def write_position(places: dict[str, int]) -> str:
@@ -260,7 +298,7 @@ def read_position(text: str) -> dict[str, int]:
     return places
 
 
-def event(name: str, data: Any, id: str = "") -> bytes:
+def write_event(name: str, data: Any, id: str = "") -> bytes:
     """One server-sent event."""
     head = f"id: {id}\n" if id else ""
     return f"{head}event: {name}\ndata: ".encode() + orjson.dumps(data) + b"\n\n"

@@ -22,9 +22,10 @@ from restante.rsmq import reading as rsmq
 from restante.rsmq.keys import DEFAULT_NAMESPACE, RsmqKeys
 from restante.server import answers, metrics
 from restante.server.access import Caller
-from restante.server.live import LINES, event, read_position
+from restante.server.live import read_position, write_event
 from restante.server.office import MAX_LIVE, Json, Office, Refused
 from restante.server.routing import Here, MessageName, QueueName, Reader, answering, router
+from restante.server.sampling import totals_of
 from restante.server.shapes import NAME
 from restante.server.telling import (
     attempt_out,
@@ -74,11 +75,6 @@ def _worst_first(queue: dict[str, Any]) -> tuple[Any, ...]:
         -levels.count("bad"), -levels.count("warn"), -states["dead"] - queue["overdue"], -queue["waited_seconds"],
         queue["queue"],
     )  # fmt: skip
-
-
-def totals_of(rows: list[Counts]) -> dict[str, int]:
-    made = {state.value: sum(getattr(row, state.value) for row in rows) for state in State}
-    return {**made, "overdue": sum(row.overdue for row in rows)}
 
 
 def _rsmq(here: Office) -> list[dict[str, Any]]:
@@ -378,18 +374,19 @@ async def _stream(
     here: Office, queues: list[str], after: str | None, *, counts: bool, lines: bool
 ) -> AsyncIterator[bytes]:
     """The body of a live connection: whatever comes first of lines, counts, a sign of life, and the end."""
-    told: dict[str, Any] = {}
     chosen = frozenset(queues)
     source = here.hub.follow(queues, after)
     woken = here.sampler.watch() if counts else None
     closing = asyncio.ensure_future(here.closing.wait())
-    next_lines: asyncio.Future[Any] | None = None
+    next_lines: asyncio.Future[bytes] | None = None
     next_counts: asyncio.Future[Any] | None = None
+    seen = -1
     try:
-        yield event("hello", {"now": await here.now_ms()})
-        if counts and here.sampler.rows:
-            yield _changed(here, chosen, told)
+        yield write_event("hello", {"now": await here.now_ms()})
         while True:
+            if woken is not None and seen != here.sampler.number:
+                told, seen = _counts_since(here, chosen, seen), here.sampler.number
+                yield told
             if lines and next_lines is None:
                 next_lines = asyncio.ensure_future(anext(source))
             if woken is not None and next_counts is None:
@@ -399,22 +396,13 @@ async def _stream(
             if closing in done:
                 return
             if not done:
-                yield event("hello", {"now": await here.now_ms()})
-            if next_lines in done and next_lines is not None:
-                name, position, found = next_lines.result()
-                next_lines = None
-                if name == "resync":
-                    yield event(name, found[0], position)
-                elif found:
-                    for start in range(0, len(found), LINES):
-                        yield event(name, found[start : start + LINES], position)
-            if next_counts in done and next_counts is not None:
-                next_counts = None
-                assert woken is not None
+                yield write_event("hello", {"now": await here.now_ms()})
+            if next_lines is not None and next_lines in done:
+                found, next_lines = next_lines.result(), None
+                yield found
+            if woken is not None and next_counts in done:
                 woken.clear()
-                changed = _changed(here, chosen, told)
-                if changed:
-                    yield changed
+                next_counts = None
     finally:
         if woken is not None:
             here.sampler.unwatch(woken)
@@ -426,20 +414,12 @@ async def _stream(
         await source.aclose()  # type: ignore[attr-defined]  # a generator, typed as an iterator
 
 
-def _changed(here: Office, chosen: frozenset[str], told: dict[str, Any]) -> bytes:
-    """The counts that are not what this client was told last; empty when none are."""
-    rows = [row for row in here.sampler.rows if not chosen or row.queue in chosen]
-    made = [counts_out(row) for row in rows]
-    fresh = [one for one in made if told.get(one["queue"]) != one]
-    gone = told.keys() - {one["queue"] for one in made}
-    if not fresh and not gone:
-        return b""
-    for name in gone:
-        del told[name]
-    told.update((one["queue"], one) for one in fresh)
-    now = max((ms(row.at) or 0 for row in rows), default=0)
-    data = {"now": now, "totals": totals_of(rows), "queues": fresh, "gone": sorted(gone)}
-    return event("counts", data)
+def _counts_since(here: Office, chosen: frozenset[str], seen: int) -> bytes:
+    """What changed in the counts; all of them for one who has missed some, or asked for some queues."""
+    sampler = here.sampler
+    if not chosen and seen == sampler.number - 1:
+        return sampler.change
+    return sampler.tell([one for name, one in sampler.told.items() if not chosen or name in chosen])
 
 
 # -- for other programs ----------------------------------------------------------------------------------------------

@@ -23,7 +23,8 @@ from restante.core.journal import JournalEntry
 from restante.core.message import Event, Message, State
 from restante.core.settings import QueueSettings
 from restante.core.viewing import CONSUMER_GONE, Counts
-from restante.server.telling import ms
+from restante.server.live import write_event
+from restante.server.telling import counts_out, ms
 
 if TYPE_CHECKING:
     from restante.server.office import Office
@@ -108,6 +109,17 @@ class Trend:
         }  # fmt: skip
 
 
+def totals_of(rows: Sequence[Counts]) -> dict[str, int]:
+    """Messages of all queues by state."""
+    made = {state.value: sum(getattr(row, state.value) for row in rows) for state in State}
+    return {**made, "overdue": sum(row.overdue for row in rows)}
+
+
+def _differ(before: dict[str, Any] | None, now: dict[str, Any]) -> bool:
+    """Whether there is news; that time has passed is none."""
+    return before is None or {**before, "waited_seconds": 0} != {**now, "waited_seconds": 0}
+
+
 _NO_TREND = Trend().as_dict()
 
 
@@ -125,6 +137,10 @@ class Sampler:
         #: Queue → seconds since a consumer was last seen there.
         self.seen: dict[str, float] = {}
         self.consumers: frozenset[str] = frozenset()
+        #: The latest counts as told, their number, and what changed with it.
+        self.told: dict[str, dict[str, Any]] = {}
+        self.number = 0
+        self.change = b""
         self._watching: set[asyncio.Event] = set()
         self._stirred = asyncio.Event()
         self._past: deque[Anomaly] = deque(maxlen=REMEMBERED)
@@ -181,9 +197,25 @@ class Sampler:
                 del self._trends[name]
         for row in rows:
             self._office.hub.check(row.queue, row.journal_last)
-        for woken in self._watching:
-            woken.set()
+        self._compare(rows)
         return rows
+
+    def _compare(self, rows: list[Counts]) -> None:
+        """Writes down what is new since the count before, once for all who watch."""
+        told = {row.queue: counts_out(row) for row in rows}
+        fresh = [one for name, one in told.items() if _differ(self.told.get(name), one)]
+        gone = sorted(self.told.keys() - told.keys())
+        self.told = told
+        if fresh or gone:
+            self.number += 1
+            self.change = self.tell(fresh, gone)
+            for woken in self._watching:
+                woken.set()
+
+    def tell(self, fresh: list[dict[str, Any]], gone: Sequence[str] = ()) -> bytes:
+        """Counts as an event."""
+        now = max((ms(row.at) or 0 for row in self.rows), default=0)
+        return write_event("counts", {"now": now, "totals": totals_of(self.rows), "queues": fresh, "gone": list(gone)})
 
     def _look(self) -> tuple[list[Counts], list[Any]]:
         admin = Admin(self._office.post, operator="server")

@@ -1,0 +1,77 @@
+"""A Redis, a server on it in this process, and calls to it; each test begins with an empty Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+import restante
+from restante import Admin, Post
+from restante.server import ServerSettings, Serving
+from restante.server.access import Tokens
+from tests.harness.servers import RedisServer, call
+from tests.server.calls import Api, Up
+
+
+@pytest.fixture(scope="session")
+def _redis() -> Iterator[RedisServer]:
+    with RedisServer() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def _serving(_redis: RedisServer) -> Iterator[Serving]:
+    with Serving(_redis.url, ServerSettings(port=0)) as serving:
+        yield serving
+
+
+@pytest.fixture
+def redis(_redis: RedisServer, _serving: Serving) -> RedisServer:
+    call(_redis.client(), "FLUSHALL")
+    _serving.office.tokens._asked_at = float("-inf")
+    _serving.office._queues.clear()
+    _serving.office.post._queues.clear()
+    return _redis
+
+
+@pytest.fixture
+def serving(_serving: Serving, redis: RedisServer) -> Serving:
+    return _serving
+
+
+@pytest.fixture
+def post(redis: RedisServer) -> Iterator[Post]:
+    with restante.connect(redis.url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def admin(post: Post) -> Admin:
+    return Admin(post, operator="tester")
+
+
+@pytest.fixture
+def api(serving: Serving) -> Api:
+    """Calls to a server without tokens."""
+    return Api(serving.address)
+
+
+@pytest.fixture
+def token(post: Post, serving: Serving) -> Callable[..., Api]:
+    """Makes a token with these roles, and calls that show it."""
+
+    def make(*roles: str) -> Api:
+        text = Tokens(post).create(f"t-{'-'.join(roles)}", roles)[1]
+        serving.office.tokens._asked_at = float("-inf")
+        return Api(serving.address, text)
+
+    return make
+
+
+@pytest.fixture
+def up(post: Post) -> Iterator[Callable[..., Up]]:
+    """Starts `restante up` in processes that end with the test."""
+    with ExitStack() as running:
+        yield lambda *words: running.enter_context(Up(post, *words))

@@ -1,0 +1,198 @@
+"""Who may do what: every route with every role and none, tokens, browsers, foreign pages and foreign names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from restante import Admin, InvalidInput, Post
+from restante.server import ServerSettings, Serving
+from restante.server.access import Tokens
+from restante.server.app import UNGUARDED, create_app
+from tests.server.calls import Api
+
+_TICKET = {"messages": [{"id": "m1", "lease_token": "x"}]}
+#: (operation, body) for a call that would be understood if it were allowed.
+_BODIES: dict[str, Any] = {
+    "send": {"payload": 1}, "receive": {}, "receive_any": {"queues": ["orders"]}, "ack": {"lease_token": "x"},
+    "nack": {"lease_token": "x"}, "bury": {"lease_token": "x"}, "release": {"lease_token": "x"},
+    "extend": {"lease_token": "x"}, "ack_many": _TICKET, "nack_many": _TICKET, "bury_many": _TICKET,
+    "release_many": _TICKET, "extend_many": _TICKET, "configure": {"lease_seconds": 5}, "pause": {}, "resume": {},
+    "purge": {"states": ["dead"]}, "delete_many": {"ids": ["m1"]}, "move": {"ids": ["m1"], "to": "other"},
+    "replay": {"ids": ["m1"]}, "edit": {"priority": 1}, "sign_in": {"token": "rst_no"},
+}  # fmt: skip
+_NEEDS = {
+    "send": "send", "receive": "consume", "receive_any": "consume", "ack": "consume", "nack": "consume",
+    "bury": "consume", "release": "consume", "extend": "consume", "ack_many": "consume", "nack_many": "consume",
+    "bury_many": "consume", "release_many": "consume", "extend_many": "consume", "configure": "operate",
+    "drop": "operate", "pause": "operate", "resume": "operate", "purge": "operate", "delete_many": "operate",
+    "move": "operate", "replay": "operate", "edit": "operate", "delete": "operate", "import": "operate",
+}  # fmt: skip
+
+
+def _operations() -> list[tuple[str, str, str]]:
+    """(method, path, operation) of the whole API, as it describes itself."""
+    schema = create_app("redis://localhost:1")._app.openapi()  # type: ignore[attr-defined]
+    return [
+        (method.upper(), path.replace("{queue}", "orders").replace("{id}", "m1"), operation["operationId"])
+        for path, item in schema["paths"].items() for method, operation in item.items()
+    ]  # fmt: skip
+
+
+OPERATIONS = _operations()
+
+
+def _ask(api: Api, method: str, path: str, operation: str) -> int:
+    if operation == "import":
+        return api.call(method, path, raw=b'{"payload":1}\n', headers={"Content-Type": "application/x-ndjson"}).status
+    body = _BODIES.get(operation)
+    return api.call(method, path, body).status
+
+
+def test_the_api_has_the_routes_its_design_names() -> None:
+    assert {operation for _, _, operation in OPERATIONS} >= set(_BODIES) | set(_NEEDS) | {
+        "queues", "queue", "messages", "message", "dead", "replays", "replay_task", "consumers", "anomalies", "audit",
+        "topics", "insights", "journal", "metrics", "healthz", "readyz", "session", "export",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("role", ["none", "wrong", "read", "send", "consume", "operate"])
+def test_every_route_asks_for_its_role(role: str, token: Callable[..., Api], post: Post, serving: Serving) -> None:
+    post.queue("orders").send("x", id="m1")
+    token("operate")  # so that one is asked for
+    if role in ("none", "wrong"):
+        api = Api(serving.address, "" if role == "none" else f"rst_{'0' * 12}_{'a' * 43}")
+    else:
+        api = token("read", role) if role == "read" else token(role, *(["read"] if role == "operate" else []))
+    for method, path, operation in OPERATIONS:
+        needed = _NEEDS.get(operation, "" if operation in (*UNGUARDED, "session") else "read")
+        status = _ask(api, method, path, operation)
+        said = f"{method} {path} by {role}: {status}"
+        if operation in UNGUARDED:
+            assert status in (200, 401), said
+        elif role in ("none", "wrong"):
+            assert status == 401, said
+        elif needed in ("", role) or role == "operate":
+            assert status not in (401, 403, 500), said
+        else:
+            assert status == 403, said
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "HEAD"])
+def test_a_method_that_a_route_does_not_have_is_refused_and_changes_nothing(
+    method: str, api: Api, admin: Admin, post: Post
+) -> None:
+    post.queue("orders").send("x", id="m1")
+    before = admin.counts("orders").totals
+    known = {(each, path) for each, path, _ in OPERATIONS}
+    for path in {path for _, path, _ in OPERATIONS}:
+        if (method, path) not in known:
+            answer = api.call(method, path, headers={"Content-Type": "application/json"})
+            assert answer.status == 405, f"{method} {path}: {answer.status}"
+    assert admin.counts("orders").totals == before
+
+
+class TestTokens:
+    def test_the_secret_is_not_kept(self, post: Post, redis: Any) -> None:
+        made, text = Tokens(post).create("ci", ["send"])
+        kept = post.connection.command("HGETALL", b"restante:tokens", key=b"restante:tokens")
+        assert text.rpartition("_")[2].encode() not in b"".join(kept)
+        assert [token.name for token in Tokens(post).list()] == [made.name]
+
+    def test_a_revoked_token_and_its_browsers_are_let_in_no_more(
+        self, token: Callable[..., Api], post: Post, serving: Serving
+    ) -> None:
+        token("operate")
+        reader = token("read")
+        text = reader._headers["Authorization"].removeprefix("Bearer ")
+        signed = Api(serving.address).post("/api/session", {"token": text})
+        cookie = signed.headers["set-cookie"].partition(";")[0]
+        assert Api(serving.address).get("/api/queues", headers={"Cookie": cookie}).status == 200
+        Tokens(post).revoke("t-read")
+        serving.office.tokens._asked_at = float("-inf")
+        assert reader.get("/api/queues").status == 401
+        assert Api(serving.address).get("/api/queues", headers={"Cookie": cookie}).status == 401
+
+    def test_a_name_is_used_once_and_roles_must_be_roles(self, post: Post) -> None:
+        tokens = Tokens(post)
+        tokens.create("ci", ["send"])
+        with pytest.raises(InvalidInput, match="already"):
+            tokens.create("ci", ["read"])
+        with pytest.raises(InvalidInput, match="roles are"):
+            tokens.create("other", ["admin"])
+        with pytest.raises(InvalidInput, match="at least one"):
+            tokens.create("other", [])
+
+
+class TestBrowsers:
+    def test_signing_in_sets_a_cookie_that_scripts_and_other_sites_cannot_use(
+        self, token: Callable[..., Api], serving: Serving
+    ) -> None:
+        text = token("operate")._headers["Authorization"].removeprefix("Bearer ")
+        answer = Api(serving.address).post("/api/session", {"token": text})
+        assert answer.status == 200
+        cookie = answer.headers["set-cookie"]
+        assert "HttpOnly" in cookie
+        assert "samesite=strict" in cookie.lower()
+        jar = {"Cookie": cookie.partition(";")[0]}
+        assert Api(serving.address).get("/api/session", headers=jar).json["user"] == "t-operate"
+        assert Api(serving.address).call("DELETE", "/api/session", headers=jar).status == 200
+        assert Api(serving.address).get("/api/session", headers=jar).status == 401
+
+    def test_a_page_of_another_site_can_change_nothing(self, api: Api, post: Post) -> None:
+        post.queue("orders").send("x")
+        for headers in (
+            {"Sec-Fetch-Site": "cross-site"},
+            {"Sec-Fetch-Site": "same-site"},
+            {"Origin": "http://evil.example"},
+        ):
+            assert api.post("/api/queues/orders/pause", headers=headers).status == 403
+        plain = {"Content-Type": "text/plain"}
+        assert api.call("POST", "/api/queues/orders/messages", raw=b'{"payload":1}', headers=plain).status == 415
+        form = {"Content-Type": "application/x-www-form-urlencoded"}
+        assert api.call("POST", "/api/queues/orders/pause", raw=b"a=b", headers=form).status == 415
+        own = {"Sec-Fetch-Site": "same-origin", "Origin": api.address}
+        assert api.post("/api/queues/orders/pause", headers={**own, "Host": f"localhost:{api.port}"}).status == 200
+
+    def test_a_server_without_tokens_answers_to_no_other_name(self, api: Api) -> None:
+        for host in ("evil.example", "evil.example:8025", "localhost.evil.example", "127.0.0.1.nip.io"):
+            assert api.get("/api/queues", headers={"Host": host}).status == 403
+        assert api.get("/api/queues", headers={"Host": "127.0.0.1:8025"}).status == 200
+
+    def test_no_other_origin_may_read_and_every_answer_is_guarded(self, api: Api) -> None:
+        for path in ("/api/queues", "/", "/nope", "/healthz"):
+            headers = api.get(path, headers={"Origin": "http://evil.example"}).headers
+            assert "access-control-allow-origin" not in headers
+            assert "default-src 'none'" in headers["content-security-policy"]
+            assert "unsafe" not in headers["content-security-policy"]
+            assert headers["x-content-type-options"] == "nosniff"
+            assert headers["x-frame-options"] == "DENY"
+            assert headers["cache-control"] == "no-store"
+
+
+def test_beyond_this_machine_tokens_are_needed(post: Post) -> None:
+    open_to_all = Serving(post.url, ServerSettings("0.0.0.0", 0))
+    with pytest.raises(InvalidInput, match="token create"):
+        open_to_all.check()
+    Tokens(post).create("ops", ["operate"])
+    Serving(post.url, ServerSettings("0.0.0.0", 0)).check()
+
+
+def test_operators_are_named_in_the_journal_and_in_the_audit(
+    token: Callable[..., Api], post: Post, admin: Admin
+) -> None:
+    queue = post.queue("orders")
+    ids = [queue.send(n) for n in range(3)]
+    operator = token("operate")
+    assert operator.post("/api/queues/orders/delete", {"ids": ids[:2]}).json == {"deleted": 2}
+    operator.post("/api/queues/orders/pause")
+    entries = operator.get("/api/audit").json["entries"]
+    assert [(entry["who"], entry["verb"], entry["queue"], entry["count"]) for entry in entries] == [
+        ("t-operate", "pause", "orders", 0), ("t-operate", "delete", "orders", 2),
+    ]  # fmt: skip
+    lines = admin.journal("orders", newest_first=True, limit=3)
+    assert [(line.event.value, line.consumer) for line in lines] == [
+        ("paused", "t-operate"), ("deleted", "t-operate"), ("deleted", "t-operate"),
+    ]  # fmt: skip

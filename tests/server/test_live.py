@@ -1,0 +1,214 @@
+"""The live journal: complete, in order, resumable anywhere, and bounded for whoever does not read."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from restante import Admin, Post
+from restante.server import Serving
+from restante.server import live as room
+from tests.server.calls import Api, Up
+
+
+def memory(pid: int) -> int:
+    """Bytes a process holds."""
+    pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
+    return int(pages) * 4096
+
+
+def watching(serving: Serving, count: int = 1) -> None:
+    deadline = time.monotonic() + 10
+    while len(serving.office.hub) < count and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(serving.office.hub) >= count
+
+
+class TestFollowing:
+    def test_every_line_comes_once_and_in_order(self, api: Api, post: Post, admin: Admin, serving: Serving) -> None:
+        queue = post.queue("orders")
+        queue.send("before")
+        time.sleep(room.NAMES_EVERY + 0.3)
+        stream = api.events("/api/journal?queue=orders")
+        stream.until("hello")
+        watching(serving)
+        time.sleep(0.2)
+        queue.send_many(list(range(500)))
+        for message in queue.receive_many(300):
+            message.ack()
+        lines, _ = stream.lines(500 + 300 + 300)
+        stream.close()
+        numbers = [line["position"] for line in lines]
+        assert numbers == list(range(numbers[0], numbers[0] + 1100))
+        told = [line.position.sequence for line in admin.journal("orders", limit=5000)]
+        assert numbers == told[-1100:]
+
+    def test_a_dropped_connection_goes_on_without_gap_or_repeat_even_at_another_server(
+        self, api: Api, post: Post, up: Callable[..., Up], serving: Serving
+    ) -> None:
+        orders, mails = post.queue("orders"), post.queue("mails")
+        orders.send(0)
+        mails.send(0)
+        time.sleep(room.NAMES_EVERY + 0.3)
+        other = up()
+        seen: list[tuple[str, int]] = []
+        position = ""
+        stop = threading.Event()
+
+        def write() -> None:
+            number = 0
+            while not stop.is_set():
+                number += 1
+                (orders if number % 3 else mails).send(number)
+                time.sleep(0.002)
+
+        writer = threading.Thread(target=write)
+        first = api.events("/api/journal")
+        first.until("hello")
+        watching(serving)
+        writer.start()
+        try:
+            for turn in range(6):
+                stream = first if turn == 0 else (other.api if turn % 2 else api).events("/api/journal", after=position)
+                found, position = stream.lines(60)
+                seen += [(line["queue"], line["position"]) for line in found]
+                stream.close()
+                time.sleep(0.1)
+        finally:
+            stop.set()
+            writer.join()
+        post.queue("late").send("a queue that came while nobody watched")
+        last = api.events("/api/journal", after=position)
+        rest: list[tuple[str, int]] = []
+        while ("late", 1) not in rest:
+            rest += [(line["queue"], line["position"]) for line in last.until("journal").data]
+        last.close()
+        seen += rest
+        for name in ("orders", "mails"):
+            numbers = [number for queue, number in seen if queue == name]
+            assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+
+    def test_a_position_that_the_journal_no_longer_has_is_told_as_resync(self, api: Api, post: Post) -> None:
+        queue = post.queue("orders", journal_keep=1000, journal_cap=1000)
+        queue.send("x")
+        time.sleep(room.NAMES_EVERY + 0.3)
+        for _ in range(5):
+            queue.send_many(list(range(1000)))
+        stream = api.events("/api/journal", after="orders=1")
+        assert stream.until("resync").data == {"reason": "trimmed"}
+        stream.close()
+        ahead = api.events("/api/journal", after="orders=999999")
+        assert ahead.until("resync").data == {"reason": "reset"}
+        ahead.close()
+
+    def test_a_queue_that_was_dropped_and_made_anew_is_followed_again(self, api: Api, post: Post, admin: Admin) -> None:
+        queue = post.queue("orders")
+        queue.send_many(list(range(50)))
+        time.sleep(room.NAMES_EVERY + 0.3)
+        stream = api.events("/api/journal")
+        stream.until("hello")
+        admin.drop("orders")
+        with_new = post.queue("orders")
+        with_new._ref.opened = False
+        with_new.send("again")
+        reset = stream.until("resync")
+        assert reset.data == {"reason": "reset"}
+        with_new.send("once more")
+        lines, _ = stream.lines(1)
+        stream.close()
+        assert (lines[0]["queue"], lines[0]["event"]) == ("orders", "sent")
+        assert lines[0]["position"] <= 5
+
+    def test_what_is_no_position_is_refused(self, api: Api) -> None:
+        for text in ("orders", "orders=x", "a b=1", "orders=1,,"):
+            stream = api.events("/api/journal", after=text)
+            assert stream.status == 422
+            stream.close()
+
+    def test_counts_tell_what_changed_and_no_more(self, api: Api, post: Post) -> None:
+        post.queue("orders").send("x")
+        post.queue("mails").send("x")
+        stream = api.events("/api/journal?counts=1&journal=0")
+        seen: dict[str, Any] = {}
+        while set(seen) != {"orders", "mails"}:
+            first = stream.until("counts")
+            seen |= {queue["queue"]: queue for queue in first.data["queues"]}
+        assert first.data["totals"]["ready"] == 2
+        post.queue("orders").send("y")
+        second = stream.until("counts")
+        stream.close()
+        assert [queue["queue"] for queue in second.data["queues"]] == ["orders"]
+        assert second.data["queues"][0]["states"]["ready"] == 2
+
+    def test_payloads_are_not_told(self, api: Api, post: Post, serving: Serving) -> None:
+        post.queue("orders").send("before")
+        time.sleep(room.NAMES_EVERY + 0.3)
+        stream = api.events("/api/journal")
+        stream.until("hello")
+        watching(serving)
+        post.queue("orders").send({"card": "4111111111111111"})
+        told = stream.until("journal")
+        stream.close()
+        assert "4111" not in str(told.data)
+
+
+class TestBounded:
+    def test_a_thousand_who_never_read_cost_little_and_hold_up_nobody(self, up: Callable[..., Up], post: Post) -> None:
+        queue = post.queue("orders")
+        queue.send("x")
+        server = up()
+        time.sleep(room.NAMES_EVERY + 0.3)
+        host, port = server.api.host, server.api.port
+        head = b"GET /api/journal?counts=1 HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n"
+        deaf = []
+        for _ in range(1000):
+            link = socket.create_connection((host, port))
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            link.sendall(head)
+            deaf.append(link)
+        deadline = time.monotonic() + 60
+        while b"restante_live_clients 1000.0" not in server.api.get("/metrics").body:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        sizes = [memory(server.pid)]
+        for _ in range(3):
+            for _ in range(15):
+                queue.send_many(list(range(1000)))
+                queue.receive_many(1000)
+                time.sleep(0.1)
+            time.sleep(2)
+            sizes.append(memory(server.pid))
+        started = time.monotonic()
+        assert server.api.get("/api/queues").status == 200
+        took = time.monotonic() - started
+        for link in deaf:
+            link.close()
+        told = [f"{size / 1e6:.0f} MB" for size in sizes]
+        assert sizes[-1] - sizes[0] < 150_000_000, told
+        assert sizes[-1] - sizes[-2] < 10_000_000, told
+        assert took < 5
+
+    def test_one_who_is_slow_is_told_to_look_anew_and_goes_on(self, post: Post, serving: Serving, api: Api) -> None:
+        queue = post.queue("orders")
+        queue.send("x")
+        time.sleep(room.NAMES_EVERY + 0.3)
+        link = socket.socket()
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        link.connect((api.host, api.port))
+        link.sendall(b"GET /api/journal HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n")
+        watching(serving)
+        for _ in range(60):
+            queue.send_many(list(range(1000)))
+        time.sleep(2)
+        link.settimeout(5)
+        seen = b""
+        deadline = time.monotonic() + 60
+        try:
+            while b'event: resync\ndata: {"reason":"slow"}' not in seen and time.monotonic() < deadline:
+                seen = seen[-200:] + link.recv(1 << 20)
+        finally:
+            link.close()
