@@ -161,11 +161,22 @@ class QueueRef:
         self.begun = True
 
 
+class ToldError(Exception):
+    """An error of a consumer elsewhere, as it was told: its class and its text."""
+
+    def __init__(self, name: str, text: str) -> None:
+        super().__init__(text)
+        self.name = name
+        self.text = text
+
+
 def error_parts(error: BaseException | str | None) -> tuple[str, bytes]:
     """Class and JSON text of an error, bounded, as history and journal keep them."""
     if error is None:
         return "", b'""'
-    if isinstance(error, BaseException):
+    if isinstance(error, ToldError):
+        name, text = error.name, error.text[-MAX_ERROR:]
+    elif isinstance(error, BaseException):
         name = type(error).__name__
         text = "".join(traceback.format_exception(error))[-MAX_ERROR:]
     else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from restante.core import operations as ops
@@ -19,18 +20,20 @@ from restante.core.queue import Post
 
 log = logging.getLogger("restante")
 
-#: Seconds between two looks at every queue, at least and at most; a known due time in between is kept to.
-SHORTEST, LONGEST = 0.02, 1.0
+#: Seconds between two looks at every queue; what is known to fall due in between is looked at then.
+ROUND = 1.0
+#: Seconds at least between two looks, so that many due times in a row become one.
+SHORTEST = 0.005
 
 
 @dataclass(slots=True)
 class Swept:
-    """What one round did, and in how many seconds something falls due."""
+    """What one round did, and in how many seconds something falls due, as far as a round tells."""
 
     queues: int = 0
     promoted: int = 0
     expired: int = 0
-    next_seconds: float = LONGEST
+    next_seconds: float = ROUND
 
 
 class Sweeper:
@@ -40,16 +43,26 @@ class Sweeper:
         self._post = post
         self._named = queues
         self._stop = threading.Event()
+        self._news = threading.Condition()
+        #: Queue → when something falls due in it, by the monotonic clock.
+        self._due: dict[str, float] = {}
         #: Seconds the last round took.
         self.lag = 0.0
 
     def run_once(self) -> Swept:
         """One round over the queues; what is more than one call's worth is finished before the next queue."""
         started = time.monotonic()
-        done = Swept()
         names = self._named or tuple(
             sorted(name.decode() for name in self._post.connection.command("SMEMBERS", QUEUES, key=QUEUES))
         )
+        done = self._sweep(names)
+        for name in self._due.keys() - set(names):
+            self._due.pop(name, None)
+        self.lag = time.monotonic() - started
+        return done
+
+    def _sweep(self, names: Iterable[str]) -> Swept:
+        done = Swept()
         for name in names:
             ref = self._post.queue(name)._ref
             done.queues += 1
@@ -59,25 +72,47 @@ class Sweeper:
                 done.expired += got.expired
                 if got.due is None or got.due > got.now:
                     break
-            if got.due is not None:
-                done.next_seconds = min(done.next_seconds, (got.due - got.now) / 1000)
-        self.lag = time.monotonic() - started
+            with self._news:
+                self._due.pop(name, None)
+                if got.due is not None:
+                    left = (got.due - got.now) / 1000
+                    done.next_seconds = min(done.next_seconds, left)
+                    self._due[name] = time.monotonic() + left
         if done.promoted or done.expired:
             log.info("swept queues=%d promoted=%d expired=%d", done.queues, done.promoted, done.expired)
         return done
 
+    def expect(self, queue: str, seconds: float) -> None:
+        """Told that something falls due in so many seconds: whoever follows the journal knows before the next round."""
+        at = time.monotonic() + max(0.0, seconds)
+        with self._news:
+            if at < self._due.get(queue, float("inf")) and (not self._named or queue in self._named):
+                self._due[queue] = at
+                self._news.notify()
+
     def run(self) -> None:
         """Sweeps until stopped."""
-        failures = 0
+        failures, next_round = 0, 0.0
         while not self._stop.is_set():
             try:
-                pause = max(SHORTEST, min(LONGEST, self.run_once().next_seconds))
+                now = time.monotonic()
+                if now >= next_round:
+                    self.run_once()
+                    next_round = max(now + ROUND, time.monotonic() + self.lag)
+                else:
+                    self._sweep([name for name, at in list(self._due.items()) if at <= now])
                 failures = 0
             except RestanteError as error:
                 failures += 1
-                pause = away(failures)
                 log.warning("sweep failed error=%s", error)
-            self._stop.wait(pause)
+                self._stop.wait(away(failures))
+                continue
+            with self._news:
+                until = min([next_round, *self._due.values()])
+                pause = until - time.monotonic()
+                if pause > SHORTEST:
+                    self._news.wait(pause)
+            self._stop.wait(SHORTEST)
 
     def start(self) -> threading.Thread:
         """Runs in a thread of its own."""
@@ -87,3 +122,5 @@ class Sweeper:
 
     def stop(self) -> None:
         self._stop.set()
+        with self._news:
+            self._news.notify()

@@ -375,6 +375,8 @@ class Viewer:
         whole(limit, "limit", 1, MAX_BATCH)
         if before is not None and not _STREAM_ID.fullmatch(before):
             raise InvalidInput(f"before is the id of an entry of the audit, not {before!r}")
+        if before is not None and int(before.replace("-", "")) == 0:
+            return []  # nothing can come before the first, and the server would call it no interval
         end = f"({before}" if before else "+"
         rows = self._post.connection.command("XREVRANGE", AUDIT, end, "-", "COUNT", limit, key=AUDIT)
         made = []

@@ -13,6 +13,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import FileResponse, PlainTextResponse, Response
+from starlette.routing import Match
 from starlette.staticfiles import StaticFiles
 
 from restante.core import errors
@@ -49,7 +50,7 @@ _DASHBOARD = (
     "/rsmq",
 )  # fmt: skip
 #: Operations that need no token.
-UNGUARDED = ("healthz", "readyz", "sign_in", "sign_out")
+UNGUARDED = ("healthz", "readyz", "sign_in")
 DESCRIPTION = """
 Messages in and out for programs in any language, and everything an operator does.
 
@@ -139,13 +140,26 @@ def _add_failures(app: FastAPI) -> None:
             "error": names.get(error.status_code, "Error"), "message": f"{request.method} {request.url.path}: "
             f"{error.detail}"[:300], "hint": "the API is described by /api/openapi.json",
         }  # fmt: skip
-        return Json(body, error.status_code, error.headers)
+        headers = dict(error.headers or {})
+        if error.status_code == 405:
+            headers["Allow"] = ", ".join(sorted(_methods(app, request)))
+        return Json(body, error.status_code, headers)
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> Response:
         log.exception("failed method=%s path=%s error=%s", request.method, request.url.path, type(error).__name__)
         hint = "the server's log has the details"
         return Json({"error": "Unexpected", "message": "something went wrong in the server", "hint": hint}, 500)
+
+
+def _methods(app: FastAPI, request: Request) -> set[str]:
+    """Every method that some route of this path has."""
+    found: set[str] = set()
+    for route in app.routes:
+        match, _ = route.matches(request.scope)
+        if match is not Match.NONE:
+            found |= getattr(route, "methods", None) or set()
+    return found
 
 
 # -- the browser's session -------------------------------------------------------------------------------------------
@@ -187,6 +201,7 @@ async def sign_in(here: Here, request: Request, body: shapes.SignIn) -> Json:
 @answering(_session.delete, "/session", answers.Health, summary="Sign out")
 async def sign_out(here: Here, request: Request) -> Json:
     """Forgets the cookie."""
+    await here.caller(request)
     cookie = request.cookies.get(COOKIE, "")
     if cookie:
         await here.call(here.tokens.sign_out, cookie)

@@ -294,7 +294,10 @@ async def anomalies(here: Here, caller: Reader) -> Json:
 
 @answering(api.get, "/audit", answers.Audit, summary="What operators did")
 async def audit(
-    here: Here, caller: Reader, limit: Limit = 100, before: Annotated[str | None, Query(max_length=50)] = None
+    here: Here,
+    caller: Reader,
+    limit: Limit = 100,
+    before: Annotated[str | None, Query(pattern="^[0-9]{1,19}-[0-9]{1,19}$")] = None,
 ) -> Json:
     """Newest first; give the last entry's id as `before` for what came earlier."""
     entries = await here.call(here.admin(caller).audit, limit=limit, before=before)

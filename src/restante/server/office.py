@@ -42,6 +42,8 @@ MAX_BODY = 32 * 1024 * 1024
 BODY_SECONDS = 30.0
 #: Operators' calls at work at one time.
 THREADS = 16
+#: Replays at work at one time; a slow one takes hours, and must not take a thread from who only looks.
+REPLAYS = 8
 #: Receives that wait at one time; each holds a connection to Redis.
 MAX_WAITING = 500
 #: Live connections at one time.
@@ -111,6 +113,7 @@ class Office:
         self.loop: asyncio.AbstractEventLoop | None = None
         self.waiting = 0
         self._limiter = anyio.CapacityLimiter(THREADS)
+        self._replaying = anyio.CapacityLimiter(REPLAYS)
         self._queues: OrderedDict[tuple[str, str], AsyncQueue] = OrderedDict()
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -149,6 +152,12 @@ class Office:
     async def call(self, work: Callable[..., T], *args: Any, **options: Any) -> T:
         """Runs what blocks in a thread."""
         return await anyio.to_thread.run_sync(partial(work, *args, **options), limiter=self._limiter)
+
+    async def call_slowly(self, work: Callable[..., T], *args: Any, **options: Any) -> T:
+        """Runs what may take hours in one of a few threads of its own kind; Refused when all are taken."""
+        if self._replaying.available_tokens < 1:
+            raise Refused(503, "Busy", f"{REPLAYS} replays run already", "wait for one of them to end")
+        return await anyio.to_thread.run_sync(partial(work, *args, **options), limiter=self._replaying)
 
     def admin(self, caller: Caller) -> Admin:
         """The operator whom the journal will name."""

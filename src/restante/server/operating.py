@@ -24,7 +24,7 @@ from restante.core.stored import decode_json
 from restante.core.viewing import PAGE
 from restante.server import answers, shapes
 from restante.server.looking import one_message, one_queue
-from restante.server.office import Json, Office
+from restante.server.office import Json, Office, Refused
 from restante.server.routing import Here, MessageName, Operator, QueueName, Reader, answering, router
 from restante.server.telling import export_out, task_out
 
@@ -89,6 +89,8 @@ async def delete_many(here: Here, caller: Operator, queue: QueueName, body: shap
 async def move(here: Here, caller: Operator, queue: QueueName, body: shapes.Move) -> Json:
     """Held and done messages stay."""
     await here.existing(queue)
+    if body.to == queue:
+        raise Refused(409, "SameQueue", f"the messages are in {queue} already", "name another queue as `to`")
     return Json({"moved": await here.call(here.admin(caller).move, queue, body.to, body.ids)})
 
 
@@ -102,15 +104,13 @@ async def replay(here: Here, caller: Operator, queue: QueueName, body: shapes.Re
     admin = here.admin(caller)
     name = body.task or new_id()
     latest: list[ReplayTask] = []
-    options: dict[str, Any] = {
-        "ids": body.ids, "kind": body.kind, "error_class": body.error_class, "rate": body.rate, "dry_run": body.dry_run
-    }  # fmt: skip
+    options: dict[str, Any] = {"rate": body.rate, "progress": latest.append, "cancel": here.closing.is_set}
     if body.task is not None:
-        work = here.call(
-            admin.replay, queue, rate=body.rate, task=body.task, progress=latest.append, cancel=here.closing.is_set
-        )
+        options["task"] = body.task
     else:
-        work = here.call(admin.replay, queue, **options, name=name, progress=latest.append, cancel=here.closing.is_set)
+        options |= {"ids": body.ids, "kind": body.kind, "error_class": body.error_class, "dry_run": body.dry_run}
+        options["name"] = name
+    work = here.call_slowly(admin.replay, queue, **options)
     running = here.keep(asyncio.ensure_future(work))
     done, _ = await asyncio.wait((running,), timeout=AT_ONCE)
     if done:
@@ -158,6 +158,8 @@ async def import_(here: Here, caller: Operator, request: Request, queue: QueueNa
             for line in whole:
                 lines += _check(kept, line, lines)
         lines += _check(kept, left, lines)
+        if not lines:
+            raise InvalidInput("the file has no messages: one JSON object per line")
         kept.seek(0)
         return Json({"lines": lines, **await _send_all(here, caller.name, queue, kept, lines)})
 
@@ -191,8 +193,7 @@ async def _send_all(here: Office, who: str, queue: str, kept: Any, lines: int) -
             stored += sum(1 for id in ids if id.stored)
             existing += sum(1 for id in ids if not id.stored)
             batch = []
-    if lines:
-        await here.call(Admin(here.post, operator=who).note, "import", queue, stored)
+    await here.call(Admin(here.post, operator=who).note, "import", queue, stored)
     return {"stored": stored, "existing": existing}
 
 

@@ -54,6 +54,7 @@ UNATTENDED = 30.0
 #: Messages of a state that are looked through for anomalies.
 LOOKED = 200
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)
+_TIMED = (State.SCHEDULED.value, State.LEASED.value, State.RETRYING.value)
 _FAILURES = (Event.NACKED, Event.BURIED, Event.EXPIRED)
 
 
@@ -261,7 +262,12 @@ class Sampler:
     def hear(self, lines: list[JournalEntry]) -> None:
         """Takes times and anomalies from lines as they are written."""
         removed: dict[tuple[Event, str, str], list[JournalEntry]] = {}
+        falling: dict[str, JournalEntry] = {}
         for entry in lines:
+            if entry.due_at is not None and entry.state in _TIMED:
+                first = falling.setdefault(entry.queue, entry)
+                if first.due_at is not None and entry.due_at < first.due_at:
+                    falling[entry.queue] = entry
             key = (entry.queue, entry.message_id)
             at = entry.at.timestamp()
             if entry.event is Event.RECEIVED:
@@ -283,6 +289,10 @@ class Sampler:
                     ))  # fmt: skip
             elif entry.event in (Event.DELETED, Event.PURGED) and entry.error_class != "Lapsed":
                 removed.setdefault((entry.event, entry.queue, entry.consumer), []).append(entry)
+        for queue, entry in falling.items():
+            assert entry.due_at is not None
+            # Both by the Redis server's clock; what passed since the line was written makes it a little late.
+            self._office.sweeper.expect(queue, (entry.due_at - entry.at).total_seconds())
         for (event, queue, who), entries in removed.items():
             if event is Event.PURGED or len(entries) >= BULK:
                 self._remove(event, queue, who, entries)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import base64
 import binascii
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from restante.core.errors import InvalidInput, InvalidPayload
 from restante.core.message import Draft, State
@@ -24,38 +24,78 @@ MAX_WAIT = 60.0
 #: The rule of `restante.core.names` as OpenAPI says it.
 NAME = r"^[A-Za-z0-9._:@/+][A-Za-z0-9._:@/+-]{0,199}$"
 
+
+def _whole(value: Any) -> Any:
+    """JSON has one kind of number: 7.0 is 7."""
+    return int(value) if type(value) is float and value.is_integer() else value
+
+
 Name = Annotated[str, Field(pattern=NAME, examples=["orders"])]
+#: A kind may be empty: most messages have none.
+Kind = Annotated[str, Field(pattern=NAME.replace("^", "^(").replace("$", ")?$"), examples=["order.placed"])]
 Seconds = Annotated[float, Field(ge=0, le=LONGEST_DELAY, allow_inf_nan=False)]
 Lease = Annotated[float, Field(ge=0.001, le=LONGEST_DELAY, allow_inf_nan=False)]
-Priority = Annotated[int, Field(ge=0, le=255, strict=True)]
-Attempts = Annotated[int, Field(ge=1, le=65535, strict=True)]
-Policy = Annotated[str, Field(max_length=2000, examples=["exponential:1.0:2.0:600.0:0.1", "fixed:1.0,5.0"])]
+Priority = Annotated[int, Field(ge=0, le=255), BeforeValidator(_whole)]
+Attempts = Annotated[int, Field(ge=1, le=65535), BeforeValidator(_whole)]
+_SPAN = r"([0-9]{1,8}|[12][0-9]{8})(\.[0-9]{1,17})?"
+_FACTOR = r"([1-9][0-9]{0,2}(\.[0-9]{1,17})?|1000(\.0)?)"
+_SHARE = r"(0(\.[0-9]{1,17})?|1(\.0)?)"
+#: `RetryPolicy.text()` as OpenAPI says it.
+POLICY = rf"^(exponential:{_SPAN}:{_FACTOR}:{_SPAN}:{_SHARE}|fixed:({_SPAN}(,{_SPAN}){{0,99}})?)$"
+Policy = Annotated[
+    str, Field(max_length=2000, pattern=POLICY, examples=["exponential:1.0:2.0:600.0:0.1", "fixed:1.0,5.0"])
+]
+BASE64 = r"^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
+Durability = Annotated[str, Field(pattern=r"^(memory|disk|replica:[1-9][0-9]?|replica:100)$", examples=["memory"])]
+Pid = Annotated[int, Field(ge=0, le=2**31, description="Its process, for the registry."), BeforeValidator(_whole)]
+Length = Annotated[int, Field(ge=1, le=2**40), BeforeValidator(_whole)]
+Bytes = Annotated[int, Field(ge=1, le=512 * 1024 * 1024), BeforeValidator(_whole)]
+Leases = Annotated[int, Field(ge=1, le=2**31), BeforeValidator(_whole)]
+Results = Annotated[int, Field(ge=0, le=10_000_000), BeforeValidator(_whole)]
+Lines = Annotated[int, Field(ge=1000, le=2**40), BeforeValidator(_whole)]
+#: An enumeration's member comes as text.
+AnyState = Annotated[State, Field(strict=False)]
+Count = Annotated[int, Field(ge=1, le=MAX_BATCH), BeforeValidator(_whole)]
 Ids = Annotated[list[Name], Field(min_length=1, max_length=MAX_BATCH)]
 
 
 class Strict(BaseModel):
     """A request's body."""
 
-    model_config = ConfigDict(extra="forbid", str_max_length=16 * 1024 * 1024)
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+_ONE_PAYLOAD: dict[str, Any] = {
+    "oneOf": [
+        {"required": ["payload"]},
+        {"required": ["payload_base64"], "properties": {"payload_base64": {"type": "string"}}},
+    ],
+    "not": {
+        "required": ["due_at", "delay_seconds"],
+        "properties": {"due_at": {"type": "integer"}, "delay_seconds": {"exclusiveMinimum": 0}},
+    },
+}
 
 
 class SendOne(Strict):
-    """One message. Give `payload` (any JSON value) or `payload_base64` (bytes), not both."""
+    """One message. Give `payload` (any JSON value) or `payload_base64` (bytes), `due_at` or `delay_seconds`."""
+
+    model_config = ConfigDict(json_schema_extra=_ONE_PAYLOAD)
 
     payload: Any = None
-    payload_base64: str | None = None
-    content_type: str | None = Field(None, max_length=200)
+    payload_base64: str | None = Field(None, pattern=BASE64)
+    content_type: str | None = Field(None, min_length=1, max_length=200)
     id: Name | None = None
-    kind: Name | None = None
+    kind: Kind | None = None
     priority: Priority = 0
     delay_seconds: Seconds = 0
-    due_at: Annotated[int, Field(ge=0, le=253_402_300_799_999, strict=True)] | None = None
+    due_at: Annotated[int, Field(ge=0, le=253_402_300_799_999), BeforeValidator(_whole)] | None = None
     headers: dict[str, Any] | None = None
     lease_seconds: Lease | None = None
     max_attempts: Attempts | None = None
     retry: Policy | None = None
-    unique: str | None = Field(None, min_length=1, max_length=200)
-    unique_states: list[State] | None = None
+    unique: str | None = Field(None, pattern=r"^[ -~]{1,200}$")
+    unique_states: list[AnyState] | None = Field(None, max_length=6)
     expires_seconds: Seconds | None = None
 
     @model_validator(mode="after")
@@ -84,11 +124,11 @@ class SendMany(Strict):
     """A batch: all or none are stored."""
 
     messages: list[SendOne] = Field(min_length=1, max_length=MAX_BATCH)
-    durability: str | None = None
+    durability: Durability | None = None
 
 
 class SendSingle(SendOne):
-    durability: str | None = None
+    durability: Durability | None = None
 
 
 def _which(body: Any) -> str:
@@ -111,11 +151,11 @@ class Ticket(Strict):
 class Receive(Strict):
     """What to take. `acks` are settled before."""
 
-    count: int = Field(1, ge=1, le=MAX_BATCH)
+    count: Count = 1
     wait_seconds: float = Field(0, ge=0, le=MAX_WAIT, allow_inf_nan=False)
     lease_seconds: Lease | None = None
     consumer: Name | None = Field(None, description="who takes; the registry and the journal show it")
-    pid: int = Field(0, ge=0, le=2**31, description="its process, for the registry")
+    pid: Pid = 0
     acks: list[Ticket] = Field(default=[], max_length=MAX_BATCH)
 
 
@@ -123,11 +163,11 @@ class ReceiveAny(Strict):
     """The same from the first of several queues that has something."""
 
     queues: list[Name] = Field(min_length=1, max_length=100)
-    count: int = Field(1, ge=1, le=MAX_BATCH)
+    count: Count = 1
     wait_seconds: float = Field(0, ge=0, le=MAX_WAIT, allow_inf_nan=False)
     lease_seconds: Lease | None = None
     consumer: Name | None = None
-    pid: int = Field(0, ge=0, le=2**31)
+    pid: Pid = 0
 
 
 class Failure(Strict):
@@ -184,7 +224,7 @@ class Empty(Strict):
 
 
 class Purge(Strict):
-    states: list[State] = Field(min_length=1, max_length=6)
+    states: list[Literal["scheduled", "ready", "retrying", "dead", "done"]] = Field(min_length=1, max_length=5)
 
 
 class Some(Strict):
@@ -195,11 +235,22 @@ class Move(Some):
     to: Name
 
 
+_IDS_OR_FILTER: dict[str, Any] = {
+    "not": {
+        "required": ["ids"],
+        "properties": {"ids": {"type": "array"}},
+        "anyOf": [{"required": [name], "properties": {name: {"type": "string"}}} for name in ("kind", "error_class")],
+    }
+}
+
+
 class Replay(Strict):
-    """Named messages, or all dead ones that match."""
+    """Named messages, or all dead ones that match; with `task` a replay that was cut short goes on."""
+
+    model_config = ConfigDict(json_schema_extra=_IDS_OR_FILTER)
 
     ids: list[Name] | None = Field(None, min_length=1, max_length=MAX_BATCH)
-    kind: Name | None = None
+    kind: Kind | None = None
     error_class: str | None = Field(None, max_length=80)
     rate: float | None = Field(None, ge=0.01, le=1e6, allow_inf_nan=False)
     dry_run: bool = False
@@ -208,6 +259,8 @@ class Replay(Strict):
 
 class Edit(Strict):
     """What to change; what is not named stays."""
+
+    model_config = ConfigDict(json_schema_extra={"minProperties": 1})
 
     payload: Any = None
     priority: Priority | None = None
@@ -221,17 +274,17 @@ class Configure(Strict):
     lease_seconds: Lease | None = None
     max_attempts: Attempts | None = None
     retry: Policy | None = None
-    max_length: int | None = Field(None, ge=1, le=2**40)
-    max_dead: int | None = Field(None, ge=1, le=2**40)
-    max_payload_bytes: int | None = Field(None, ge=1, le=512 * 1024 * 1024)
-    max_leased: int | None = Field(None, ge=1, le=2**31)
+    max_length: Length | None = None
+    max_dead: Length | None = None
+    max_payload_bytes: Bytes | None = None
+    max_leased: Leases | None = None
     rate: float | None = Field(None, ge=0.001, le=1e6, allow_inf_nan=False)
-    keep_done: int | None = Field(None, ge=0, le=10_000_000)
+    keep_done: Results | None = None
     dedup_seconds: Seconds | None = None
-    durability: str | None = Field(None, pattern=r"^(memory|disk|replica:[1-9][0-9]?|replica:100)$")
+    durability: Durability | None = None
     journal: str | None = Field(None, pattern=f"^({'|'.join(JOURNAL_LEVELS)})$")
-    journal_keep: int | None = Field(None, ge=1000, le=2**40)
-    journal_cap: int | None = Field(None, ge=1000, le=2**40)
+    journal_keep: Lines | None = None
+    journal_cap: Lines | None = None
 
     def options(self) -> dict[str, Any]:
         """As the core's `configure` takes them."""

@@ -14,10 +14,10 @@ from typing import Annotated, Any
 import orjson
 from fastapi import Header, Request
 
-from restante.core.errors import InvalidInput, LeaseLost
+from restante.core.errors import LeaseLost
 from restante.core.keys import idempotency_key
 from restante.core.message import Message, MessageId, State
-from restante.core.operations import Operation
+from restante.core.operations import Operation, ToldError
 from restante.core.queue import AsyncQueue, receiving, run_flow_async
 from restante.core.stored import Stored
 from restante.core.viewing import SHOW, parse_message
@@ -40,6 +40,7 @@ class _Held(Message):
     def __init__(self, id: str, token: str) -> None:
         self.id = id
         self.lease_token = token
+        self.attempts = 1
         self._stored = Stored(b"")
 
     @property
@@ -88,7 +89,9 @@ async def _send_once(
     if before is not None:
         kept = orjson.loads(before)
         if kept["said"] != said:
-            raise InvalidInput("this Idempotency-Key was used for another body: use a new key for a new send")
+            raise Refused(
+                409, "KeyUsed", "this Idempotency-Key was used for another body", "use a new key for a new send"
+            )
         return _sent([MessageId.of_earlier(id) for id in kept["ids"]], many)
     drafts = [item.draft(_id_from(digest, number)) for number, item in enumerate(items)]
     ids = await _send(to, drafts, durability)
@@ -207,17 +210,10 @@ def _host(request: Request) -> str:
 # -- verdicts --------------------------------------------------------------------------------------------------------
 
 
-class _Said(Exception):
-    """An error as a consumer elsewhere told it."""
-
-
 def _error(body: shapes.Failure) -> BaseException | str | None:
-    if body.error is None and not body.error_class:
-        return None
-    if not body.error_class:
-        return body.error
-    named: type[_Said] = type(body.error_class, (_Said,), {})
-    return named(body.error or "")
+    if body.error_class:
+        return ToldError(body.error_class, body.error or "")
+    return body.error
 
 
 async def _known(here: Office, to: AsyncQueue, tickets: Sequence[shapes.Ticket], *, look: bool) -> list[_Held]:

@@ -1,0 +1,124 @@
+// Talking to the server: typed requests, one kind of error, and the knowledge whether the server can be reached.
+import { signal } from "@preact/signals";
+import { sampleRoundTrip } from "./clock";
+import { parseExact } from "./exactjson";
+
+/** How long to wait before looking for a lost server again, growing to the last value. */
+const PROBE_AFTER = [1_000, 2_000, 4_000, 8_000];
+
+export class ApiError extends Error {
+  constructor(
+    readonly status: number,
+    readonly word: string,
+    message: string,
+    readonly hint: string,
+  ) {
+    super(message);
+  }
+}
+
+/** False while the server does not answer or answers with a fault of its own. */
+export const reachable = signal(true);
+/** True once the server asked for a sign-in. */
+export const signInNeeded = signal(false);
+/** Grows whenever what is shown may be outdated: after an outage, a gap in the live feed, a sign-in. */
+export const resync = signal(0);
+
+export const refetchAll = (): void => {
+  resync.value += 1;
+};
+
+let probing = false;
+
+/** Asks for the very path that failed, so that a fault of one route does not look healed by another. */
+async function probe(path: string): Promise<void> {
+  if (probing) return;
+  probing = true;
+  reachable.value = false;
+  for (let attempt = 0; ; attempt += 1) {
+    await new Promise((resolve) => setTimeout(resolve, PROBE_AFTER[Math.min(attempt, PROBE_AFTER.length - 1)]));
+    try {
+      const response = await fetch(path, { headers: { Accept: "application/json" } });
+      if (response.status < 500) break;
+    } catch {
+      continue;
+    }
+  }
+  probing = false;
+  reachable.value = true;
+  refetchAll();
+}
+
+async function failure(response: Response): Promise<ApiError> {
+  let body: { error?: string; message?: string; hint?: string } = {};
+  try {
+    body = (await response.json()) as typeof body;
+  } catch {
+    // A proxy's error page is not ours to show.
+  }
+  const word = body.error ?? `HTTP ${response.status}`;
+  return new ApiError(response.status, word, body.message ?? `The server answered ${response.status}.`, body.hint ?? "");
+}
+
+async function request<T>(path: string, init: RequestInit, exact = false): Promise<T> {
+  const reading = init.method === "GET";
+  const began = Date.now();
+  let response: Response;
+  try {
+    response = await fetch(path, init);
+  } catch (error) {
+    if (error instanceof DOMException && error.name === "AbortError") throw error;
+    void probe(reading ? path : "/api/session");
+    throw new ApiError(0, "Unreachable", "The server is not reachable.", "Nothing was changed as far as we know; it is tried again.");
+  }
+  const ended = Date.now();
+  if (!response.ok) {
+    if (response.status === 401) signInNeeded.value = true;
+    if (response.status >= 500 && reading) void probe(path);
+    throw await failure(response);
+  }
+  const body = (exact ? parseExact(await response.text()) : await response.json()) as T & { now?: unknown };
+  if (typeof body.now === "number") sampleRoundTrip(began, ended, body.now);
+  return body;
+}
+
+export const get = <T>(path: string, signal?: AbortSignal): Promise<T> =>
+  request<T>(path, { method: "GET", headers: { Accept: "application/json" }, ...(signal ? { signal } : {}) });
+
+/** Looks whether the server answers at all; what comes of it shows in `reachable`. */
+export const checkServer = (): Promise<void> =>
+  get("/api/session").then(
+    () => undefined,
+    () => undefined,
+  );
+
+/** For what the viewer may edit: numbers too large for the browser keep their digits. */
+export const getExact = <T>(path: string, signal?: AbortSignal): Promise<T> =>
+  request<T>(path, { method: "GET", headers: { Accept: "application/json" }, ...(signal ? { signal } : {}) }, true);
+
+const sending = (method: string) =>
+  <T>(path: string, body: unknown = {}): Promise<T> =>
+    request<T>(path, {
+      method,
+      headers: { Accept: "application/json", "Content-Type": "application/json" },
+      body: JSON.stringify(body),
+    });
+
+export const post = sending("POST");
+export const put = sending("PUT");
+export const patch = sending("PATCH");
+export const remove = sending("DELETE");
+
+/** Sends lines of JSON as they are. */
+export const postLines = <T>(path: string, lines: string): Promise<T> =>
+  request<T>(path, {
+    method: "POST",
+    headers: { Accept: "application/json", "Content-Type": "application/x-ndjson" },
+    body: lines,
+  });
+
+/** What to show of any error: its message and, where there is one, its hint. */
+export function explain(error: unknown): string {
+  if (error instanceof ApiError) return error.hint ? `${error.message} ${error.hint}` : error.message;
+  return error instanceof Error ? error.message : String(error);
+}

@@ -1,0 +1,95 @@
+// Chooses the page by the path, inside the shell, once it is known who is looking.
+import { useSignalEffect } from "@preact/signals";
+import type { JSX } from "preact";
+import { useEffect } from "preact/hooks";
+import { reachable, resync, signInNeeded } from "./api";
+import { useKeys } from "./keys";
+import { AnomaliesPage } from "./pages/Anomalies";
+import { AuditPage } from "./pages/Audit";
+import { ConsumersPage } from "./pages/Consumers";
+import { DeadPage } from "./pages/Dead";
+import { InsightsPage } from "./pages/Insights";
+import { JournalPage } from "./pages/Journal";
+import { MessagePage } from "./pages/Message";
+import { RsmqPage, TopicsPage } from "./pages/Neighbours";
+import { OverviewPage } from "./pages/Overview";
+import { QueuePage } from "./pages/Queue";
+import { SignInPage } from "./pages/SignIn";
+import { UnknownPage } from "./pages/Unknown";
+import { Asked } from "./parts/Dialog";
+import { Help, helpShown } from "./parts/Help";
+import { Shell } from "./parts/Shell";
+import { Toasts } from "./parts/Toasts";
+import { Loading } from "./parts/Waiting";
+import { ReplayDialog } from "./replays";
+import { go, parts } from "./router";
+import { loadSession, session } from "./session";
+import { toggleTheme } from "./theme";
+
+const PLAIN_PAGES: Record<string, () => JSX.Element> = {
+  dead: DeadPage,
+  consumers: ConsumersPage,
+  journal: JournalPage,
+  anomalies: AnomaliesPage,
+  audit: AuditPage,
+  insights: InsightsPage,
+  topics: TopicsPage,
+  rsmq: RsmqPage,
+};
+
+function Page() {
+  const [first, queue, messages, id] = parts.value;
+  if (first === undefined) return <OverviewPage />;
+  if (first === "queues" && queue !== undefined) {
+    if (messages === undefined) return <QueuePage key={queue} name={queue} />;
+    if (messages === "messages" && id !== undefined) return <MessagePage key={`${queue}\n${id}`} queue={queue} id={id} />;
+  }
+  const Plain = PLAIN_PAGES[first];
+  if (Plain && queue === undefined) return <Plain key={first} />;
+  const offered = session.value?.pages.find((page) => page.id === first);
+  return <UnknownPage offered={offered?.title ?? null} />;
+}
+
+function titleOf([first, queue, , id]: string[]): string {
+  if (first === undefined) return "Restante";
+  if (first === "queues") return `${id ?? queue} · Restante`;
+  return `${first.charAt(0).toUpperCase()}${first.slice(1)} · Restante`;
+}
+
+export function App() {
+  useSignalEffect(() => {
+    // Asked at the start and again after every outage, until somebody is known.
+    if (resync.value >= 0 && session.peek() === null) loadSession().catch(() => undefined);
+  });
+  useEffect(() => {
+    document.title = titleOf(parts.value);
+  }, [parts.value]);
+  useKeys({
+    "?": () => (helpShown.value = true),
+    t: toggleTheme,
+    "g o": () => go("/"),
+    "g d": () => go("/dead"),
+    "g j": () => go("/journal"),
+    "g c": () => go("/consumers"),
+  });
+  if (signInNeeded.value) {
+    return (
+      <>
+        <SignInPage />
+        <Toasts />
+      </>
+    );
+  }
+  if (session.value === null) return reachable.value ? <Loading /> : <p class="banner">Server not reachable, trying again.</p>;
+  return (
+    <>
+      <Shell>
+        <Page />
+      </Shell>
+      <Asked />
+      <ReplayDialog />
+      <Help />
+      <Toasts />
+    </>
+  );
+}

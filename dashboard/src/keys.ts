@@ -1,0 +1,68 @@
+// The keyboard: pages lay their keys over the global ones, typing into a field and open dialogs come first.
+import { useLayoutEffect, useRef } from "preact/hooks";
+
+export type Keys = Record<string, (event: KeyboardEvent) => void>;
+
+/** How long a first key such as "g" waits for its second, in milliseconds. */
+const SEQUENCE = 1_200;
+
+const layers: { keys: Keys }[] = [];
+let begun = "";
+let begunTimer: number | undefined;
+
+const isTyping = (target: EventTarget | null): target is HTMLElement =>
+  target instanceof HTMLTextAreaElement ||
+  target instanceof HTMLSelectElement ||
+  (target instanceof HTMLInputElement && target.type !== "checkbox");
+
+const pressesItself = (target: EventTarget | null): boolean =>
+  target instanceof HTMLAnchorElement || target instanceof HTMLButtonElement || (target instanceof HTMLElement && target.tagName === "SUMMARY");
+
+function find(name: string): ((event: KeyboardEvent) => void) | undefined {
+  for (let i = layers.length - 1; i >= 0; i -= 1) {
+    const found = layers[i]?.keys[name];
+    if (found) return found;
+  }
+  return undefined;
+}
+
+const begins = (name: string): boolean => layers.some(({ keys }) => Object.keys(keys).some((key) => key.startsWith(`${name} `)));
+
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing) return;
+  if (document.querySelector("dialog[open]")) return;
+  if (isTyping(event.target)) {
+    if (event.key === "Escape") event.target.blur();
+    return;
+  }
+  if (event.key === "Enter" && pressesItself(event.target)) return;
+  const sequence = begun ? `${begun} ${event.key}` : "";
+  begun = "";
+  window.clearTimeout(begunTimer);
+  const action = (sequence && find(sequence)) || find(event.key);
+  if (action) {
+    event.preventDefault();
+    action(event);
+  } else if (begins(event.key)) {
+    begun = event.key;
+    begunTimer = window.setTimeout(() => (begun = ""), SEQUENCE);
+  }
+});
+
+/** Lays `keys` over those already there for as long as the component is shown. */
+export function useKeys(keys: Keys): void {
+  const layer = useRef({ keys });
+  layer.current.keys = keys;
+  useLayoutEffect(() => {
+    const mine = layer.current;
+    layers.push(mine);
+    return () => void layers.splice(layers.indexOf(mine), 1);
+  }, []);
+}
+
+/** Puts the cursor into the page's filter field. */
+export function focusFilter(): void {
+  const field = document.querySelector<HTMLInputElement>("[data-testid=filter]");
+  field?.focus();
+  field?.select();
+}

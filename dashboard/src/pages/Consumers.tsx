@@ -1,0 +1,90 @@
+// Who takes messages: where they run, when they were last seen, and what each holds with the time left.
+import { count, plural, shortId } from "../format";
+import { useCounts, useFeed } from "../live";
+import { AnomalyMarks, Empty, Link } from "../parts/Marks";
+import { Ago, Countdown } from "../parts/Times";
+import { Failed, Loading } from "../parts/Waiting";
+import { useResource } from "../resource";
+import { messageHref, queueHref } from "../router";
+import type { ConsumerFacts, Message } from "../types";
+
+const READ_EVERY = 2_000;
+
+export function ConsumersPage() {
+  useFeed({ journal: "none" });
+  const found = useResource<{ consumers: ConsumerFacts[] }>("/api/consumers", READ_EVERY);
+  useCounts(() => found.reloadSoon(1_000), []);
+  const consumers = found.data?.consumers ?? [];
+  const held = consumers.reduce((sum, consumer) => sum + consumer.held_count, 0);
+  if (found.data === null) return found.error ? <Failed error={found.error} what="the consumers" /> : <Loading />;
+  return (
+    <>
+      <header class="page-head">
+        <h1>Consumers</h1>
+        <p class="muted">
+          {plural(consumers.length, "consumer")}, {plural(held, "message")} held
+        </p>
+      </header>
+      {consumers.length === 0 && <Empty title="No consumer has been seen lately.">Start one and it appears here with what it holds.</Empty>}
+      <div class="cards">
+        {consumers.map((consumer) => (
+          <Card key={consumer.name} consumer={consumer} />
+        ))}
+      </div>
+    </>
+  );
+}
+
+function Card({ consumer }: { consumer: ConsumerFacts }) {
+  const more = consumer.held_count - consumer.held.length;
+  return (
+    <article class="panel consumer">
+      <h2>{consumer.name}</h2>
+      <p class="facts-line">
+        <span>
+          {[consumer.host, consumer.pid ? `pid ${consumer.pid}` : ""].filter(Boolean).join(", ") || "somewhere"}
+        </span>
+        <span>
+          seen <Ago at={consumer.last_seen_at} />
+        </span>
+        <span>
+          holds <b class="num">{count(consumer.held_count)}</b>
+          {consumer.concurrency >= consumer.held_count && (
+            <>
+              {" "}
+              of <b class="num">{consumer.concurrency}</b>
+            </>
+          )}
+        </span>
+      </p>
+      <p class="facts-line">
+        {consumer.queues.map((queue) => (
+          <Link key={queue} href={queueHref(queue)}>
+            {queue}
+          </Link>
+        ))}
+      </p>
+      {consumer.held.length > 0 ? (
+        <ul class="held" aria-label={`Messages held by ${consumer.name}`}>
+          {consumer.held.map((message) => (
+            <Held key={`${message.queue}\n${message.id}`} message={message} />
+          ))}
+        </ul>
+      ) : (
+        <p class="muted">Holds nothing.</p>
+      )}
+      {more > 0 && <p class="muted">and {plural(more, "more message", "more messages")}</p>}
+    </article>
+  );
+}
+
+const Held = ({ message }: { message: Message }) => (
+  <li>
+    <Link href={messageHref(message.queue, message.id)} class="mono" title={message.id}>
+      {shortId(message.id)}
+    </Link>
+    <AnomalyMarks kinds={message.anomalies} />
+    <span class="clip muted">{message.kind || message.queue}</span>
+    {message.lease_expires_at !== null && <Countdown at={message.lease_expires_at} />}
+  </li>
+);

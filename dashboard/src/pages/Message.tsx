@@ -1,0 +1,252 @@
+// One message: its facts, its way through the states, its payload, every attempt, and what can be done with it.
+import type { ComponentChildren } from "preact";
+import { useState } from "preact/hooks";
+import { deleteIds, replayIds } from "../actions";
+import { patch } from "../api";
+import { parseExact, pretty } from "../exactjson";
+import { bytes, instant, plural } from "../format";
+import { useKeys } from "../keys";
+import { isEditable } from "../lifecycle";
+import { useFeed, useJournal } from "../live";
+import { Modal } from "../parts/Dialog";
+import { JournalTable } from "../parts/JournalTable";
+import { AnomalyMarks, Copy, Empty, EventMark, Link, StateMark } from "../parts/Marks";
+import { Json, Payload, Source } from "../parts/Payload";
+import { JsonField, MoveDialog } from "../parts/QueueDialogs";
+import { StateDiagram } from "../parts/StateDiagram";
+import { MessageTime, TIME_TITLES } from "../parts/Times";
+import { attempt } from "../parts/Toasts";
+import { Failed, Loading } from "../parts/Waiting";
+import { useResource } from "../resource";
+import { go, queueApi, queueHref, search } from "../router";
+import { mayOperate } from "../session";
+import type { Attempt, FullMessage, JournalEntry } from "../types";
+
+export function MessagePage({ queue, id }: { queue: string; id: string }) {
+  useFeed({ journal: "one", queue });
+  const path = queueApi(queue, `/messages/${encodeURIComponent(id)}`);
+  const found = useResource<{ message: FullMessage }>(path, 0, true);
+  const missing = found.error?.status === 404;
+  const life = useResource<{ entries: JournalEntry[] }>(
+    missing ? `/api/journal${search({ queue, message_id: id, limit: 200 })}` : null,
+  );
+  useJournal((entries) => {
+    if (entries.some((entry) => entry.message_id === id)) found.reloadSoon();
+  }, [path]);
+  const message = found.stale || missing ? null : (found.data?.message ?? null);
+  if (message !== null) return <Found message={message} reload={found.reload} />;
+  if (!missing) return found.error ? <Failed error={found.error} what={`the message ${id}`} /> : <Loading />;
+  return <Gone queue={queue} id={id} journal={life.data?.entries ?? null} />;
+}
+
+const Crumbs = ({ queue }: { queue: string }) => (
+  <nav class="crumbs" aria-label="Where this is">
+    <Link href="/">Overview</Link> / <Link href={queueHref(queue)}>{queue}</Link>
+  </nav>
+);
+
+function Gone({ queue, id, journal }: { queue: string; id: string; journal: JournalEntry[] | null }) {
+  return (
+    <>
+      <header class="page-head">
+        <Crumbs queue={queue} />
+        <h1 class="mono">{id}</h1>
+        <p class="muted">This message is no longer here: it was acked, deleted or purged. The journal still tells its life.</p>
+      </header>
+      {journal === null ? (
+        <Loading />
+      ) : journal.length === 0 ? (
+        <Empty title="The journal knows nothing of it either.">Its lines may have been trimmed, or it never was.</Empty>
+      ) : (
+        <>
+          <StateDiagram journal={journal} state="gone" />
+          <h2>Journal</h2>
+          <JournalTable entries={journal} />
+        </>
+      )}
+    </>
+  );
+}
+
+function Found({ message, reload }: { message: FullMessage; reload: () => void }) {
+  const { queue, id, state } = message;
+  const [form, setForm] = useState<"edit" | "move" | null>(null);
+  const operate = mayOperate.value;
+  const then = (done: boolean): void => {
+    if (done) reload();
+  };
+  const replay = (): void => {
+    if (operate && state === "dead") void replayIds(queue, [id]).then(then);
+  };
+  const erase = (): void => {
+    if (operate && state !== "leased") void deleteIds(queue, [id]).then((done) => done && go(queueHref(queue)));
+  };
+  useKeys({ R: replay, "#": erase, Delete: erase, Escape: () => go(queueHref(queue, { state })) });
+  return (
+    <>
+      <header class="page-head">
+        <Crumbs queue={queue} />
+        <div class="title-row">
+          <h1 class="mono">{id}</h1>
+          <Copy text={id} what="id" />
+          <StateMark state={state} />
+          <AnomalyMarks kinds={message.anomalies} />
+          {operate && (
+            <span class="actions">
+              {state === "dead" && (
+                <button type="button" class="primary" data-testid="replay" onClick={replay}>
+                  Replay <kbd>R</kbd>
+                </button>
+              )}
+              {isEditable(state) && (
+                <button type="button" onClick={() => setForm("edit")}>
+                  Edit
+                </button>
+              )}
+              {state !== "leased" && (
+                <>
+                  <button type="button" onClick={() => setForm("move")}>
+                    Move…
+                  </button>
+                  <button type="button" class="danger-quiet" onClick={erase}>
+                    Delete <kbd>#</kbd>
+                  </button>
+                </>
+              )}
+            </span>
+          )}
+        </div>
+      </header>
+      <div class="message-grid">
+        <div>
+          {message.error && (
+            <section class="panel panel-bad" aria-label="Last error">
+              <h2>
+                {message.error_class || "Last error"} <small class="muted">{plural(message.attempts, "attempt")}</small>
+              </h2>
+              <p class="error-line">{message.error}</p>
+            </section>
+          )}
+          <section class="panel" aria-label="Payload">
+            <h2>Payload</h2>
+            <Payload message={message} />
+          </section>
+          {Object.keys(message.headers).length > 0 && (
+            <section class="panel" aria-label="Headers">
+              <h2>Headers</h2>
+              <Json value={message.headers} what="headers" />
+            </section>
+          )}
+          {message.history.length > 0 && <h2>Attempts</h2>}
+          {[...message.history].reverse().map((one) => (
+            <AttemptCard key={`${one.attempt} ${one.ended_at}`} attempt={one} />
+          ))}
+        </div>
+        <div>
+          <Facts message={message} />
+          <section class="panel" aria-label="Way through the states">
+            <h2>Way through the states</h2>
+            <StateDiagram journal={message.journal} state={state} />
+          </section>
+        </div>
+      </div>
+      <section aria-label="Journal">
+        <h2>Journal</h2>
+        {!message.journal_complete && <p class="muted">Older lines of this message have been trimmed.</p>}
+        <JournalTable entries={[...message.journal].sort((a, b) => b.position - a.position)} />
+      </section>
+      {form === "edit" && <EditDialog message={message} onClose={() => setForm(null)} onDone={reload} />}
+      {form === "move" && (
+        <MoveDialog queue={queue} ids={[id]} onClose={() => setForm(null)} onDone={() => go(queueHref(queue))} />
+      )}
+    </>
+  );
+}
+
+function Facts({ message }: { message: FullMessage }) {
+  const when = (at: number | null): string => (at === null ? "" : instant(at));
+  const facts: [string, ComponentChildren][] = [
+    [TIME_TITLES[message.state], <MessageTime message={message} state={message.state} />],
+    ["Kind", message.kind],
+    ["Priority", message.priority],
+    ["Attempts", `${message.attempts} / ${message.max_attempts}`],
+    ["Replays", message.replays || ""],
+    ["Size", `${bytes(message.size)} ${message.content_type}`],
+    ["Consumer", message.consumer],
+    ["Sent", when(message.sent_at)],
+    ["Due", when(message.due_at)],
+    ["Received", when(message.received_at)],
+    ["Settled", when(message.settled_at)],
+    ["Expires", when(message.expires_at)],
+    ["Unique", message.unique ?? ""],
+    ["Retry", message.retry ?? ""],
+  ];
+  return (
+    <section class="panel" aria-label="Facts">
+      <h2>Facts</h2>
+      <dl class="facts">
+        {facts
+          .filter(([, value]) => value !== "")
+          .map(([name, value]) => (
+            <div key={name}>
+              <dt>{name}</dt>
+              <dd class="num">{value}</dd>
+            </div>
+          ))}
+      </dl>
+    </section>
+  );
+}
+
+function AttemptCard({ attempt: one }: { attempt: Attempt }) {
+  const took = one.received_at === null ? "" : `after ${((one.ended_at - one.received_at) / 1000).toFixed(1)} s`;
+  return (
+    <article class="panel attempt">
+      <h3>
+        Attempt {one.attempt} <EventMark event={one.event} /> {one.error_class && <b>{one.error_class}</b>}
+      </h3>
+      <p class="muted">
+        {[one.consumer, took, instant(one.ended_at)].filter(Boolean).join(" · ")}
+      </p>
+      {one.error && <Source text={one.error} what={`error of attempt ${one.attempt}`} />}
+    </article>
+  );
+}
+
+function EditDialog({ message, onClose, onDone }: { message: FullMessage; onClose: () => void; onDone: () => void }) {
+  const before = message.payload === undefined ? null : pretty(message.payload);
+  const save = async (form: FormData): Promise<boolean> => {
+    const payload = form.get("payload");
+    const delay = String(form.get("delay") ?? "");
+    const priority = Number(form.get("priority"));
+    // A form hands its lines back with carriage returns; they are no change.
+    const edited = payload === null ? null : String(payload).replaceAll("\r\n", "\n");
+    const change = {
+      ...(edited !== null && edited !== before ? { payload: parseExact(edited) } : {}),
+      ...(priority !== message.priority ? { priority } : {}),
+      ...(delay !== "" ? { delay_seconds: Number(delay) } : {}),
+    };
+    if (Object.keys(change).length === 0) return true;
+    const saved = await attempt(async () => {
+      await patch(queueApi(message.queue, `/messages/${encodeURIComponent(message.id)}`), change);
+      return `Edited ${message.id}.`;
+    });
+    if (saved) onDone();
+    return saved;
+  };
+  return (
+    <Modal title={`Edit ${message.id}`} yes="Save" wide onYes={save} onClose={onClose}>
+      {before !== null && <JsonField name="payload" label="Payload (JSON)" value={before} rows={12} />}
+      <div class="fields">
+        <label class="field">
+          <span>Priority (0–255, high first)</span>
+          <input name="priority" type="number" min="0" max="255" defaultValue={String(message.priority)} />
+        </label>
+        <label class="field">
+          <span>Due in seconds from now</span>
+          <input name="delay" type="number" min="0" step="any" placeholder="unchanged" disabled={message.state === "dead"} />
+        </label>
+      </div>
+    </Modal>
+  );
+}

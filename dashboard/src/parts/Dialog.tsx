@@ -1,0 +1,113 @@
+// Dialogs: one modal frame for every form, and `ask` for a plain yes or no.
+import { signal } from "@preact/signals";
+import type { ComponentChildren } from "preact";
+import { useId, useLayoutEffect, useRef, useState } from "preact/hooks";
+
+type ModalProps = {
+  title: string;
+  /** What the confirming button says; without it there is nothing to confirm, only to close. */
+  yes?: string;
+  danger?: boolean;
+  testid?: string;
+  wide?: boolean;
+  /** Keeps the dialog open by answering false. */
+  onYes?: (form: FormData) => void | boolean | Promise<void | boolean>;
+  onClose: () => void;
+  children?: ComponentChildren;
+};
+
+export function Modal({ title, yes, danger, testid, wide, onYes, onClose, children }: ModalProps) {
+  const dialog = useRef<HTMLDialogElement>(null);
+  const heading = useId();
+  const [busy, setBusy] = useState(false);
+  useLayoutEffect(() => {
+    const before = document.activeElement;
+    const shown = dialog.current;
+    shown?.showModal();
+    shown?.querySelector<HTMLElement>("[data-first], button[type=submit]")?.focus();
+    return () => {
+      shown?.close();
+      if (before instanceof HTMLElement && before.isConnected) before.focus();
+    };
+  }, []);
+  const submit = async (event: SubmitEvent): Promise<void> => {
+    event.preventDefault();
+    if (busy) return;
+    setBusy(true);
+    const keep = (await onYes?.(new FormData(event.currentTarget as HTMLFormElement))) === false;
+    if (keep) setBusy(false);
+    else onClose();
+  };
+  return (
+    <dialog
+      ref={dialog}
+      class={wide ? "wide" : ""}
+      aria-modal="true"
+      aria-labelledby={heading}
+      data-testid={testid}
+      onCancel={(event) => {
+        event.preventDefault();
+        onClose();
+      }}
+      onClick={(event) => {
+        if (event.target === dialog.current) onClose();
+      }}
+    >
+      <form method="dialog" onSubmit={(event) => void submit(event)}>
+        <h2 id={heading}>{title}</h2>
+        <div class="dialog-body">{children}</div>
+        <footer>
+          {yes !== undefined && (
+            <button type="button" onClick={onClose}>
+              Cancel
+            </button>
+          )}
+          <button
+            type="submit"
+            class={danger ? "danger" : "primary"}
+            disabled={busy}
+            data-testid={yes === undefined ? undefined : "confirm-yes"}
+          >
+            {yes ?? "Close"}
+          </button>
+        </footer>
+      </form>
+    </dialog>
+  );
+}
+
+type Question = { title: string; text?: string; yes: string; danger?: boolean };
+const asked = signal<(Question & { answer: (yes: boolean) => void }) | null>(null);
+
+/** Asks for a yes or a no; Enter is yes, Escape is no. */
+export function ask(question: Question): Promise<boolean> {
+  return new Promise((resolve) => {
+    asked.value = {
+      ...question,
+      answer: (yes) => {
+        asked.value = null;
+        resolve(yes);
+      },
+    };
+  });
+}
+
+export function Asked() {
+  const question = asked.value;
+  if (question === null) return null;
+  let said = false;
+  return (
+    <Modal
+      title={question.title}
+      yes={question.yes}
+      danger={question.danger ?? false}
+      testid="confirm-dialog"
+      onYes={() => {
+        said = true;
+      }}
+      onClose={() => question.answer(said)}
+    >
+      {question.text && <p>{question.text}</p>}
+    </Modal>
+  );
+}

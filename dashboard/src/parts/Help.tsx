@@ -1,0 +1,45 @@
+// The keys, in a dialog.
+import { signal } from "@preact/signals";
+import { Modal } from "./Dialog";
+
+export const helpShown = signal(false);
+
+const KEYS: [string, string][] = [
+  ["/", "filter"],
+  ["j  k", "next, previous row"],
+  ["x  Shift x", "select the row, select a range"],
+  ["Enter", "open the row"],
+  ["R", "replay the selected dead letters, or the row"],
+  ["#  Delete", "delete the selected messages, or the row"],
+  ["Esc", "clear the selection, close"],
+  ["p", "pause the journal"],
+  ["g o", "overview"],
+  ["g d", "dead letters"],
+  ["g c", "consumers"],
+  ["g j", "journal"],
+  ["t", "light or dark"],
+  ["?", "this help"],
+];
+
+export function Help() {
+  if (!helpShown.value) return null;
+  const close = (): void => {
+    helpShown.value = false;
+  };
+  return (
+    <Modal title="Keys" testid="help-dialog" onClose={close}>
+      <dl class="facts keys">
+        {KEYS.map(([keys, what]) => (
+          <div key={keys}>
+            <dt>
+              {keys.split("  ").map((key) => (
+                <kbd key={key}>{key}</kbd>
+              ))}
+            </dt>
+            <dd>{what}</dd>
+          </div>
+        ))}
+      </dl>
+    </Modal>
+  );
+}

@@ -1,0 +1,33 @@
+// Light or dark: the system's choice until the viewer makes one, which is kept in this browser.
+import { signal } from "@preact/signals";
+
+const KEY = "restante-theme";
+const system = window.matchMedia("(prefers-color-scheme: dark)");
+
+function stored(): "light" | "dark" | null {
+  try {
+    const value = window.localStorage.getItem(KEY);
+    return value === "light" || value === "dark" ? value : null;
+  } catch {
+    return null;
+  }
+}
+
+export const theme = signal<"light" | "dark">(stored() ?? (system.matches ? "dark" : "light"));
+
+theme.subscribe((value) => {
+  document.documentElement.dataset.theme = value;
+});
+
+system.addEventListener("change", () => {
+  if (stored() === null) theme.value = system.matches ? "dark" : "light";
+});
+
+export function toggleTheme(): void {
+  theme.value = theme.peek() === "dark" ? "light" : "dark";
+  try {
+    window.localStorage.setItem(KEY, theme.peek());
+  } catch {
+    // A browser that keeps nothing still shows the choice until it is closed.
+  }
+}
