@@ -1,10 +1,11 @@
 # Every target does its own set-up: on a fresh machine `make test` or `make run` is the first command to type.
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint chaos bench bench-celery bench-spark lock clean
+.PHONY: help setup dashboard run test lint screenshots chaos bench bench-celery bench-spark lock clean
 MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
 TWO := -n 2 --dist loadfile --no-loadscope-reorder
-ALONE := tests/faults tests/celery
+FAULTS := tests/faults
+DOORS := tests/celery tests/server tests/browser
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -12,17 +13,21 @@ help: ## Show this list
 setup: ## Prepare .venv from the lock, and Debian packages where missing
 	@scripts/setup.sh
 
-run: setup ## Start the sample shop on an embedded Redis and watch it (SECONDS=n to end by itself)
+dashboard: setup ## Build the dashboard into the package, if its sources changed
+	@scripts/dashboard.sh
+
+run: setup dashboard ## Start the sample shop with server and dashboard, and watch it (SECONDS=n to end by itself)
 	@$(BIN)/restante demo $(if $(SECONDS),--seconds $(SECONDS))
 
-test: setup lint ## Lint, then every test but the long fault runs (TESTS=path to choose)
+test: setup dashboard lint ## Lint, then every test but the long fault runs (TESTS=path to choose)
 ifdef TESTS
 	$(BIN)/python -m pytest -m "not chaos" --durations=15 $(TESTS)
 else
-	@# Most tests wait half of the time, so two processes share the machine well; faults and workers have it alone.
+	@# Most tests wait half of the time, so two processes share the machine well; fault runs have it alone.
 	status=0; \
-	$(BIN)/python -m pytest -m "not chaos" --durations=15 $(TWO) $(addprefix --ignore=,$(ALONE) tests/spark) || status=1; \
-	$(BIN)/python -m pytest -m "not chaos" --durations=15 $(ALONE) || status=1; \
+	$(BIN)/python -m pytest -m "not chaos" --durations=15 $(TWO) $(addprefix --ignore=,$(FAULTS) $(DOORS) tests/spark) || status=1; \
+	$(BIN)/python -m pytest -m "not chaos" --durations=15 $(FAULTS) || status=1; \
+	$(BIN)/python -m pytest -m "not chaos" --durations=15 -n 2 --dist loadscope $(DOORS) || status=1; \
 	$(BIN)/python -m pytest -m "not chaos" --durations=15 $(TWO) tests/spark || status=1; \
 	exit $$status
 endif
@@ -45,11 +50,14 @@ bench-celery: setup ## Measure Celery on Restante beside Celery on Kombu's own R
 bench-spark: setup ## Measure the data pipeline on Spark
 	$(BIN)/python -m benchmarks.spark
 
+screenshots: setup dashboard ## Draw the pictures of the README from the running sample shop
+	$(BIN)/python scripts/screenshots.py
+
 lock: setup ## Pin the newest allowed versions, with hashes
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
 	  --no-emit-index-url --no-emit-find-links --no-header --extra dev --extra embedded \
 	  pyproject.toml requirements/dev.in --output-file requirements/dev.lock
 
 clean: ## Remove the environment, caches and built files
-	rm -rf .venv .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis build dist
+	rm -rf .venv dashboard/node_modules src/restante/server/static .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -84,6 +84,7 @@ need_packages() {
   can_make_venv "$1" || die "$1 cannot make a virtual environment: install python3-venv"
   java_is_new || provide "Spark does not start, and its tests are skipped" "$(java_package)"
   have chromium || provide "tests in a browser are skipped" chromium
+  { have node && have npm; } || provide "the dashboard is not built, and its tests are skipped" nodejs npm
 }
 
 # The lock's lines of pyspark, or of all others: pins with their hashes.

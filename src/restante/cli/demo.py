@@ -1,11 +1,14 @@
 """A sample shop on a server of its own: orders lead to payments and emails, reports are slow, some of it goes wrong.
 
-The parent keeps the server, the sweeper and the table; each role is a child process, started again when it dies.
-Children end when their standard input closes, so none outlives the parent, however that ends.
+Messages come through every door there is: native consumers, a Celery worker, and Spark, which reads the journal for
+the Insights page. The parent keeps Redis, the HTTP server with its sweeper and dashboard, and the table; each role is a
+child process, started again when it dies. Children end when their standard input closes, so none outlives the parent,
+however that ends.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import random
 import shutil
@@ -15,11 +18,13 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import restante
-from restante import Admin, Consumer, Event, LeasedMessage, Post, RestanteError, Sweeper
+from restante import Admin, Consumer, Event, LeasedMessage, Post, RestanteError, Sweeper, Unavailable
 from restante.cli.board import Board, watch
 from restante.cli.session import Session, WrongUsage, stopping
 from restante.core.embedded import answers, socket_path
@@ -36,6 +41,10 @@ ORDERS_PER_SECOND = 12.0
 REPORTS = ("sales", "stock", "refunds", "visits", "costs", "ratings", "search", "returns")
 #: Dead messages of a queue at which the shop's operator puts them back.
 REPLAY_AT = 40
+#: Seconds between two reports of Spark, and the shortest demo for which it is worth starting.
+INSIGHTS_EVERY, LEAST_INSIGHTS = 20.0, 30.0
+#: Where the dashboard is, if nobody else is there.
+PORT = 8025
 #: Seconds between two looks at the children.
 TEND = 0.25
 #: Seconds children get to hand back what they hold, and the server to write and stop.
@@ -136,12 +145,49 @@ def report(post: Post) -> list[restante.Queue]:
     return [reports]
 
 
+def draw_thumbnails(url: str, stop: threading.Event) -> None:
+    """A Celery worker on the same server, and whoever uploads pictures for it."""
+    from restante.cli.shop_tasks import app, upload
+
+    app.conf.broker_url = url.replace("unix://", "restante+socket://")
+    threading.Thread(target=upload, args=(stop,), daemon=True).start()
+    # It knows one way to be stopped, a signal; `end` sends it.
+    app.worker_main(["worker", "--pool=threads", "--concurrency=2", "--loglevel=ERROR", "--without-gossip"])
+
+
+def refresh_insights(url: str, lake: Path, stop: threading.Event) -> None:
+    """Spark takes the journals into a lake and draws its report, again and again."""
+    from restante.spark.pipeline import Pipeline, PipelineOptions
+    from restante.spark.report import write
+    from restante.spark.session import session as start_spark
+
+    spark = start_spark(master="local[1]")
+    while not stop.is_set():
+        Pipeline(spark, PipelineOptions(url=url, lake=str(lake))).run_once(stop=stop.is_set)
+        if not stop.is_set():
+            write(str(lake), lake / "report.html", title="The sample shop")
+        stop.wait(INSIGHTS_EVERY)
+
+
 #: Role → what makes its queues, and how many handlers run at a time.
 CONSUMERS = {"sell": (sell, 2), "charge": (charge, 3), "mail": (mail, 3), "report": (report, 1)}
-ROLES = ("produce", *CONSUMERS)
 
 
-def play(role: str, url: str) -> None:
+def roles(insights: bool) -> list[str]:
+    """The roles that this installation can play."""
+    made = ["produce", *CONSUMERS]
+    if importlib.util.find_spec("celery") is not None:
+        made.append("thumbnails")
+    if (
+        insights
+        and importlib.util.find_spec("pyspark") is not None
+        and (shutil.which("java") or "JAVA_HOME" in os.environ)
+    ):
+        made.append("insights")
+    return made
+
+
+def play(role: str, url: str, lake: Path) -> None:
     """A child's whole life."""
     stop = threading.Event()
     consumer: Consumer | None = None
@@ -150,6 +196,8 @@ def play(role: str, url: str) -> None:
         stop.set()
         if consumer is not None:
             consumer.stop()
+        if role == "thumbnails":
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def until_parent_ends() -> None:
         sys.stdin.buffer.read()
@@ -160,6 +208,10 @@ def play(role: str, url: str) -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=until_parent_ends, daemon=True).start()
+    if role == "thumbnails":
+        return draw_thumbnails(url, stop)
+    if role == "insights":
+        return refresh_insights(url, lake, stop)
     with restante.connect(url, consumer=f"{role}:{os.getpid()}") as post:
         if role == "produce":
             while not stop.is_set():
@@ -167,10 +219,11 @@ def play(role: str, url: str) -> None:
                     produce(post, stop)
                 except RestanteError:
                     stop.wait(0.5)
-            return
+            return None
         make, concurrency = CONSUMERS[role]
         consumer = Consumer(make(post), concurrency=concurrency, prefetch=5, grace=STOP_TIMEOUT / 2)
         consumer.run()
+        return None
 
 
 # -- the parent ------------------------------------------------------------------------------------------------------
@@ -179,22 +232,24 @@ def play(role: str, url: str) -> None:
 class Cast:
     """The children: started, started again when they die, and ended."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, lake: Path, cast: Sequence[str]) -> None:
         self._url = url
+        self._lake = lake
+        self._roles = cast
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._tend, name="restante-demo", daemon=True)
         self.crashes = 0
 
     def start(self) -> None:
-        for role in ROLES:
+        for role in self._roles:
             self._children[role] = self._spawn(role)
         self._thread.start()
 
     def _spawn(self, role: str) -> subprocess.Popen[bytes]:
         # A group of its own: Ctrl-C in the terminal reaches the parent, which ends the children in order.
         return subprocess.Popen(
-            [sys.executable, "-m", "restante.cli.demo", role, self._url],
+            [sys.executable, "-m", "restante.cli.demo", role, self._url, str(self._lake)],
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, process_group=0,
         )  # fmt: skip
 
@@ -202,6 +257,10 @@ class Cast:
         while not self._ending.wait(TEND):
             for role, child in list(self._children.items()):
                 if child.poll() is not None:
+                    if role == "insights":
+                        # Without Spark the shop is still a shop; it must not be started over and over.
+                        _close_input(self._children.pop(role))
+                        continue
                     self.crashes += 1
                     _close_input(child)
                     self._children[role] = self._spawn(role)
@@ -238,7 +297,7 @@ def operate(admin: Admin, stop: threading.Event) -> None:
             pass  # the table says that the server is away
 
 
-def run(session: Session, seconds: float | None) -> None:
+def run(session: Session, seconds: float | None, port: int | None, *, insights: bool) -> None:
     """The demo from start to end. RESTANTE_URL is not followed: the shop must not open in a real post office."""
     if session.url is not None:
         raise WrongUsage("the demo brings its own server: give --directory, or nothing")
@@ -249,7 +308,8 @@ def run(session: Session, seconds: float | None) -> None:
         try:
             post = restante.connect(directory=directory)
             try:
-                _open_shop(session, post, directory, stop, seconds)
+                cast = roles(insights and (seconds is None or seconds >= LEAST_INSIGHTS))
+                _open_shop(session, post, directory, stop, seconds, port, cast)
             finally:
                 post.close()
                 wait_for_server(directory)
@@ -258,24 +318,51 @@ def run(session: Session, seconds: float | None) -> None:
                 shutil.rmtree(directory, ignore_errors=True)
 
 
-def _open_shop(session: Session, post: Post, directory: Path, stop: threading.Event, seconds: float | None) -> None:
+@contextmanager
+def _doors(url: str, lake: Path, port: int | None) -> Iterator[str]:
+    """The HTTP server with its sweeper; without what it needs, a sweeper alone."""
+    try:
+        from restante.server import ServerSettings, Serving
+    except ModuleNotFoundError:
+        with restante.connect(url) as post:
+            sweeper = Sweeper(post)
+            sweeping = sweeper.start()
+            yield "the dashboard needs restante[server]"
+            sweeper.stop()
+            sweeping.join(STOP_TIMEOUT)
+        return
+    serving = Serving(url, ServerSettings(port=PORT if port is None else port, lake=lake))
+    try:
+        serving.bind()
+    except Unavailable:
+        if port is not None:
+            raise
+        serving = Serving(url, ServerSettings(port=0, lake=lake))
+    with serving:
+        yield f"dashboard: {serving.address}"
+
+
+def _open_shop(
+    session: Session, post: Post, directory: Path, stop: threading.Event, seconds: float | None, port: int | None,
+    cast_of: Sequence[str],
+) -> None:  # fmt: skip
     admin = Admin(post, operator="shop")
     for name, options in QUEUES.items():
         admin.configure(name, **options)
-    sweeper, cast = Sweeper(post), Cast(post.url)
-    sweeping = sweeper.start()
+    lake = directory / "lake"
+    cast = Cast(post.url, lake, cast_of)
     operator = threading.Thread(target=operate, args=(admin, stop), daemon=True)
-    hint = f"look closer: restante --directory {directory} ls · show · journal --follow      Ctrl-C to stop"
-    try:
-        cast.start()
-        operator.start()
-        watch(session, Board(admin, "Restante: a sample shop", hint), stop, seconds=seconds)
-    finally:
-        stop.set()
-        cast.end()
-        sweeper.stop()
-        sweeping.join(STOP_TIMEOUT)
-        operator.join(STOP_TIMEOUT)
+    with _doors(post.url, lake, port) as address:
+        session.note(address)
+        hint = f"{address}      look closer: restante --directory {directory} ls · show      Ctrl-C to stop"
+        try:
+            cast.start()
+            operator.start()
+            watch(session, Board(admin, "Restante: a sample shop", hint), stop, seconds=seconds)
+        finally:
+            stop.set()
+            cast.end()
+            operator.join(STOP_TIMEOUT)
     total = {event: sum(row.totals[event.value] for row in admin.all_counts()) for event in Event}
     session.note(
         f"closed: {total[Event.SENT]:,} sent, {total[Event.ACKED]:,} acked, {total[Event.NACKED]:,} nacked, "
@@ -291,4 +378,4 @@ def wait_for_server(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    play(sys.argv[1], sys.argv[2])
+    play(sys.argv[1], sys.argv[2], Path(sys.argv[3]))

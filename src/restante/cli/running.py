@@ -51,7 +51,7 @@ def up(
         session.note(f"dashboard and API at {serving.address}, queues on {shown}; Ctrl-C to stop")
         if session.json:
             session.emit({"address": serving.address, "server": shown})
-        if quiet or session.json:
+        if quiet:
             while not stop.wait(1.0):
                 pass
         else:
@@ -61,11 +61,15 @@ def up(
 def demo(
     context: Context,
     seconds: Annotated[float | None, typer.Option(min=1, help="End after so many seconds.")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help=f"Of the dashboard; else {PORT}, or a free one.")
+    ] = None,
+    insights: Annotated[bool, typer.Option(help="Let Spark refresh the Insights page, where it is installed.")] = True,
 ) -> None:
-    """Run a sample shop on an embedded server: every state alive, in one table."""
+    """Run a sample shop on an embedded server, with the dashboard: every state alive."""
     from restante.cli.demo import run  # the shop is for this command alone
 
-    run(context.obj, seconds)
+    run(context.obj, seconds, port, insights=insights)
 
 
 def bench(
