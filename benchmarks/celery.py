@@ -8,24 +8,21 @@ memory per waiting task, lateness of delayed tasks and commands of an idle worke
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import redis
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
+from benchmarks.figures import Row, keep, kept, show, write_docs
 from benchmarks.server import RedisServer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -46,16 +43,6 @@ BOUNDS: dict[str, tuple[str, float]] = {
     "delayed tasks: late p99": ("<=", 50),
     "idle worker": ("<=", 3),
 }
-
-
-@dataclass
-class Row:
-    """One figure."""
-
-    name: str
-    value: float
-    unit: str
-    note: str = ""
 
 
 def broker(server: RedisServer, kind: str) -> str:
@@ -263,13 +250,6 @@ def measure_times(tell: Any, tasks: int, rounds: int) -> list[Row]:
     ]
 
 
-def holds(row: Row) -> bool | None:
-    if row.name not in BOUNDS:
-        return None
-    word, bound = BOUNDS[row.name]
-    return row.value >= bound if word == ">=" else row.value <= bound
-
-
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--quick", action="store_true", help="fewer tasks, one round")
@@ -285,32 +265,14 @@ def main() -> int:
         def tell(text: str) -> None:
             progress.update(bar, description=text)
 
-        if given.only_times:
-            rows = [Row(**row) for row in json.loads(RESULTS.read_text())["rows"]]
-        else:
-            rows = measure(tell, tasks, rounds)
+        rows = kept(RESULTS) if given.only_times else measure(tell, tasks, rounds)
         times = measure_times(tell, tasks, rounds)
         rows = [row for row in rows if row.name not in {one.name for one in times}] + times
-    table = Table(title="Celery on Restante", title_justify="left")
-    for heading in ("measure", "value", "bound", "note"):
-        table.add_column(heading, justify="right" if heading == "value" else "left")
-    lines = ["| Measure | Value | Bound | Note |", "|---|---|---|---|"]
-    for row in rows:
-        word, bound = BOUNDS.get(row.name, ("", 0))
-        verdict = holds(row)
-        text = "" if verdict is None else f"{'✓' if verdict else '✗'} {word} {bound:g}"
-        table.add_row(row.name, f"{row.value:,.2f} {row.unit}", text, row.note)
-        lines.append(f"| {row.name} | {row.value:,.2f} {row.unit} | {text} | {row.note} |")
-    console.print(table)
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps({"machine": platform.machine(), "rows": [asdict(row) for row in rows]}, indent=1))
+    fine = show("Celery on Restante", rows, BOUNDS, console)
+    keep(RESULTS, rows)
     if given.write_docs:
-        page = PAGE.read_text()
-        head, _, rest = page.partition("<!-- figures: begin -->")
-        _, _, tail = rest.partition("<!-- figures: end -->")
-        figures = "\n".join(lines)
-        PAGE.write_text(f"{head}<!-- figures: begin -->\n\n{figures}\n\n<!-- figures: end -->{tail}")
-    return 0 if all(holds(row) is not False for row in rows) else 1
+        write_docs(PAGE, rows, BOUNDS)
+    return 0 if fine else 1
 
 
 if __name__ == "__main__":

@@ -8,15 +8,12 @@ JVM and its Python workers, without the server's. The exit code is 1 when a prom
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +22,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 import restante
+from benchmarks.figures import Row, keep, show, write_docs
 from benchmarks.server import RedisServer
 from restante.core.admin import Admin
 from restante.core.queue import Post
@@ -53,16 +50,6 @@ QUEUES = ("orders", "mail", "search", "billing")
 KEEP: dict[str, Any] = {"journal_keep": 2**30, "journal_cap": 2**30}
 #: The bound of every replay measured, messages per second.
 CAP = 15_000
-
-
-@dataclass
-class Row:
-    """One figure."""
-
-    name: str
-    value: float
-    unit: str
-    note: str = ""
 
 
 def cpu_seconds() -> float:
@@ -287,31 +274,6 @@ class Bench:
         post.connection.command("FLUSHALL", key=b"x")
 
 
-def holds(name: str, value: float) -> bool | None:
-    """Whether a promised bound is kept; None where none is promised."""
-    if name not in BOUNDS:
-        return None
-    word, bound = BOUNDS[name]
-    return value >= bound if word == ">=" else value <= bound if word == "<=" else abs(value - 1) <= bound
-
-
-def show(rows: list[Row], console: Console) -> bool:
-    table = Table(title="Restante on Spark", title_justify="left")
-    for heading in ("measure", "value", "unit", "bound", "note"):
-        table.add_column(heading, justify="right" if heading == "value" else "left")
-    kept = True
-    for row in rows:
-        verdict = holds(row.name, row.value)
-        word, bound = BOUNDS.get(row.name, ("", 0))
-        text = "" if verdict is None else f"{'✓' if verdict else '✗'} {word} {bound:,g}"
-        table.add_row(
-            row.name, f"{row.value:,.2f}" if row.value < 100 else f"{row.value:,.0f}", row.unit, text, row.note
-        )
-        kept = kept and verdict is not False
-    console.print(table)
-    return kept
-
-
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--quick", action="store_true", help="a tenth of the size, one round")
@@ -348,32 +310,11 @@ def main() -> int:
     finally:
         spark.stop()
         shutil.rmtree(folder, ignore_errors=True)
-    kept = show(bench.rows, console)
-    RESULTS.write_text(
-        json.dumps(
-            {
-                "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
-                "pyspark": pyspark.__version__, "rows": [asdict(row) for row in bench.rows],
-            },
-            indent=1,
-        )
-        + "\n"
-    )  # fmt: skip
+    fine = show("Restante on Spark", bench.rows, BOUNDS, console)
+    keep(RESULTS, bench.rows, pyspark=pyspark.__version__)
     if given.write_docs:
-        write_docs(bench.rows)
-    return 0 if kept else 1
-
-
-def write_docs(rows: list[Row]) -> None:
-    """Puts the figures between the page's marks."""
-    lines = ["| measure | value | note |", "|---|---|---|"]
-    for row in rows:
-        value = f"{row.value:,.2f}" if row.value < 100 else f"{row.value:,.0f}"
-        lines.append(f"| {row.name} | {value} {row.unit} | {row.note} |")
-    begin, end = "<!-- figures: begin -->", "<!-- figures: end -->"
-    head, _, rest = PAGE.read_text().partition(begin)
-    _, _, tail = rest.partition(end)
-    PAGE.write_text(f"{head}{begin}\n" + "\n".join(lines) + f"\n{end}{tail}")
+        write_docs(PAGE, bench.rows, BOUNDS)
+    return 0 if fine else 1
 
 
 if __name__ == "__main__":

@@ -227,8 +227,13 @@ class HttpQueue:
             raise InvalidInput(f"send_many takes 1 to {MAX_BATCH} messages, not {len(messages)}")
         if options.get("id") is not None:
             raise InvalidInput("send_many cannot give every message the same id: use Draft(payload, id=…) per message")
-        items = [_item(item if type(item) is Draft else Draft(item, **options)) for item in messages]
-        ours = [item["id"] if item.pop("ours", False) else None for item in items]
+        items: list[dict[str, Any]]
+        if not options and all(type(item) in JSON_TYPES for item in messages):
+            items = [{"id": new_id(), "payload": item} for item in messages]
+            ours = [item["id"] for item in items]
+        else:
+            items = [_item(item if type(item) is Draft else Draft(item, **options)) for item in messages]
+            ours = [item["id"] if item.pop("ours", False) else None for item in items]
         body: dict[str, Any] = {"messages": items}
         if durability is not None:
             body["durability"] = durability

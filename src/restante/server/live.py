@@ -34,16 +34,15 @@ WATCHED, UNWATCHED = 0.04, 0.25
 EACH = 0.0004
 #: Seconds between two looks for queues that are new or gone.
 NAMES_EVERY = 1.0
-#: Stream entries asked of one journal by one read.
-ENTRIES = 200
+#: Stream entries asked of one journal by one read: while somebody watches, and for the figures alone, which under load
+#: are a sample.
+ENTRIES, SAMPLED = 200, 20
 #: Lines of one event of a stream. One event may lie in the buffers of each that does not read.
 LINES = 100
 #: Lines kept for a watcher that does not keep up.
 BUFFER = 5000
 #: Queues that one watcher may follow: the position it sends back names each.
 MAX_FOLLOWED = 1000
-#: Lines of one read beyond which figures alone are not worth reading them: the reader goes to the end.
-MOST_UNWATCHED = 2000
 
 
 class Batch:
@@ -163,32 +162,37 @@ class Hub:
         return Position.parse(rows[0][0]).sequence if rows else 0
 
     async def _read(self) -> bool:
-        """One read of every journal; whether there is more at once."""
+        """One read of every journal; whether there is more at once.
+
+        Places move when all is read, together with telling it: who begins to watch meanwhile begins before it.
+        """
         by_key = {self._keys[name]["journal"]: name for name in self.places}
-        before = dict(self.places)
-        full = False
-        lines: list[JournalEntry] = []
         if not by_key:
             return False
+        before, places = dict(self.places), dict(self.places)
+        lines: list[JournalEntry] = []
+        most = ENTRIES if self._watchers else SAMPLED
+        behind: list[str] = []
         for keys in markers_by_slot(self._connection.endpoint, sorted(by_key)):
-            places = [f"0-{self.places[by_key[key]]}" for key in keys]
-            answer = await self._connection.command("XREAD", "COUNT", ENTRIES, "STREAMS", *keys, *places, key=keys[0])
-            for key, rows in answer or ():
+            words = ("XREAD", "COUNT", most, "STREAMS", *keys, *(f"0-{places[by_key[key]]}" for key in keys))
+            for key, rows in await self._connection.command(*words, key=keys[0]) or ():
                 name = by_key[key]
-                full = full or len(rows) == ENTRIES
+                if len(rows) == most:
+                    behind.append(name)
                 for stream_id, fields in rows:
                     block = JournalEntry.parse_block(name, stream_id, fields[1])
-                    fresh = [entry for entry in block if entry.position.sequence > self.places[name]]
-                    if fresh and fresh[0].position.sequence != self.places[name] + 1 and self.places[name]:
+                    fresh = [entry for entry in block if entry.position.sequence > places[name]]
+                    if fresh and fresh[0].position.sequence != places[name] + 1 and places[name]:
                         self._fail("trimmed", name)
                     lines += fresh
-                    self.places[name] = max(self.places[name], block[-1].position.sequence)
-        if full and not self._watchers and len(lines) > MOST_UNWATCHED:
-            for name in self.places:
-                self.places[name] = await self.end_of(name)
+                    places[name] = max(places[name], block[-1].position.sequence)
+        ends = {} if self._watchers else {name: await self.end_of(name) for name in behind}
+        for name, at in places.items():
+            if self.places.get(name) == before[name]:  # else the queue was dropped, or begun anew
+                self.places[name] = at if self._watchers else ends.get(name, at)
         if lines:
             self._tell(before, lines)
-        return full
+        return bool(behind and self._watchers)
 
     def _tell(self, before: dict[str, int], lines: list[JournalEntry]) -> None:
         for watch in self.watchers:
