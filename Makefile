@@ -1,6 +1,6 @@
 # Every target does its own set-up: on a fresh machine `make test` or `make run` is the first command to type.
 .DEFAULT_GOAL := help
-.PHONY: help setup dashboard run test lint screenshots chaos bench bench-celery bench-spark lock clean
+.PHONY: help setup dashboard run test lint screenshots chaos bench bench-celery bench-http bench-spark lock clean
 MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
 TWO := -n 2 --dist loadfile --no-loadscope-reorder
@@ -46,6 +46,9 @@ bench: setup ## Measure against Redis' own limit and against peers
 
 bench-celery: setup ## Measure Celery on Restante beside Celery on Kombu's own Redis transport
 	$(BIN)/python -m benchmarks.celery
+
+bench-http: setup dashboard ## Measure the HTTP server and the dashboard
+	$(BIN)/python -m benchmarks.http
 
 bench-spark: setup ## Measure the data pipeline on Spark
 	$(BIN)/python -m benchmarks.spark

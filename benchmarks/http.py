@@ -133,7 +133,7 @@ def countdown(server: RedisServer, address: str, leases: int) -> tuple[list[floa
             assert message is not None
             assert message.lease_expires_at is not None
             ends[message.id] = message.lease_expires_at.timestamp() * 1000
-            time.sleep(0.037)
+            time.sleep(0.02)
         time.sleep(5)
         seen = page.evaluate("() => window.__restanteSeen.filter(one => one.event === 'expired')")
         browser.close()

@@ -41,7 +41,7 @@ def test_a_server_that_stands_still_is_given_up_on(cli: Cli, server: RedisServer
 
 
 def test_up_sweeps_a_queue_nobody_consumes_and_leaves_nobody(lone_cli: Cli) -> None:
-    running = lone_cli.start("up")
+    running = lone_cli.start("up", "--port", "0")
     running.wait_for("Ctrl-C to stop")
     with restante.connect(directory=lone_cli.cwd / ".restante") as post:
         post.queue("orders").send(1, delay=0.1)
@@ -55,7 +55,7 @@ def test_up_sweeps_a_queue_nobody_consumes_and_leaves_nobody(lone_cli: Cli) -> N
 
 def test_up_goes_on_when_its_server_comes_back(cli: Cli) -> None:
     with RedisServer(appendonly="always") as server:
-        running = cli.start("--url", server.url, "up", "--json")
+        running = cli.start("--url", server.url, "up", "--json", "--port", "0")
         running.wait_for('"away":null')
         server.kill9()
         running.wait_for("cannot be reached")
@@ -70,7 +70,7 @@ def test_up_goes_on_when_its_server_comes_back(cli: Cli) -> None:
 
 
 def test_the_demo_shows_every_state_and_leaves_nobody(lone_cli: Cli) -> None:
-    running = lone_cli.start("demo", "--seconds", "5", "--json")
+    running = lone_cli.start("demo", "--seconds", "8", "--json")
     assert running.wait(30) == 0
     lone_cli.leaves_nobody()
     looks = [json.loads(line) for line in running.output.splitlines() if line.startswith("{")]
@@ -78,7 +78,7 @@ def test_the_demo_shows_every_state_and_leaves_nobody(lone_cli: Cli) -> None:
         state for look in looks for row in look["queues"] for state in State if row[state.value]
     }  # fmt: skip
     assert alive == set(State)
-    assert {row["queue"] for row in looks[-1]["queues"]} == {"orders", "payments", "emails", "reports"}
+    assert {row["queue"] for row in looks[-1]["queues"]} == {"orders", "payments", "emails", "reports", "thumbnails"}
     assert sum(row["done_per_second"] for row in looks[-1]["queues"]) > 5
 
 

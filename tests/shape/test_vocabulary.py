@@ -6,6 +6,7 @@ import importlib
 import pkgutil
 import re
 from importlib import resources
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -18,6 +19,7 @@ from restante.core.lease_journal import VERDICTS
 from restante.core.message import LIFECYCLE, STATE_LETTERS, Event, State
 from restante.core.operations import Script
 from restante.core.settings import JOURNAL_LEVELS
+from restante.server import create_app
 
 _FOLDER: Final = resources.files("restante.core").joinpath("lua")
 #: The text of every Lua file by its name.
@@ -317,3 +319,27 @@ class TestKeys:
 
     def test_every_key_a_script_asks_for_is_one_of_the_table(self) -> None:
         assert {key for script in SCRIPTS.values() for key in script.keys} <= set(NAMES)
+
+
+class TestPages:
+    """The dashboard and the API speak the same words."""
+
+    folder = Path(__file__).parents[2] / "dashboard" / "src"
+
+    def test_the_dashboard_has_every_state_and_event(self) -> None:
+        text = (self.folder / "lifecycle.ts").read_text()
+        for name, words in (("STATES", STATES), ("EVENTS", EVENTS)):
+            found = re.search(rf"{name} = \[(.*?)\]", text, re.DOTALL)
+            assert found is not None
+            assert set(re.findall(r'"(\w+)"', found.group(1))) == words
+
+    def test_the_stylesheet_has_a_colour_for_every_state(self) -> None:
+        text = (self.folder / "styles" / "tokens.css").read_text()
+        assert set(re.findall(r"\.state-(\w+)", text)) == STATES | {GONE}
+        for state in STATES:
+            assert len(re.findall(rf"--{state}: #", text)) >= 2, f"{state} in light and dark"
+
+    def test_the_api_describes_every_state_and_event(self) -> None:
+        known = create_app("redis://localhost:1")._app.openapi()["components"]["schemas"]  # type: ignore[attr-defined]
+        assert set(known["State"]["enum"]) == STATES
+        assert set(known["Event"]["enum"]) == EVENTS

@@ -34,9 +34,11 @@ WATCHED, UNWATCHED = 0.04, 0.25
 EACH = 0.0004
 #: Seconds between two looks for queues that are new or gone.
 NAMES_EVERY = 1.0
-#: Stream entries asked of one journal by one read: while somebody watches, and for the figures alone, which under load
-#: are a sample.
+#: Stream entries asked of all journals by one read, each of which may have a thousand lines: while somebody watches,
+#: and for the figures alone, which under load are a sample.
 ENTRIES, SAMPLED = 200, 20
+#: Lines read before others get their turn, and the most that are read for figures alone.
+BREATH = 1000
 #: Lines of one event of a stream. One event may lie in the buffers of each that does not read.
 LINES = 100
 #: Lines kept for a watcher that does not keep up.
@@ -171,8 +173,9 @@ class Hub:
             return False
         before, places = dict(self.places), dict(self.places)
         lines: list[JournalEntry] = []
-        most = ENTRIES if self._watchers else SAMPLED
+        most = max(1, (ENTRIES if self._watchers else SAMPLED) // len(by_key))
         behind: list[str] = []
+        rested = 0
         for keys in markers_by_slot(self._connection.endpoint, sorted(by_key)):
             words = ("XREAD", "COUNT", most, "STREAMS", *keys, *(f"0-{places[by_key[key]]}" for key in keys))
             for key, rows in await self._connection.command(*words, key=keys[0]) or ():
@@ -180,6 +183,12 @@ class Hub:
                 if len(rows) == most:
                     behind.append(name)
                 for stream_id, fields in rows:
+                    if len(lines) - rested >= BREATH:
+                        if not self._watchers:
+                            behind.append(name)  # enough for figures; the rest is passed over below
+                            break
+                        rested = len(lines)
+                        await asyncio.sleep(0)
                     block = JournalEntry.parse_block(name, stream_id, fields[1])
                     fresh = [entry for entry in block if entry.position.sequence > places[name]]
                     if fresh and fresh[0].position.sequence != places[name] + 1 and places[name]:

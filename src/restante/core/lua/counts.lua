@@ -10,7 +10,9 @@ local now = clock()
 local first = call('ZRANGE', ready, 0, 0)[1]
 local body = first and call('HGET', messages, first)
 local edges = {}
-for i = 4, 8 do edges[i - 3] = call('ZRANGE', KEYS[i], 0, 0, 'WITHSCORES')[2] or '' end
+for i, zset in ipairs({ scheduled, retrying, leased, dead, done }) do
+  edges[i] = call('ZRANGE', zset, 0, 0, 'WITHSCORES')[2] or ''
+end
 return { now, call('ZCARD', ready), call('ZCARD', scheduled), call('ZCARD', retrying), call('ZCARD', leased),
   call('ZCARD', dead), call('ZCARD', done), call('ZCOUNT', leased, '-inf', now), body and match(body, '^%d+\n(%d+)') or '',
   call('HGETALL', queue), edges }
