@@ -1,7 +1,7 @@
 // How the dashboard is built: hashed files under the server's static folder, nothing inline, nothing from elsewhere.
 import { defineConfig } from "vite";
 
-const server = "http://127.0.0.1:8080";
+const server = "http://localhost:8025";
 
 export default defineConfig({
   oxc: { jsx: { runtime: "automatic", importSource: "preact" } },

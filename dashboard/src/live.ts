@@ -48,6 +48,8 @@ const countsListeners = new Set<(counts: Counts) => void>();
 
 let source: EventSource | null = null;
 let address: string | null = null;
+/** How far the feed was heard: a feed that is opened anew goes on from there, as the browser does by itself. */
+let position = "";
 let reopenTimer: number | undefined;
 let doubtTimer: number | undefined;
 let silenceTimer: number | undefined;
@@ -76,7 +78,7 @@ function open(): void {
   close();
   if (address === null || signInNeeded.peek()) return;
   if (connection.peek() !== "offline") connection.value = "connecting";
-  const feed = new EventSource(address);
+  const feed = new EventSource(position ? `${address}&after=${encodeURIComponent(position)}` : address);
   source = feed;
   feed.onopen = () => {
     connection.value = "live";
@@ -97,7 +99,9 @@ function open(): void {
   const on = <T>(name: string, take: (data: T) => void): void => {
     feed.addEventListener(name, (event) => {
       heard();
-      take(JSON.parse((event as MessageEvent<string>).data) as T);
+      const { data, lastEventId } = event as MessageEvent<string>;
+      if (lastEventId) position = lastEventId;
+      take(JSON.parse(data) as T);
     });
   };
   on<JournalEntry[]>("journal", (entries) => {
@@ -109,6 +113,7 @@ function open(): void {
     for (const listener of countsListeners) listener(counts);
   });
   on<{ now: number }>("hello", ({ now }) => sampleOneWay(now));
+  on("position", () => undefined);
   on("resync", refetchAll);
 }
 
@@ -121,6 +126,7 @@ function listenTo(feed: Feed): void {
       queue: feed.journal === "one" ? feed.queue : null,
     });
   if (next === address && source !== null) return;
+  if (next !== address) position = "";
   address = next;
   open();
 }

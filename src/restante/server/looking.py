@@ -53,6 +53,9 @@ HELLO_EVERY = 15.0
 api = router("looking")
 Limit = Annotated[int, Query(ge=1, le=1000)]
 Text = Annotated[str | None, Query(max_length=200)]
+_NAMED = NAME.strip("^$")
+#: A position of the live journal, as OpenAPI says it.
+POSITION = rf"^{_NAMED}=[0-9]{{1,18}}(,{_NAMED}=[0-9]{{1,18}})*$"
 Cursor = Annotated[str | None, Query(max_length=300, pattern=r"^-?[0-9][0-9.e+]{0,30}~[A-Za-z0-9._:@/+-]{1,200}$")]
 
 
@@ -345,13 +348,14 @@ async def journal(
     limit: Limit = 200,
     counts: bool = False,
     lines: Annotated[bool, Query(alias="journal")] = True,
+    after: Annotated[str | None, Query(max_length=60_000, pattern=POSITION)] = None,
 ) -> Response:
     """Newest first as JSON. With `Accept: text/event-stream` the lines as they are written, each `id` a position to go
-    on from with `Last-Event-ID`; with `counts=1` also what changed in the counts, at most twice a second."""
+    on from with `Last-Event-ID` or `after`; with `counts=1` also what changed in the counts, at most twice a second."""
     if "text/event-stream" in request.headers.get("accept", ""):
         if len(here.hub) >= MAX_LIVE:
             raise Refused(503, "Busy", f"{MAX_LIVE} clients follow already", "try again later")
-        after = request.headers.get("last-event-id") or None
+        after = request.headers.get("last-event-id") or after
         if after is not None:
             read_position(after)
         body = _stream(here, queue, after, counts=counts, lines=lines)
