@@ -3,7 +3,9 @@
 .PHONY: help setup dashboard run test lint screenshots chaos bench bench-celery bench-http bench-spark lock clean
 MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
-TWO := -n 2 --dist loadfile --no-loadscope-reorder
+# Spark's tests share what a file has set up; the others share servers by process, so idle processes take over tests.
+TWO := -n 2 --dist worksteal
+TWO_FILES := -n 2 --dist loadfile --no-loadscope-reorder
 FAULTS := tests/faults
 DOORS := tests/celery tests/server tests/browser
 
@@ -27,8 +29,8 @@ else
 	status=0; \
 	$(BIN)/python -m pytest -m "not chaos" --durations=15 $(TWO) $(addprefix --ignore=,$(FAULTS) $(DOORS) tests/spark) || status=1; \
 	$(BIN)/python -m pytest -m "not chaos" --durations=15 $(FAULTS) || status=1; \
-	$(BIN)/python -m pytest -m "not chaos" --durations=15 -n 2 --dist loadscope $(DOORS) || status=1; \
-	$(BIN)/python -m pytest -m "not chaos" --durations=15 $(TWO) tests/spark || status=1; \
+	$(BIN)/python -m pytest -m "not chaos" --durations=15 $(TWO) $(DOORS) || status=1; \
+	$(BIN)/python -m pytest -m "not chaos" --durations=15 $(TWO_FILES) tests/spark || status=1; \
 	exit $$status
 endif
 

@@ -370,10 +370,11 @@ class TestLooking:
             found = desk.verbs.counts()
 
         assert desk.changed_by(act) == {}
-        now, ready, scheduled, retrying, leased, dead, done, overdue, first, flat = found
+        now, ready, scheduled, retrying, leased, dead, done, overdue, first, flat, edges = found
         assert (now, ready, scheduled, retrying, leased, dead, done, overdue) == (T + 100, 2, 1, 1, 2, 1, 1, 1)
         assert int(first) == T
         assert dict(zip(flat[::2], flat[1::2], strict=True))["sent"] == "8"
+        assert [int(edge) - T for edge in edges] == [10, 10, 100, 0, 0]
 
     def test_counts_of_an_empty_queue_are_zero(self, desk: Desk) -> None:
         assert desk.verbs.counts()[:9] == [T, 0, 0, 0, 0, 0, 0, 0, ""]

@@ -94,7 +94,7 @@ class SendOne(Strict):
     lease_seconds: Lease | None = None
     max_attempts: Attempts | None = None
     retry: Policy | None = None
-    unique: str | None = Field(None, pattern=r"^[ -~]{1,200}$")
+    unique: str | None = Field(None, min_length=1, max_length=200, pattern=r"^[^\t\n]*$")
     unique_states: list[AnyState] | None = Field(None, max_length=6)
     expires_seconds: Seconds | None = None
 
