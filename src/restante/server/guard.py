@@ -36,6 +36,8 @@ _HEADERS = {
     b"cross-origin-opener-policy": b"same-origin",
     b"cross-origin-resource-policy": b"same-origin",
 }
+#: How much of a refused body is read, and for how long.
+DRAIN_BYTES, DRAIN_SECONDS = 8 * 1024 * 1024, 2.0
 _CHANGING = ("POST", "PUT", "PATCH", "DELETE")
 _JSON = ("application/json", "application/x-ndjson")
 _SLASH = re.compile(r"%2f", re.IGNORECASE)
@@ -75,6 +77,7 @@ class Guard:
         protected = _protecting(send, scope["path"])
         refused = self._look(scope["method"], headers)
         if refused is not None:
+            await _drain(receive)
             await _answer(protected, *refused)
             return
         await self._app(scope, self._limited(receive), protected)
@@ -130,6 +133,7 @@ class Guard:
                 seen += len(message.get("body", b""))
                 over = not message.get("more_body", False)
                 if seen > self._max_body:
+                    await _drain(receive)
                     raise BodyRefused(*self._too_large())
             else:
                 over = True
@@ -173,6 +177,20 @@ def _protecting(send: Send, path: str) -> Send:
         await send(message)
 
     return protected
+
+
+async def _drain(receive: Receive) -> None:
+    """Reads on for a while: who is still sending when the connection closes sees it broken, and not the answer."""
+    read = 0
+    try:
+        async with asyncio.timeout(DRAIN_SECONDS):
+            while read < DRAIN_BYTES:
+                message = await receive()
+                read += len(message.get("body", b""))
+                if message["type"] != "http.request" or not message.get("more_body", False):
+                    return
+    except TimeoutError:
+        pass
 
 
 async def _answer(send: Send, status: int, body: bytes) -> None:
