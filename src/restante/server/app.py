@@ -19,7 +19,7 @@ from starlette.staticfiles import StaticFiles
 from restante.core import errors
 from restante.core.errors import RestanteError
 from restante.server import answers, looking, operating, shapes, traffic
-from restante.server.access import COOKIE, SESSION_SECONDS, Caller, Role
+from restante.server.access import COOKIE, SESSION_SECONDS, Caller
 from restante.server.guard import BodyRefused, Guard
 from restante.server.office import Json, Office, Refused, ServerSettings
 from restante.server.routing import Here, Reader, answering, router
@@ -81,10 +81,7 @@ def create_app(url: str, settings: ServerSettings | None = None) -> Guard:
     _add_failures(app)
     _describe(app)
     _add_pages(app, office)
-    made = Guard(
-        app, max_body=office.settings.max_body, body_seconds=office.settings.body_seconds,
-        open_hosts=office.settings.open_hosts,
-    )  # fmt: skip
+    made = Guard(app, max_body=office.settings.max_body, body_seconds=office.settings.body_seconds)
     made.office = office
     return made
 
@@ -287,6 +284,3 @@ def _file(path: Path) -> Any:
         return FileResponse(path)
 
     return send
-
-
-__all__ = ["Role", "create_app"]

@@ -41,9 +41,6 @@ DRAIN_BYTES, DRAIN_SECONDS = 8 * 1024 * 1024, 2.0
 _CHANGING = ("POST", "PUT", "PATCH", "DELETE")
 _JSON = ("application/json", "application/x-ndjson")
 _SLASH = re.compile(r"%2f", re.IGNORECASE)
-#: Names by which a browser on this machine may call a server that asks for no token; any other name may be a page of
-#: somebody else's that has been pointed here.
-LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]", "testserver"})
 
 
 def problem(status: int, error: str, message: str, hint: str) -> tuple[int, bytes]:
@@ -57,11 +54,10 @@ class Guard:
     #: What the routes share.
     office: Any = None
 
-    def __init__(self, app: App, *, max_body: int, body_seconds: float, open_hosts: frozenset[str]) -> None:
+    def __init__(self, app: App, *, max_body: int, body_seconds: float) -> None:
         self._app = app
         self._max_body = max_body
         self._body_seconds = body_seconds
-        self._open_hosts = open_hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -73,7 +69,6 @@ class Guard:
         # A name may hold a slash, which travels as %2F: it must not become a step of the path.
         raw = scope.get("raw_path") or scope["path"].encode()
         scope["path"] = unquote(_SLASH.sub("%252F", raw.decode("latin-1")))
-        scope["restante.hosts"] = self._open_hosts
         protected = _protecting(send, scope["path"])
         refused = self._look(scope["method"], headers)
         if refused is not None:

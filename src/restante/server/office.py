@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,7 +31,6 @@ from restante.core.queue import AsyncPost, AsyncQueue, Post
 from restante.core.settings import ClientSettings
 from restante.core.sweeper import Sweeper
 from restante.server.access import ANYBODY, COOKIE, Caller, Role, Tokens
-from restante.server.guard import LOOPBACK
 from restante.server.live import Hub
 from restante.server.sampling import Sampler
 
@@ -50,6 +49,11 @@ MAX_WAITING = 500
 MAX_LIVE = 2000
 #: Pairs of queue and consumer remembered.
 _REMEMBERED = 10_000
+
+
+#: Names by which a browser may call a server that asks for no token; any other name may be a page of somebody else's
+#: that has been pointed here.
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +112,7 @@ class Office:
         self.hub = Hub(self.fast)
         self.sampler = Sampler(self)
         self.hub.watchers.append(self.sampler.hear)
-        self.version = restante_version()
+        self.version = version(restante.__name__)
         self.closing = asyncio.Event()
         self.loop: asyncio.AbstractEventLoop | None = None
         self.waiting = 0
@@ -231,12 +235,3 @@ class Office:
                 f"use a token with the role {role}",
             )  # fmt: skip
         return caller
-
-    def uptime(self) -> float:
-        return time.monotonic() - self.sampler.started
-
-
-def restante_version() -> str:
-    from importlib.metadata import version
-
-    return version(restante.__name__)
