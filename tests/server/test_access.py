@@ -88,10 +88,17 @@ def test_a_method_that_a_route_does_not_have_is_refused_and_changes_nothing(
     before = admin.counts("orders").totals
     known = {(each, path) for each, path, _ in OPERATIONS}
     for path in {path for _, path, _ in OPERATIONS}:
-        if (method, path) not in known:
+        if (method, path) not in known and (method != "HEAD" or path.startswith("/api/")):
             answer = api.call(method, path, headers={"Content-Type": "application/json"})
             assert answer.status == 405, f"{method} {path}: {answer.status}"
     assert admin.counts("orders").totals == before
+
+
+def test_probes_may_ask_for_the_head_alone(api: Api) -> None:
+    for path in ("/healthz", "/readyz", "/metrics"):
+        answer = api.call("HEAD", path)
+        assert (answer.status, answer.body) == (200, b"")
+    assert api.call("HEAD", "/nope").status == 404
 
 
 class TestTokens:

@@ -131,7 +131,7 @@ class TestReceive:
             started = time.monotonic()
             assert api.get("/api/queues").status == 200
             quick.append(time.monotonic() - started)
-        assert sorted(quick)[10] < 0.1
+        assert sorted(quick)[10] < 0.5  # a shared connection would hold each up for the whole wait
         sent = time.monotonic()
         post.queue("orders").send_many(list(range(40)))
         for thread in waiting:

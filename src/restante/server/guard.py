@@ -70,6 +70,10 @@ class Guard:
         raw = scope.get("raw_path") or scope["path"].encode()
         scope["path"] = unquote(_SLASH.sub("%252F", raw.decode("latin-1")))
         protected = _protecting(send, scope["path"])
+        if scope["method"] == "HEAD" and not scope["path"].startswith("/api/"):
+            # Probes and proxies ask so; a live stream, which would never end, is below /api.
+            scope["method"] = "GET"
+            protected = _headless(protected)
         refused = self._look(scope["method"], headers)
         if refused is not None:
             await _drain(receive)
@@ -172,6 +176,19 @@ def _protecting(send: Send, path: str) -> Send:
         await send(message)
 
     return protected
+
+
+def _headless(send: Send) -> Send:
+    """The answer without its body."""
+
+    async def headless(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            if message.get("more_body", False):
+                return
+            message = {"type": "http.response.body", "body": b""}
+        await send(message)
+
+    return headless
 
 
 async def _drain(receive: Receive) -> None:
