@@ -19,6 +19,7 @@ import pytest
 import typer.main
 
 import restante
+import restante.http
 from restante.cli.entry import app
 from restante.cli.session import Code
 from restante.core import errors
@@ -131,7 +132,7 @@ def described(page: Page) -> list[str]:
 def test_the_api_page_describes_exactly_what_is_public() -> None:
     assert sorted(described(API)) == sorted(restante.__all__)
     assert list(restante.__all__) == sorted(restante.__all__)
-    for name in restante.aio.__all__:
+    for name in (*restante.aio.__all__, *restante.http.__all__):
         assert name in API.text
 
 
