@@ -284,6 +284,7 @@ class AsyncConnection:
                 reading.append(
                     asyncio.ensure_future(link.connection.read_response(True, timeout=BLOCK + 2 * BLOCK_MARGIN))
                 )
+            _heed_cancel()
             await asyncio.wait(reading, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
             for (address, link), task in zip(parked, reading, strict=True):
                 if not task.done():
@@ -293,6 +294,7 @@ class AsyncConnection:
                     )
                     await self._give(address, helper)
                 await asyncio.wait_for(task, BLOCK_MARGIN)
+            _heed_cancel()
             while parked:
                 await self._give(*parked.pop())
         except foreign.ResponseError as error:
