@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
@@ -33,6 +34,13 @@ def redis(_redis: RedisServer, _serving: Serving) -> RedisServer:
     _serving.office.tokens._asked_at = float("-inf")
     _serving.office._queues.clear()
     _serving.office.post._queues.clear()
+    # What was read of queues that are no more; names would be looked for within a second anyway.
+    hub, loop = _serving.office.hub, _serving.office.loop
+    assert loop is not None
+    forgotten = threading.Event()
+    for step in (hub.places.clear, hub._keys.clear, forgotten.set):
+        loop.call_soon_threadsafe(step)
+    assert forgotten.wait(10)
     return _redis
 
 

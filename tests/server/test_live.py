@@ -112,6 +112,21 @@ class TestFollowing:
         assert ahead.until("resync").data == {"reason": "reset"}
         ahead.close()
 
+    def test_a_queue_that_this_server_has_not_met_is_neither_repeated_nor_jumped(self, api: Api, post: Post) -> None:
+        """As after a reconnect to a server that looked for queues just before this one came."""
+        queue = post.queue("fresh")
+        queue.send_many(list(range(20)))
+        stream = api.events("/api/journal", after="fresh=10")
+        lines, _ = stream.lines(5)
+        stream.close()
+        assert [line["position"] for line in lines][:5] == [11, 12, 13, 14, 15]
+        trimmed = post.queue("trimmed", journal_keep=1000, journal_cap=1000)
+        for _ in range(5):
+            trimmed.send_many(list(range(1000)))
+        stream = api.events("/api/journal?queue=trimmed", after="trimmed=10")
+        assert stream.until("resync").data == {"reason": "trimmed"}
+        stream.close()
+
     def test_a_queue_that_was_dropped_and_made_anew_is_followed_again(
         self, api: Api, post: Post, admin: Admin, serving: Serving
     ) -> None:

@@ -97,12 +97,19 @@ class Watcher:
         self.held -= len(batch.lines)
         if not self.ahead:
             return batch.events(self.queues)
-        lines = [line for line in batch.lines if self.queues is None or line.queue in self.queues]
-        fresh = [line for line in lines if line.position.sequence > self.ahead.get(line.queue, 0)]
         place = {name: max(at, self.ahead.get(name, 0)) for name, at in batch._before.items()}
-        for line in lines:
-            if line.position.sequence >= self.ahead.get(line.queue, 0):
-                self.ahead.pop(line.queue, None)
+        fresh = []
+        for line in batch.lines:
+            number, known = line.position.sequence, self.ahead.get(line.queue)
+            if self.queues is not None and line.queue not in self.queues:
+                continue
+            if known is not None and number > known + 1:
+                self.fail("trimmed")  # what lay between was gone before this process could read it
+                return []
+            if known is None or number > known:
+                fresh.append(line)
+            if known is not None and number >= known:
+                del self.ahead[line.queue]
         return list(write_lines(fresh, place))
 
 
@@ -229,6 +236,12 @@ class Hub:
         """Events for one watcher. Nothing is told twice, and a gap is told as `resync`."""
         await self._ready.wait()
         chosen = frozenset(queues) if queues else None
+        then = read_position(position) if position else {}
+        for name in then.keys() - self.places.keys():
+            # Another process has seen a queue that is newer than our last look.
+            if await self._connection.command("SISMEMBER", QUEUES, name, key=QUEUES):
+                self._keys.setdefault(name, QueueKeys(name))
+                self.places.setdefault(name, 0)
         if len(chosen if chosen is not None else self.places) > MAX_FOLLOWED:
             raise InvalidInput(f"more than {MAX_FOLLOWED} queues: name those to follow by ?queue=")
         watcher = Watcher(chosen)
@@ -237,7 +250,7 @@ class Hub:
         self._stirred.set()
         try:
             if position:
-                async for event in self._catch_up(read_position(position), here, watcher):
+                async for event in self._catch_up(then, here, watcher):
                     yield event
             else:
                 yield write_event("position", {}, write_position(here))

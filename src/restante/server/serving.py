@@ -23,6 +23,8 @@ log = logging.getLogger("restante")
 
 #: Seconds that requests under way get when the server stops.
 GRACE = 10
+#: Bytes the kernel keeps for a client that does not read. Left to itself it would be megabytes for each.
+SEND_BUFFER = 256 * 1024
 #: Seconds the server gets to begin.
 STARTING = 30.0
 
@@ -79,6 +81,7 @@ class Serving:
         family = socket.AF_INET6 if ":" in self.settings.host else socket.AF_INET
         made = socket.socket(family, socket.SOCK_STREAM)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)  # connections inherit it
         try:
             made.bind((self.settings.host, self.settings.port))
         except OSError as error:
