@@ -169,6 +169,8 @@ def test_a_second_signal_hands_back_everything_at_once(
         wait_until(lambda: len(worker.said("start")) >= 2, 10, "two running")
         time.sleep(0.2)
         worker.terminate()
+        # Two signals that a process has not looked at are one: the first has been seen once it gives something back.
+        wait_until(lambda: view.counts(name).ready > 0, 10, "the first signal's effect")
         time.sleep(gap)
         asked = time.monotonic()
         worker.terminate()
