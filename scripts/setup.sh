@@ -77,6 +77,7 @@ need_packages() {
   have redis-server || missing+=(redis-server)
   { have redis-cli && have redis-benchmark; } || missing+=(redis-tools)
   have gcc || missing+=(gcc libc6-dev)
+  have curl || missing+=(curl)
   can_make_venv "$1" || missing+=(python3-venv)
   if [ ${#missing[@]} -gt 0 ]; then
     provide "the embedded Redis is used, and tests that need Debian's or a compiler are skipped" "${missing[@]}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import restante
 from restante import Admin, Post
 from restante.server import ServerSettings, Serving
 from restante.server.app import static
-from tests.harness.requirements import require
+from tests.harness.requirements import lack, require
 from tests.harness.servers import RedisServer, call
 
 FLAGS = [
@@ -27,9 +26,7 @@ FLAGS = [
 def browser() -> Iterator[Browser]:
     executable = require("chromium")
     if not (static() / "index.html").is_file():
-        if os.environ.get("CI"):
-            pytest.fail("the dashboard is not built: make dashboard")
-        pytest.skip("the dashboard is not built: make dashboard")
+        lack("the dashboard is not built: make dashboard")
     with sync_playwright() as playwright:
         running = playwright.chromium.launch(executable_path=str(executable), args=FLAGS)
         yield running

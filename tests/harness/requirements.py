@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 import pytest
 
@@ -68,9 +68,13 @@ def _find(what: str) -> Path | None:
 def require(what: str) -> Path:
     """The program's path; when it is missing the test is skipped, or fails if CI is "true"."""
     found = _find(what)
-    if found is not None:
-        return found
-    reason = f"{what} is not installed"
+    if found is None:
+        lack(f"{what} is not installed")
+    return found
+
+
+def lack(reason: str) -> NoReturn:
+    """Skips what cannot be tested here; fails if CI is "true"."""
     if os.environ.get("CI") == "true":
         pytest.fail(reason, pytrace=False)
     pytest.skip(reason, allow_module_level=True)

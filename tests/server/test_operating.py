@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 import time
@@ -241,8 +239,7 @@ class TestDocuments:
         assert admin.counts("orders").totals["acked"] == 2
 
     def test_the_example_with_curl_runs(self, serving: Serving, post: Post) -> None:
-        if shutil.which("curl") is None and not os.environ.get("CI"):
-            pytest.skip("curl is missing")
+        require("curl")
         text = self._text("bash", serving).replace("curl -sN", "curl -sN --max-time 2").replace("01J…", "01J")
         ran = subprocess.run(["bash", "-c", text], capture_output=True, text=True, timeout=60, check=False)
         assert '"stored":true' in ran.stdout

@@ -28,6 +28,7 @@ from restante import Admin, Consumer, Event, LeasedMessage, Post, RestanteError,
 from restante.cli.board import Board, watch
 from restante.cli.session import Session, WrongUsage, stopping
 from restante.core.embedded import answers, socket_path
+from restante.core.settings import DEFAULT_HTTP_PORT
 
 #: What each queue is told. Short leases and retries, so that every state comes and goes while one watches.
 QUEUES: dict[str, dict[str, Any]] = {
@@ -43,8 +44,6 @@ REPORTS = ("sales", "stock", "refunds", "visits", "costs", "ratings", "search", 
 REPLAY_AT = 40
 #: Seconds between two reports of Spark, and the shortest demo for which it is worth starting.
 INSIGHTS_EVERY, LEAST_INSIGHTS = 20.0, 30.0
-#: Where the dashboard is, if nobody else is there.
-PORT = 8025
 #: Seconds between two looks at the children.
 TEND = 0.25
 #: Seconds children get to hand back what they hold, and the server to write and stop.
@@ -331,7 +330,7 @@ def _doors(url: str, lake: Path, port: int | None) -> Iterator[str]:
             sweeper.stop()
             sweeping.join(STOP_TIMEOUT)
         return
-    serving = Serving(url, ServerSettings(port=PORT if port is None else port, lake=lake))
+    serving = Serving(url, ServerSettings(port=DEFAULT_HTTP_PORT if port is None else port, lake=lake))
     try:
         serving.bind()
     except Unavailable:

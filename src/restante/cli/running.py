@@ -14,9 +14,8 @@ from rich.progress import Progress, SpinnerColumn, TextColumn
 from restante.cli import texts
 from restante.cli.board import Board, watch
 from restante.cli.session import Context, WrongUsage, stopping
+from restante.core.settings import DEFAULT_HTTP_PORT
 
-#: Where the server listens unless told otherwise: 25 is mail's own port.
-PORT = 8025
 #: Lines of the log: when, how bad, and a verb with key=value.
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
@@ -30,7 +29,7 @@ def add_to(app: typer.Typer) -> None:
 def up(
     context: Context,
     host: Annotated[str, typer.Option(help="Where to listen; beyond this machine only with tokens.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = PORT,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = DEFAULT_HTTP_PORT,
     lake: Annotated[
         Path | None, typer.Option(help="The data pipeline's lake, whose report.html the Insights page shows.")
     ] = None,
@@ -62,7 +61,7 @@ def demo(
     context: Context,
     seconds: Annotated[float | None, typer.Option(min=1, help="End after so many seconds.")] = None,
     port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help=f"Of the dashboard; else {PORT}, or a free one.")
+        int | None, typer.Option(min=0, max=65535, help=f"Of the dashboard; else {DEFAULT_HTTP_PORT}, or a free one.")
     ] = None,
     insights: Annotated[bool, typer.Option(help="Let Spark refresh the Insights page, where it is installed.")] = True,
 ) -> None:

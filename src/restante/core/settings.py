@@ -20,6 +20,8 @@ DEFAULT_LEASE = 30.0
 DEFAULT_RETRY = exponential()
 #: The level a send is confirmed at: memory (Redis said yes), disk, or replica:n.
 DEFAULT_DURABILITY = "memory"
+#: Where the HTTP server listens unless told otherwise: 25 is mail's own port.
+DEFAULT_HTTP_PORT = 8025
 JOURNAL_LEVELS = ("full", "payloads", "terminal", "off")
 
 

@@ -28,7 +28,7 @@ from restante.core.errors import NotFound, RestanteError, Unavailable
 from restante.core.keys import QUEUES
 from restante.core.names import valid_name
 from restante.core.queue import AsyncPost, AsyncQueue, Post
-from restante.core.settings import ClientSettings
+from restante.core.settings import DEFAULT_HTTP_PORT, ClientSettings
 from restante.core.sweeper import Sweeper
 from restante.server.access import ANYBODY, COOKIE, Caller, Role, Tokens
 from restante.server.live import Hub
@@ -61,7 +61,7 @@ class ServerSettings:
     """What the server is told."""
 
     host: str = "127.0.0.1"
-    port: int = 8025
+    port: int = DEFAULT_HTTP_PORT
     max_body: int = MAX_BODY
     body_seconds: float = BODY_SECONDS
     #: Names by which browsers may call a server without tokens.

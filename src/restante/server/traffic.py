@@ -17,8 +17,8 @@ from fastapi import Header, Request
 from restante.core.errors import LeaseLost
 from restante.core.keys import idempotency_key
 from restante.core.message import Message, MessageId, State
-from restante.core.operations import Operation, ToldError
-from restante.core.queue import AsyncQueue, receiving, run_flow_async
+from restante.core.operations import Operation, Received, ToldError
+from restante.core.queue import AsyncQueue, Flow, Wait, receiving, run_flow_async
 from restante.core.stored import Stored
 from restante.core.viewing import SHOW, parse_message
 from restante.server import answers, shapes
@@ -159,31 +159,44 @@ async def _take(
     return Json({"now": now or await here.now_ms(), "messages": made, "lost": lost})
 
 
-async def _wait(here: Office, request: Request, flow: Any) -> Any:
-    """A receive that waits, until something came, the caller left, or the server closes."""
+async def _wait(here: Office, request: Request, flow: Flow[Received | None]) -> Received | None:
+    """A receive that waits, until something came, the caller left, or the server closes.
+
+    Only the wait is cut short, never a call under way: what it takes would be held by nobody until its lease ends.
+    """
     if here.waiting >= MAX_WAITING:
         raise Refused(503, "Busy", f"{MAX_WAITING} receives wait already", "ask again with wait_seconds 0, or later")
     here.waiting += 1
-    taking = asyncio.ensure_future(run_flow_async(here.fast.connection, flow))
+    connection = here.fast.connection
     leaving = asyncio.ensure_future(_gone(request))
     closing = asyncio.ensure_future(here.closing.wait())
     try:
-        await asyncio.wait((taking, leaving, closing), return_when=asyncio.FIRST_COMPLETED)
-        if not taking.done():
-            taking.cancel()
-        try:
-            got = await taking
-        except asyncio.CancelledError:
-            if here.closing.is_set() or leaving.done():
-                return None
-            raise
-        if leaving.done() and got and got.messages:
+        step = next(flow)
+        while True:
+            if isinstance(step, Wait):
+                sleeping = asyncio.ensure_future(connection.wait(step.markers, step.seconds))
+                await asyncio.wait((sleeping, leaving, closing), return_when=asyncio.FIRST_COMPLETED)
+                if not sleeping.done():
+                    sleeping.cancel()
+                    await asyncio.gather(sleeping, return_exceptions=True)
+                    for marker in step.markers:
+                        # A wake-up that came just now was meant for whoever has time.
+                        await connection.command("ZADD", marker, 0, 0, key=marker)
+                    return None
+                await sleeping
+                step = flow.send(None)
+            else:
+                step = flow.send(await connection.run(step))
+    except StopIteration as end:
+        got: Received | None = end.value
+        if leaving.done() and got is not None and got.messages:
             await got.messages[0]._queue.release_many(got.messages)
             return None
         return got
     finally:
+        flow.close()
         here.waiting -= 1
-        for task in (taking, leaving, closing):
+        for task in (leaving, closing):
             task.cancel()
 
 
