@@ -56,7 +56,7 @@ bench-spark: setup ## Measure the data pipeline on Spark
 	$(BIN)/python -m benchmarks.spark
 
 screenshots: setup dashboard ## Draw the pictures of the README from the running sample shop
-	$(BIN)/python scripts/screenshots.py
+	$(BIN)/python -m scripts.screenshots
 
 lock: setup ## Pin the newest allowed versions, with hashes
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \

@@ -29,6 +29,7 @@ import restante.http
 from benchmarks.figures import Row, keep, show, write_docs
 from benchmarks.limits import redis_limit
 from benchmarks.server import RedisServer
+from tests.harness.chromium import FLAGS
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "http.json"
@@ -42,10 +43,6 @@ BOUNDS: dict[str, tuple[str, float]] = {
 }
 #: Connections of the client process.
 CONNECTIONS = 3
-FLAGS = [
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
-    "--disable-sync",
-]  # fmt: skip
 
 
 @contextmanager

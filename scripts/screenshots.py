@@ -15,12 +15,10 @@ from typing import Any
 
 from playwright.sync_api import Page, sync_playwright
 
+from tests.harness.chromium import FLAGS
+
 OUT = Path(__file__).parent.parent / "docs" / "images"
 CHROMIUM = "/usr/bin/chromium"
-FLAGS = [
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
-    "--disable-sync",
-]  # fmt: skip
 #: Seconds the shop gets to have something to show: sparklines need a minute or so.
 WARM = 75
 SIZE: Any = {"width": 1280, "height": 800}

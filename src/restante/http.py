@@ -17,7 +17,6 @@ import traceback
 from collections import deque
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote, urlsplit
 
@@ -25,13 +24,13 @@ import orjson
 
 from restante.core import errors
 from restante.core.errors import InvalidInput, LeaseLost, RestanteError, Unavailable, Unconfirmed
-from restante.core.message import Draft, MessageId, State, moment, new_id
+from restante.core.message import Draft, MessageId, State, new_id
 from restante.core.names import valid_name
 from restante.core.operations import JSON_TYPES, MAX_BATCH, MAX_ERROR
-from restante.core.queue import check_count, check_timeout
+from restante.core.queue import LeasedMessage, check_count, check_timeout
 from restante.core.retry import RetryPolicy, seconds
 from restante.core.settings import QueueSettings, queue_fields, whole
-from restante.core.stored import decode_json, encode, encode_json
+from restante.core.stored import Stored, decode_json, encode, encode_json
 
 __all__ = ["HttpMessage", "HttpPost", "HttpQueue", "connect"]
 
@@ -301,86 +300,23 @@ class HttpQueue:
             return list(error.ids)
         for message, until in zip(messages, answer["lease_expires_at"], strict=True):
             if until is not None:
-                message.lease_expires_at = moment(until)
+                message._expires_ms = until
         return list(answer["lost"])
 
 
-class HttpMessage:
+class HttpMessage(LeasedMessage):
     """A received message: yours until its lease ends. As a context manager it acks, or nacks with the error."""
 
-    state = State.LEASED
-
     def __init__(self, queue: HttpQueue, told: dict[str, Any]) -> None:
-        self._queue = queue
-        self.id: str = told["id"]
-        self.queue: str = queue.name
-        self.kind: str = told["kind"]
-        self.priority: int = told["priority"]
-        self.size: int = told["size"]
-        self.attempts: int = told["attempts"]
-        self.max_attempts: int = told["max_attempts"]
-        self.replays: int = told["replays"]
-        self.suspect: bool = told["suspect"]
-        self.content_type: str = told["content_type"]
-        self.headers: dict[str, Any] = told["headers"]
-        self.unique: str | None = told["unique"]
-        self.retry = RetryPolicy.parse(told["retry"]) if told["retry"] else None
+        self._queue = queue  # type: ignore[assignment]  # it has the verbs that a message needs of its queue
+        self.id = told["id"]
+        self.queue = queue.name
         self.consumer = queue._post.consumer
-        self.lease_token: str = told["lease_token"]
-        self.sent_at = _instant(told["sent_at"])
-        self.received_at = _instant(told["received_at"])
-        self.lease_expires_at: datetime | None = _instant(told["lease_expires_at"])
-        self.expires_at = moment(told["expires_at"])
-        self.payload: Any = (
-            base64.b64decode(told["payload_base64"]) if "payload_base64" in told else told.get("payload")
-        )
-        self.settled = False
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.id} queue={self.queue} attempts={self.attempts}>"
-
-    def ack(self) -> None:
-        """Done: the message is gone, or kept as done."""
-        self._queue.ack_many((self,))
-        self.settled = True
-
-    def nack(
-        self, *, delay: float | timedelta | None = None, error: BaseException | str | None = None,
-        retry: RetryPolicy | None = None,
-    ) -> State:  # fmt: skip
-        """Failed: retrying after `delay` or the retry policy's, or dead at the last attempt."""
-        state = self._queue.nack_many((self,), delay=delay, error=error, retry=retry)[0]
-        self.settled = True
-        return state
-
-    def bury(self, *, error: BaseException | str | None = None) -> None:
-        """Refused for good: dead at once."""
-        self._queue.bury_many((self,), error=error)
-        self.settled = True
-
-    def release(self, *, delay: float | timedelta = 0) -> None:
-        """Given back at its old position, the attempt not counted."""
-        self._queue.release_many((self,), delay=delay)
-        self.settled = True
-
-    def extend(self, *, lease: float | timedelta | None = None) -> None:
-        """Keeps the lease longer, counted from now."""
-        if self._queue.extend_many((self,), lease=lease):
-            raise LeaseLost(ids=(self.id,))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if not self.settled:
-            if error is None:
-                self.ack()
-            elif isinstance(error, Exception):
-                self.nack(error=error)
-            else:
-                self.nack(delay=0, error=error)
+        self.attempts, self.replays, self.suspect = told["attempts"], told["replays"], told["suspect"]
+        self.lease_token = told["lease_token"]
+        self._received_ms, self._expires_ms = told["received_at"], told["lease_expires_at"]
+        self._lease_ms = self._expires_ms - self._received_ms
+        self._stored = _stored(told)
 
 
 # -- over the wire ---------------------------------------------------------------------------------------------------
@@ -391,10 +327,18 @@ def _settings(told: dict[str, Any]) -> QueueSettings:
     return QueueSettings(**{**made, "retry": RetryPolicy.parse(made["retry"]), "paused": told["paused"]})
 
 
-def _instant(value: int) -> datetime:
-    made = moment(value)
-    assert made is not None
-    return made
+def _stored(told: dict[str, Any]) -> Stored:
+    """The message as it lies in Redis, put together from what the server told of it."""
+    is_bytes = "payload_base64" in told
+    content_type = told["content_type"] if is_bytes or told["content_type"] != "application/json" else None
+    sent_at, expires_at = told["sent_at"], told["expires_at"]
+    body, _ = encode(
+        base64.b64decode(told["payload_base64"]) if is_bytes else told["payload"], kind=told["kind"],
+        priority=told["priority"], headers=told["headers"], content_type=content_type,
+        retry=RetryPolicy.parse(told["retry"]) if told["retry"] else None, max_attempts=told["max_attempts"],
+        unique=told["unique"], expires_ms=None if expires_at is None else expires_at - sent_at,
+    )  # fmt: skip
+    return Stored(b"0\n%d\t%b" % (sent_at, body))
 
 
 def _dump(body: Any) -> bytes:

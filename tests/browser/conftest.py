@@ -13,13 +13,9 @@ import restante
 from restante import Admin, Post
 from restante.server import ServerSettings, Serving
 from restante.server.app import static
+from tests.harness.chromium import FLAGS
 from tests.harness.requirements import lack, require
 from tests.harness.servers import RedisServer, call
-
-FLAGS = [
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
-    "--disable-sync",
-]  # fmt: skip
 
 
 @pytest.fixture(scope="session")

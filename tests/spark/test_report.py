@@ -16,6 +16,7 @@ from restante.spark import gathering, report, schemas
 from restante.spark.figures import ALL, Figures
 from restante.spark.findings import Finding, Level, findings, troubled
 from restante.spark.gathering import gather, opened
+from tests.harness.chromium import FLAGS
 from tests.harness.requirements import require
 from tests.spark.sample_gold import DAY, END, HOSTILE, NOON, at, events, failed, huge, lose, put, sample_day
 
@@ -149,8 +150,6 @@ def test_a_month_of_twenty_queues_is_a_small_page_made_in_seconds(tmp_path: Path
 
 # -- in a browser ----------------------------------------------------------------------------------------------------
 
-FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
-         "--disable-component-update", "--disable-sync"]  # fmt: skip
 SECTIONS = ("verdict", "tiles", "queues", "charts", "drain", "deaths", "failures", "consumers", "audit")
 CHARTS = ["Latency: wait", "Latency: run", "Latency: total", "Throughput", "Backlog: waiting", "Backlog: dead",
           "Retries", "Overdue", "Why messages died"]  # fmt: skip
