@@ -555,3 +555,11 @@ class TestBroadcasts:
             module.GRACE = grace
         assert channel.list_bindings() == []
         assert call(server.client(), "KEYS", "*positions*") == []
+
+
+def test_queues_that_programs_drop_are_nobodys_action(connect: Callable[..., Connection], admin: Admin) -> None:
+    with connect().channel() as channel:
+        channel.queue_declare("brief")
+        channel.queue_delete("brief")
+    assert "brief" not in admin.queues()
+    assert admin.audit() == []

@@ -148,7 +148,7 @@ class Channel(Declaring):
     def _take_back(self, queue: str, message: dict[str, Any]) -> None:
         """The queue had been unbound before the message was sent there: unless it was received, it goes again."""
         try:
-            Admin(self.desk.post).delete(
+            Admin(self.desk.post, audited=False).delete(
                 self.desk.name(queue), [message["properties"]["restante_id"]], detail="no longer bound"
             )
         except (Held, NotFound, KeyError):

@@ -163,7 +163,7 @@ class Declaring(base.StdChannel):
     def _drop(self, queue: str) -> None:
         self.desk.routing.forget_queue(queue)
         try:
-            Admin(self.desk.post).drop(self.desk.name(queue))
+            Admin(self.desk.post, audited=False).drop(self.desk.name(queue))
         except NotFound:
             pass
 

@@ -72,16 +72,22 @@ class ReplayTask:
 
 
 class Admin(Viewer):
-    """The operator's view of a server: `Admin(post)`. `operator` is who the journal names."""
+    """The operator's view of a server: `Admin(post)`. `operator` is who the journal names.
 
-    def __init__(self, post: Post, *, operator: str | None = None) -> None:
+    A program that tidies up after itself is no operator: with `audited=False` it leaves no line in the audit.
+    """
+
+    def __init__(self, post: Post, *, operator: str | None = None, audited: bool = True) -> None:
         super().__init__(post)
+        self._audited = audited
         # A login may hold characters that names may not; a name given must be right as it is.
         login = "".join(ch for ch in os.environ.get("USER", "") if ch.isascii() and (ch.isalnum() or ch in "._-"))
         self.operator = valid_name(operator or login.lstrip("-")[:100] or "operator", "operator")
 
     def note(self, verb: str, queue: str = "", count: int = 0, detail: str = "") -> None:
         """Adds to the audit. The journal already names the operator, so a server lost just now only costs this line."""
+        if not self._audited:
+            return
         words = ("who", self.operator, "verb", verb, "queue", queue, "count", count, "detail", detail[:500])
         try:
             self._post.connection.command("XADD", AUDIT, "MAXLEN", "~", AUDIT_KEEP, "*", *words, key=AUDIT)
