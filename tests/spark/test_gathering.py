@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -283,5 +284,6 @@ def test_a_table_that_is_being_made_anew_is_waited_for(tmp_path: Path, monkeypat
     def pause(_seconds: float) -> None:
         put(tmp_path, schemas.BACKLOG, [{"queue": "orders", "minute": at(0), "waiting": 4, "dead": 0}])
 
-    monkeypatch.setattr("time.sleep", pause)
+    # Of this module alone: other threads of the test process sleep too, and would write the table while it is read.
+    monkeypatch.setattr("restante.spark.gathering.time", SimpleNamespace(sleep=pause))
     assert figured(tmp_path).queues["orders"].waiting == [4]
