@@ -198,7 +198,8 @@ class TestBounded:
             assert time.monotonic() < deadline
             time.sleep(0.2)
         sizes = [memory(server.pid)]
-        for _ in range(3):
+        # On a busy machine the watchers' buffers fill later: what counts is that they are full some time, and how full.
+        while len(sizes) < 4 or (sizes[-1] - sizes[-2] >= 30_000_000 and len(sizes) < 8):
             for _ in range(15):
                 queue.send_many(list(range(1000)))
                 queue.receive_many(1000)

@@ -20,7 +20,6 @@ from kombu.exceptions import ChannelError
 
 from restante.celery import wire
 from restante.celery.declaring import UNUSED, Declaring
-from restante.celery.routing import QueueInfo
 from restante.core import operations as ops
 from restante.core.admin import Admin
 from restante.core.errors import Held, NotFound, RestanteError
@@ -28,6 +27,7 @@ from restante.core.keys import exchange_key
 from restante.core.message import new_id
 from restante.core.operations import MAX_BATCH
 from restante.core.queue import LeasedMessage
+from restante.core.routes import QueueInfo
 from restante.core.topics import matches
 
 if TYPE_CHECKING:
@@ -479,6 +479,21 @@ class Channel(Declaring):
             self._dead_letter(info, message, "rejected")
         else:
             self.desk.bury(message.taken, message.unreadable or sys.exc_info()[1] or "rejected")
+        self._settled()
+
+    def retry(self, delivery_tag: str, delay: float, error: BaseException) -> None:
+        """A failure in the core's own words: the message waits that long at the broker, or is dead if it was the last
+        attempt. Kombu has no word for it."""
+        message = self.held.pop(delivery_tag, None)
+        if message is not None and message.taken is not None:
+            self.desk.nack(message.taken, error, delay)
+        self._settled()
+
+    def bury(self, delivery_tag: str, error: BaseException) -> None:
+        """Dead at once, with its error."""
+        message = self.held.pop(delivery_tag, None)
+        if message is not None and message.taken is not None:
+            self.desk.bury(message.taken, error)
         self._settled()
 
     def basic_nack(self, delivery_tag: str, multiple: bool = False, requeue: bool = True, **_: Any) -> None:

@@ -10,11 +10,11 @@ from kombu.transport import base
 from kombu.utils.uuid import uuid
 
 from restante.celery.arguments import checked
-from restante.celery.routing import QueueInfo
 from restante.core.admin import Admin
 from restante.core.errors import NotFound
 from restante.core.keys import QUEUES, TRANSIENT, exchange_key
 from restante.core.message import State
+from restante.core.routes import QueueInfo
 
 if TYPE_CHECKING:
     from restante.celery.desk import Desk

@@ -166,9 +166,9 @@ class Desk:
             self._acks.setdefault(name, deque()).extendleft(reversed(acks))
             self._start()
 
-    def nack(self, message: LeasedMessage, error: str) -> None:
-        """Back to its place at once, the attempt counted."""
-        self._settle("nack", message, error)
+    def nack(self, message: LeasedMessage, error: BaseException | str, delay: float = 0.0) -> None:
+        """Back to its place after the delay, the attempt counted."""
+        self._settle("nack", message, error, delay)
 
     def bury(self, message: LeasedMessage, error: BaseException | str) -> None:
         self._settle("bury", message, error)
@@ -192,13 +192,13 @@ class Desk:
                     self._late += part
                     self._start()
 
-    def _settle(self, verb: str, message: LeasedMessage, error: BaseException | str) -> None:
+    def _settle(self, verb: str, message: LeasedMessage, error: BaseException | str, delay: float = 0.0) -> None:
         message.settled = True
         self.renewal.drop(message)
         queue = self.post.queue(message.queue)
         try:
             if verb == "nack":
-                queue.nack_many((message,), delay=0, error=error)
+                queue.nack_many((message,), delay=delay, error=error)
             else:
                 queue.bury_many((message,), error=error)
         except LeaseLost:

@@ -17,12 +17,12 @@ from redis.exceptions import RedisError
 
 from restante.celery import wire
 from restante.celery.channel import Channel
-from restante.celery.routing import QueueInfo
 from restante.celery.transport import Transport
 from restante.core.admin import Admin
 from restante.core.errors import InvalidInput, NotFound, RestanteError, Unavailable
 from restante.core.message import Message, State
 from restante.core.names import valid_name
+from restante.core.routes import QueueInfo
 
 #: Between a queue's name and its priority in the keys of Kombu's transport.
 SEPARATOR = "\x06\x16"

@@ -11,7 +11,7 @@ from typing import Annotated
 import orjson
 import typer
 
-from restante.cli import access, looking, migrating, operating, pipeline, running, traffic
+from restante.cli import access, bus, looking, migrating, operating, pipeline, rabbitmq, running, traffic
 from restante.cli.session import Code, Context, Session, WrongUsage, code_of
 from restante.core.errors import RestanteError
 
@@ -24,7 +24,7 @@ EPILOG = (
 _VALUED = ("--url", "--directory")
 
 app = typer.Typer(name="restante", rich_markup_mode="rich", pretty_exceptions_enable=False)
-for part in (traffic, looking, operating, access, migrating, running, pipeline):
+for part in (traffic, bus, looking, operating, access, migrating, rabbitmq, running, pipeline):
     part.add_to(app)
 
 

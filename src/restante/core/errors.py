@@ -13,6 +13,12 @@ RestanteError
 │   ├── NotReady                        it is loading its data or waiting for its cluster
 │   └── ReadOnly                        it refuses writes
 ├── Unconfirmed                         a send whose outcome cannot be known
+├── Unroutable                          nobody has subscribed to a topic
+├── NoHandler                           nobody answers a call
+├── CallTimeout                         a call was not answered in time
+├── CallFailed                          a call's handler failed
+├── Declined                            a call's handler said no, with data
+├── Mismatch                            the broker has an object that differs from the one asked for
 ├── UnsafeServer                        the server would lose messages as configured
 ├── JournalLost                         lines of a journal are gone that a reader had not seen
 └── Corrupt                             stored data is not what was written
@@ -21,6 +27,7 @@ RestanteError
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 
 class RestanteError(Exception):
@@ -103,6 +110,40 @@ class Unconfirmed(RestanteError):
         )
         #: The messages in doubt, in the order they were sent.
         self.ids = tuple(ids)
+
+
+class Unroutable(RestanteError):
+    """Nobody has subscribed to this topic; nothing was sent. Start the service that listens, or check the spelling."""
+
+
+class NoHandler(RestanteError):
+    """No service answers calls of this topic. Start the service that does, or check the spelling."""
+
+
+class CallTimeout(RestanteError):
+    """The call was not answered in time; what has not begun is not begun any more. Call again, or wait longer."""
+
+
+class CallFailed(RestanteError):
+    """The call's handler failed: its own error is in the text. Call again once it is mended."""
+
+    def __init__(self, message: str | None = None, *, error_class: str = "") -> None:
+        super().__init__(message)
+        #: The class of the handler's error.
+        self.error_class = error_class
+
+
+class Declined(RestanteError):
+    """The handler of a call said no. What it has to say is in `data`; this is an answer, not a failure."""
+
+    def __init__(self, data: Any = None, message: str | None = None) -> None:
+        super().__init__(message or f"declined: {data!r}")
+        #: What the handler gave: any JSON value, or the error model that the event's class declares.
+        self.data = data
+
+
+class Mismatch(RestanteError):
+    """The broker has an object of this name that differs. Use the same options, or delete it once it is empty."""
 
 
 class UnsafeServer(RestanteError):

@@ -28,6 +28,9 @@ Beside them:
 | restante:audit | stream | who did what to which queue and how many messages, bounded | every operator's verb |
 | restante:tokens | hash | token id → name, roles, hash of the secret | `restante token` |
 | restante:session:… | string | hash of a browser's cookie → token id, ends by itself | signing in |
+| restante:subscriptions | hash | subscription → service, topic, retry policy, broker | a service that starts |
+| restante:reply:{…}:answers, :marker | list, zset | answers to a call, its wake-up, end by themselves | who answers |
+| restante:{subscription}:once:… | string | event → at work or done by this subscription, ends by itself | the bus |
 | restante:{queue}:idempotency:… | string | Idempotency-Key of a send over HTTP → what it was, ends by itself | send |
 
 and what the doors route by:
@@ -55,6 +58,9 @@ AUDIT = b"restante:audit"
 
 #: Who may use the HTTP API.
 TOKENS = b"restante:tokens"
+
+#: What services have subscribed to, and on which broker.
+SUBSCRIPTIONS = b"restante:subscriptions"
 
 #: Every key a queue may have, by its last word.
 NAMES = (
@@ -96,6 +102,16 @@ def session_key(digest: str) -> bytes:
 def idempotency_key(queue: str, digest: str) -> bytes:
     """A send over HTTP that must not be done twice."""
     return f"restante:{{{queue}}}:idempotency:{digest}".encode()
+
+
+def reply_keys(token: str) -> tuple[bytes, bytes]:
+    """Where the answers to a call are put, and what wakes its caller."""
+    return f"restante:reply:{{{token}}}:answers".encode(), f"restante:reply:{{{token}}}:marker".encode()
+
+
+def once_key(subscription: str, id: str) -> bytes:
+    """Whether a subscription has done an event."""
+    return f"restante:{{{subscription}}}:once:{id}".encode()
 
 
 def exchange_key(name: str, word: str) -> bytes:

@@ -2,12 +2,63 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+
+from restante.core.errors import InvalidName
+
+#: Characters of a topic or pattern: with a ladder's own words in front it must fit into 255 bytes on RabbitMQ.
+LONGEST_TOPIC = 180
+#: Characters of a service's or handler's name.
+LONGEST_WORD = 60
+_WORD = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
+
+
+def valid_word(word: str, what: str) -> str:
+    """A name that is one word of a topic, such as a service's: itself, or InvalidName."""
+    if not isinstance(word, str) or not _WORD.fullmatch(word) or len(word) > LONGEST_WORD or word[0] == "-":
+        raise InvalidName(
+            f"{what} {word!r:.80} is not valid: use 1 to {LONGEST_WORD} letters, digits, _ and -, no dots"
+        )
+    return word
+
+
+def valid_topic(topic: str) -> str:
+    """A topic itself, or InvalidName."""
+    return _checked(topic, "topic", ())
+
+
+def valid_pattern(pattern: str) -> str:
+    """A topic or a pattern of topics itself, or InvalidName."""
+    return _checked(pattern, "pattern", ("*", "#"))
+
+
+def is_pattern(text: str) -> bool:
+    """Whether it names more than one topic."""
+    return any(word in ("*", "#") for word in text.split("."))
+
+
+def _checked(text: str, what: str, more: tuple[str, ...]) -> str:
+    if (
+        not isinstance(text, str) or not 0 < len(text) <= LONGEST_TOPIC or text[0] == "-"
+        or not all(word in more or _WORD.fullmatch(word) for word in text.split("."))
+    ):  # fmt: skip
+        also = "; * (one word) and # (none or more) stand for whole words" if more else ""
+        raise InvalidName(
+            f"{what} {text!r:.80} is not valid: use words of letters, digits, _ and - parted by dots, at most "
+            f"{LONGEST_TOPIC} characters{also}"
+        )
+    return text
 
 
 def matches(pattern: str, topic: str) -> bool:
     """Whether a topic is one of those a pattern names."""
-    return matches_words(pattern.split("."), topic.split("."))
+    return matches_words(_words(pattern), _words(topic))
+
+
+def _words(text: str) -> list[str]:
+    """Nothing is no words, as in RabbitMQ, and not one empty word."""
+    return text.split(".") if text else []
 
 
 def matches_words(pattern: Sequence[str], words: Sequence[str]) -> bool:

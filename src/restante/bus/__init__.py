@@ -1,0 +1,40 @@
+"""Events and calls between services, the same on Redis and on RabbitMQ; handlers are Celery tasks.
+
+The words of the systems it unites end at this door:
+
+| there | Restante |
+|---|---|
+| event, routing key | topic |
+| binding, a service's handler | subscription |
+| celery_options, autoretry_for, retry_backoff, max_retries | retry policy and task options |
+| rpc, the is_rpc flag | call: a message with a reply address |
+| service, app name | service |
+| task id as a guard against doubles | a record of (event id, subscription) |
+| archive | dead |
+
+On failure: bad input raises before anything is sent, a failed handler's event stays with the broker, and what cannot
+be delivered is kept where an operator finds it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from restante.bus.broker import Answer, Published
+from restante.bus.client import AsyncClient, Client
+from restante.bus.envelope import Envelope
+from restante.bus.schema import Event
+
+if TYPE_CHECKING:
+    from restante.bus.app import Bus
+
+__all__ = ["Answer", "AsyncClient", "Bus", "Client", "Envelope", "Event", "Published"]
+
+
+def __getattr__(name: str) -> Any:
+    """The bus itself needs Celery; publishers do not and must not pay for its import."""
+    if name == "Bus":
+        from restante.bus.app import Bus
+
+        return Bus
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,63 @@
+"""Which broker a URL names, and how the core and Celery each write it."""
+
+from __future__ import annotations
+
+import os
+from urllib.parse import urlsplit, urlunsplit
+
+from restante.core.errors import InvalidInput
+
+AMQP = ("amqp", "amqps", "pyamqp")
+
+
+def chosen(url: str | None) -> str:
+    """The URL given, RESTANTE_BROKER, RESTANTE_URL, or an embedded server."""
+    return url or os.environ.get("RESTANTE_BROKER") or os.environ.get("RESTANTE_URL") or "restante+embedded://"
+
+
+def is_rabbitmq(url: str) -> bool:
+    """Whether a URL names RabbitMQ rather than Redis; InvalidInput where it names neither."""
+    scheme = urlsplit(url).scheme
+    if scheme in AMQP:
+        return True
+    if scheme.partition("+")[0] in ("restante", "restantes", "redis", "rediss", "unix", "embedded"):
+        return False
+    raise InvalidInput(
+        f"the broker URL scheme {scheme!r} is not known: use restante://, restantes://, restante+socket:///path, "
+        "restante+sentinel://, restante+cluster://, restante+embedded:// or amqp://, amqps://"
+    )
+
+
+def core_url(url: str) -> str:
+    """A Redis broker's URL as the core has it; `embedded://folder` for an embedded server."""
+    parts = urlsplit(url)
+    first, _, rest = parts.scheme.partition("+")
+    tls = first in ("restantes", "rediss")
+    if rest == "embedded" or first == "embedded":
+        return f"embedded://{parts.netloc}{parts.path}"
+    if rest == "socket" or first == "unix":
+        query = parts.query.replace("virtual_host=", "db=")
+        return f"unix://{parts.netloc}{parts.path}{f'?{query}' if query else ''}"
+    scheme = "rediss" if tls else "redis"
+    return urlunsplit((f"{scheme}+{rest}" if rest else scheme, parts.netloc, parts.path, parts.query, ""))
+
+
+def celery_url(url: str) -> str:
+    """A broker's URL as Celery has it."""
+    parts = urlsplit(url)
+    first, _, rest = parts.scheme.partition("+")
+    if first in AMQP or first in ("restante", "restantes"):
+        return url
+    if first == "embedded":
+        return f"restante+embedded://{parts.netloc}{parts.path}"
+    if first == "unix":
+        query = parts.query.replace("db=", "virtual_host=")
+        return f"restante+socket://{parts.netloc}{parts.path}{f'?{query}' if query else ''}"
+    scheme = "restantes" if first == "rediss" else "restante"
+    return urlunsplit((f"{scheme}+{rest}" if rest else scheme, parts.netloc, parts.path, parts.query, ""))
+
+
+def shown(url: str) -> str:
+    """The URL without its password, for texts."""
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))

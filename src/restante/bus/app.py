@@ -1,0 +1,400 @@
+"""The bus: a Celery app by the name of a service, whose handlers are tasks and whose events and calls are messages.
+
+An ordinary `celery -A module worker` runs it. On failure to reach or to match the broker it does not start, and says
+what is wrong and how to mend it.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import platform
+import threading
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any, Literal, TypeVar
+
+import orjson
+from celery import Celery, Task
+from celery.exceptions import Retry
+from kombu import Queue
+
+import restante.celery
+from restante.bus import running
+from restante.bus.addresses import celery_url, chosen, is_rabbitmq, shown
+from restante.bus.broker import CALLS, Answer, Nobody, Published
+from restante.bus.client import TIMEOUT, AsyncClient, Client, Topic, open_post
+from restante.bus.handlers import Handler, Retrying
+from restante.bus.keeping import Keeper, RedisKeeper
+from restante.bus.once import WINDOW, MemoryRecords, NoRecords, Records, RedisRecords
+from restante.bus.running import Delivery
+from restante.bus.schema import Event as EventClass
+from restante.bus.worker import Declared, Handing, Request
+from restante.core.errors import InvalidInput, RestanteError
+from restante.core.keys import QUEUES, SUBSCRIPTIONS
+from restante.core.message import Event, State
+from restante.core.once import Line
+from restante.core.queue import Post
+from restante.core.retry import RetryPolicy, exponential, seconds
+from restante.core.topics import valid_pattern, valid_topic, valid_word
+
+F = TypeVar("F", bound=Callable[..., Any])
+log = logging.getLogger("restante")
+
+#: Deliveries of an event to a handler before it is dead, and the delays between them, unless said otherwise.
+MAX_ATTEMPTS = 11
+RETRY = exponential(1, cap=600)
+#: Set where the app has not chosen otherwise, besides those of `restante.celery.install`.
+DEFAULTS: dict[str, Any] = {
+    # Events have no results, and a call's answer goes to its caller.
+    "task_ignore_result": True,
+    # A failure is told to the broker as one; Celery must not ack it.
+    "task_acks_on_failure_or_timeout": False,
+    # One slow handler must not hold events that another process could have.
+    "worker_prefetch_multiplier": 1,
+}
+#: Handler names that a service needs for itself.
+TAKEN = frozenset(("archive", "return", "rung", "calls", "tasks"))
+
+
+class HandlerTask(Task):
+    """The Celery task of a handler."""
+
+    Request = Request
+    handler: Handler
+    typing = False
+
+    def retry(
+        self, args: Any = None, kwargs: Any = None, exc: BaseException | None = None, throw: bool = True,
+        eta: Any = None, countdown: float | None = None, max_retries: int | None = None, **options: Any,
+    ) -> Any:  # fmt: skip
+        """Ends this attempt; the event waits at the broker and comes back to this handler alone."""
+        attempts = (self.request.retries or 0) + 1
+        error = exc or RuntimeError("retry")
+        most = self.handler.retrying.max_attempts if max_retries is None else max_retries + 1
+        delay = countdown if countdown is not None else self.handler.retrying.policy.next(attempts)
+        if attempts >= most or delay is None:
+            raise error
+        made = Retry(f"{type(error).__name__}: {error}"[:500], exc=error, when=delay)
+        if throw:
+            raise made
+        return made
+
+
+class Bus(Celery):
+    """A service's bus: `bus = Bus("billing", broker="restante://…")`, or `amqp://…`.
+
+    `retry` and `max_attempts` hold for handlers that say nothing else. `dedup` says where it is kept what has run:
+    "redis" (the broker's own, or for RabbitMQ the one at `store`), "memory" or "off"; for `window` seconds.
+    """
+
+    def __init__(
+        self, service: str, broker: str | None = None, *, store: str | None = None,
+        dedup: Literal["redis", "memory", "off"] = "redis", window: float | timedelta = WINDOW,
+        retry: RetryPolicy = RETRY, max_attempts: int = MAX_ATTEMPTS, prefix: str = "",
+        rabbitmq: Mapping[str, Any] | None = None, **celery: Any,
+    ) -> None:  # fmt: skip
+        self.service = valid_word(service, "service")
+        self.broker_url = chosen(broker)
+        self.on_rabbitmq = is_rabbitmq(self.broker_url)
+        if dedup not in ("redis", "memory", "off"):
+            raise InvalidInput(f"dedup must be redis, memory or off, not {dedup!r}")
+        if self.on_rabbitmq and dedup == "redis" and store is None:
+            raise InvalidInput(
+                "on RabbitMQ the records of what has run need a Redis: name it by store='redis://…', or choose "
+                "dedup='memory' (this process alone) or dedup='off'"
+            )
+        self._usual = Retrying(retry, max_attempts)
+        self._dedup, self._window, self._store_url, self._prefix = dedup, seconds(window, "window"), store, prefix
+        self._rabbitmq_options = dict(rabbitmq or {})
+        #: Handlers of events, by the name of their subscription.
+        self.subscriptions: dict[str, Handler] = {}
+        #: Handlers of calls, by topic.
+        self.answered: dict[str, Handler] = {}
+        self._lock = threading.RLock()
+        options = dict(celery.pop("broker_transport_options", None) or {})
+        if prefix and not self.on_rabbitmq:
+            options["global_keyprefix"] = prefix
+        if self.on_rabbitmq:
+            options.setdefault("confirm_publish", True)
+        super().__init__(service, broker=celery_url(self.broker_url), **celery)
+        self.conf.broker_transport_options = options
+        restante.celery.install(self)
+        for name, value in DEFAULTS.items():
+            self.conf.setdefault(name, value)
+        self._queues = [Queue(f"{service}.tasks", routing_key=f"{service}.tasks")]
+        self.conf.task_default_queue = f"{service}.tasks"
+        self.conf.task_queues = self._queues
+        self.steps["worker"].add(Declared)
+        self.steps["consumer"].add(Handing)
+
+    # -- declaring -----------------------------------------------------------------------------------------------
+
+    def subscribe(
+        self, topic: str | type[EventClass], *, name: str | None = None, retry: RetryPolicy | None = None,
+        max_attempts: int | None = None, bind: bool = False, **celery_options: Any,
+    ) -> Callable[[F], F]:  # fmt: skip
+        """Makes a function the handler of a topic or of a pattern of topics (`*` one word, `#` none or more).
+
+        It gets the data alone, or what its annotation asks for: a model, an event's class, and an `Envelope` where a
+        parameter is annotated so. Each handler is retried on its own. All of Celery's task options are taken; those
+        of retries (autoretry_for, retry_backoff, max_retries, …) become its policy.
+        """
+        pattern = valid_pattern(topic.topic if isinstance(topic, type) else topic)
+        hint = topic if isinstance(topic, type) else None
+
+        def register(function: F) -> F:
+            handler = self._handler(function, name, hint, retry, max_attempts, bind, celery_options, pattern=pattern)
+            self.subscriptions[handler.subscription] = handler
+            self._add_queue(handler.subscription)
+            return function
+
+        return register
+
+    def answer(
+        self, topic: str | type[EventClass], *, name: str | None = None, bind: bool = False, **celery_options: Any
+    ) -> Callable[[F], F]:
+        """Makes a function answer the calls of a topic: what it returns goes back, and so does `Declined` data.
+
+        Every instance of every service that answers the topic takes calls in turn. Calls are not retried.
+        """
+        found = valid_topic(topic.topic if isinstance(topic, type) else topic)
+        hint = topic if isinstance(topic, type) else None
+
+        def register(function: F) -> F:
+            if found in self.answered:
+                other = self.answered[found].name
+                raise InvalidInput(f"{self.service} answers {found} by {other} already: a call has one answer")
+            made = name or str(getattr(function, "__name__", ""))
+            if name is None and f"{self.service}.{made}" in self.subscriptions:
+                made = f"answer_{made}"  # one function may do both
+            self.answered[found] = self._handler(function, made, hint, None, None, bind, celery_options, answers=found)
+            self._add_queue(f"call:{found}")
+            self._add_queue(f"{self.service}.calls")
+            return function
+
+        return register
+
+    def event(self, topic: str, *, version: str = "") -> Callable[[Callable[..., Any]], Callable[..., Published]]:
+        """Makes a function an event: calling it runs the body, which may raise, and then publishes what it returns, or
+        its arguments by name where it returns nothing."""
+        found = valid_topic(topic)
+
+        def register(function: Callable[..., Any]) -> Callable[..., Published]:
+            import inspect
+
+            signature = inspect.signature(function)
+
+            @functools.wraps(function)
+            def publish(*args: Any, **kwargs: Any) -> Published:
+                bound = signature.bind(*args, **kwargs)
+                bound.apply_defaults()
+                data = function(*args, **kwargs)
+                return self.publish(found, dict(bound.arguments) if data is None else data)
+
+            return publish
+
+        return register
+
+    def _handler(
+        self, function: Callable[..., Any], name: str | None, hint: Any, retry: RetryPolicy | None,
+        max_attempts: int | None, bind: bool, options: dict[str, Any], **what: Any,
+    ) -> Handler:  # fmt: skip
+        made = valid_word(name or str(getattr(function, "__name__", "")), "handler")
+        full = f"{self.service}.{made}"
+        if made in TAKEN:
+            raise InvalidInput(f"a handler cannot be called {made}, which the service's own queues are: give name=")
+        known = {one.subscription for one in (*self.subscriptions.values(), *self.answered.values())}
+        if full in known:
+            raise InvalidInput(f"{self.service} has a handler {made} already: give this one another name=")
+        options = dict(options)
+        retrying = Retrying.of(retry, max_attempts, options, self._usual)
+        handler = Handler(self.service, made, function, bound=bind, retrying=retrying, hint=hint, **what)
+
+        def run(task: Any, packed: str, text: str) -> None:
+            running.run(self, handler, task, packed, text)
+
+        run.__name__, run.__doc__ = made, function.__doc__
+        self.task(run, name=full, base=HandlerTask, bind=True, handler=handler, **{"ignore_result": True, **options})
+        return handler
+
+    def _add_queue(self, name: str) -> None:
+        if any(queue.name == name for queue in self._queues):
+            return
+        self._queues.append(Queue(name, routing_key=name))
+        if "queues" in self.amqp.__dict__:
+            self.amqp.queues.add(self._queues[-1])
+
+    # -- speaking ------------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def client(self) -> Client:
+        """What publishes and calls for this service."""
+        return Client(self.broker_url, source=self.service, store=self._store_url, prefix=self._prefix)
+
+    @functools.cached_property
+    def aio(self) -> AsyncClient:
+        """The same with await: `await bus.aio.publish(…)`, `await bus.aio.call(…)`."""
+        return AsyncClient(self.broker_url, source=self.service, store=self._store_url, prefix=self._prefix)
+
+    def publish(
+        self, topic: Topic, data: Any = None, *, id: str | None = None, delay: float | timedelta = 0, priority: int = 0,
+        expires: float | timedelta | None = None, headers: Mapping[str, Any] | None = None, nobody: Nobody = "keep",
+    ) -> Published:  # fmt: skip
+        """`Client.publish`, with this service as the source."""
+        return self.client.publish(
+            topic, data, id=id, delay=delay, priority=priority, expires=expires, headers=headers, nobody=nobody
+        )
+
+    def call(
+        self, topic: Topic, data: Any = None, *, timeout: float | timedelta = TIMEOUT,
+        headers: Mapping[str, Any] | None = None,
+    ) -> Any:  # fmt: skip
+        """`Client.call`, with this service as the source."""
+        return self.client.call(topic, data, timeout=timeout, headers=headers)
+
+    def call_all(
+        self, topic: Topic, data: Any = None, *, timeout: float | timedelta = TIMEOUT,
+        headers: Mapping[str, Any] | None = None,
+    ) -> dict[str, Answer]:  # fmt: skip
+        """`Client.call_all`, with this service as the source."""
+        return self.client.call_all(topic, data, timeout=timeout, headers=headers)
+
+    # -- for the worker ------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def _post(self) -> Post | None:
+        """The Redis that keeps the records, and on Redis everything else."""
+        if not self.on_rabbitmq:
+            return open_post(self.broker_url)
+        return open_post(self._store_url) if self._store_url else None
+
+    @functools.cached_property
+    def records(self) -> Records:
+        """What has run."""
+        if self._dedup == "off":
+            return NoRecords() if self._post is None or not self.on_rabbitmq else _Journal(self._post, self._prefix)
+        if self._dedup == "memory":
+            return MemoryRecords(self._window)
+        assert self._post is not None
+        return RedisRecords(self._post.connection, self._window, self._prefix)
+
+    @property
+    def knows_begun(self) -> bool:
+        """Whether a record tells every process that a message was begun."""
+        return self._dedup == "redis"
+
+    @functools.cached_property
+    def keeper(self) -> Keeper:
+        """The broker's side of the worker."""
+        if self.on_rabbitmq:
+            from restante.bus.on_rabbitmq import RabbitKeeper
+
+            return RabbitKeeper(self, self._rabbitmq_options)
+        assert self._post is not None
+        return RedisKeeper(self, self._post, self._prefix)
+
+    def handles(self, queue: str) -> bool:
+        """Whether a queue is one of events or calls."""
+        return queue in self.subscriptions or queue == f"{self.service}.calls" or queue[:5] == "call:"
+
+    def handler_of(self, queue: str, topic: str) -> Handler | None:
+        """Who is to have a message."""
+        return self.subscriptions.get(queue) or self.answered.get(topic)
+
+    def line(self, delivery: Delivery, event: Event, state: State | str, **more: Any) -> Line | None:
+        """A line for the journal, where the broker does not write its own."""
+        if not self.on_rabbitmq or self._post is None:
+            return None
+        return delivery.line(event, state, self._consumer, **more)
+
+    def note(self, delivery: Delivery, event: Event, state: State | str, **more: Any) -> None:
+        """Writes such a line; that it cannot be written holds nothing up."""
+        line = self.line(delivery, event, state, **more)
+        if line is not None:
+            try:
+                self.records.note(delivery.queue, delivery.envelope.id, delivery.envelope.attempts, line)
+            except RestanteError as error:
+                log.warning("not journalled queue=%s error=%s", delivery.queue, error)
+
+    @property
+    def _consumer(self) -> str:
+        return f"{platform.node() or 'host'}:{os.getpid()}"
+
+    def reply(self, delivery: Delivery, answer: Answer) -> None:
+        """Answers a call."""
+        try:
+            self.keeper.reply(delivery, answer)
+        except RestanteError as error:
+            log.warning("not answered topic=%s id=%s error=%s", delivery.envelope.topic, delivery.envelope.id, error)
+
+    def declare(self) -> None:
+        """Makes sure of the broker's part: queues, bindings, on RabbitMQ the ladder. A worker does it as it starts."""
+        self.finalize()
+        for queue in self._queues:
+            queue.queue_arguments = self.keeper.arguments(queue.name)
+        removed = self.keeper.declare()
+        for one in removed:
+            log.info("unsubscribed %s", one)
+        if self._post is not None:
+            self._register(self._post)
+        log.info(
+            "declared service=%s broker=%s subscriptions=%d calls=%d", self.service, shown(self.broker_url),
+            len(self.subscriptions), len(self.answered),
+        )  # fmt: skip
+
+    def _register(self, post: Post) -> None:
+        """Tells pages and commands who has subscribed to what; what this service no longer has is taken out."""
+        command = post.connection.command
+        flat = command("HGETALL", SUBSCRIPTIONS, key=SUBSCRIPTIONS)
+        before = {flat[at].decode(): orjson.loads(flat[at + 1]) for at in range(0, len(flat), 2)}
+        broker = "rabbitmq" if self.on_rabbitmq else "redis"
+        now: dict[str, dict[str, Any]] = {}
+        for handler in (*self.subscriptions.values(), *self.answered.values()):
+            queue = handler.subscription if handler.answers is None else f"call:{handler.answers}"
+            now[self._prefix + handler.subscription] = {
+                "service": self.service, "handler": handler.name, "topic": handler.pattern, "answers": handler.answers,
+                "queue": self._prefix + queue, "retry": handler.retrying.policy.text(),
+                "max_attempts": handler.retrying.max_attempts, "broker": broker,
+            }  # fmt: skip
+        for name, card in now.items():
+            if before.get(name) != card:
+                command("HSET", SUBSCRIPTIONS, name, orjson.dumps(card), key=SUBSCRIPTIONS)
+            command("SADD", QUEUES, card["queue"], key=QUEUES)
+        for name, card in before.items():
+            if card["service"] == self.service and card["broker"] == broker and name not in now:
+                command("HDEL", SUBSCRIPTIONS, name, key=SUBSCRIPTIONS)
+                log.warning("no longer subscribed %s: its queue and what waits there stays until it is dropped", name)
+                answered = {one["answers"] for other, one in before.items() if other != name}
+                if card["answers"] and broker == "redis" and card["answers"] not in answered:
+                    from restante.bus.on_redis import bind
+
+                    bind(post, self._prefix, CALLS, "direct", [], (f"call:{card['answers']}",))
+
+    def close(self) -> None:
+        """Closes this process's connections."""
+        for name in ("client", "_post"):
+            opened = self.__dict__.pop(name, None)
+            if opened is not None:
+                opened.close()
+        super().close()
+
+
+class _Journal(NoRecords):
+    """No deduplication, but the journal."""
+
+    def __init__(self, post: Post, prefix: str) -> None:
+        self._lines = RedisRecords(post.connection, prefix=prefix)
+
+    def take(self, subscription: str, id: str, attempts: int, line: Line | None = None, *, seize: bool = False) -> Any:
+        if line is not None:
+            self.note(subscription, id, attempts, line)
+        return super().take(subscription, id, attempts)
+
+    def confirm(self, subscription: str, id: str, attempts: int, line: Line | None = None) -> None:
+        if line is not None:
+            self.note(subscription, id, attempts, line)
+
+    def note(self, subscription: str, id: str, attempts: int, line: Line) -> None:
+        self._lines.note(subscription, id, attempts, line)

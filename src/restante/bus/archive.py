@@ -1,0 +1,130 @@
+"""The archive of a service on RabbitMQ: read without taking out, and put back into the queue an event died in.
+
+On failure between putting back and taking out, the event is in both places and runs once where the bus keeps records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any
+
+import amqp
+from kombu import Connection
+
+from restante.bus.dead import PAGE, Choice, DeadEvent
+from restante.bus.on_rabbitmq import CONFIRM, Links, from_headers, unreachable
+from restante.core.errors import NotFound, Unavailable
+from restante.rabbitmq.topology import archive_name
+
+#: What the archive adds to a message, and a replay takes away.
+_OURS = ("restante_attempts", "restante_subscription", "restante_archived_at", "restante_error_class")
+
+
+class RabbitDead:
+    """Dead events in a service's archive."""
+
+    def __init__(self, broker: str, service: str) -> None:
+        self.service = service
+        self._url = broker
+        self._queue = archive_name(service)
+
+    @contextmanager
+    def _channel(self) -> Iterator[Any]:
+        """A channel of its own: what it got and did not ack goes back to its place when it closes."""
+        try:
+            with Connection(self._url, transport_options={"confirm_publish": True}, connect_timeout=5) as connection:
+                yield connection.channel()
+        except amqp.exceptions.NotFound:
+            raise NotFound(f"RabbitMQ has no archive {self._queue}: no service {self.service} has started") from None
+        except Links.LOST as error:
+            raise unreachable(self._url, error) from None
+
+    def _each(self, channel: Any) -> Iterator[tuple[Any, DeadEvent]]:
+        """Every message that is there now, once: what is put back or arrives meanwhile comes behind."""
+        count = channel.queue_declare(self._queue, passive=True).message_count
+        for _ in range(count):
+            message = channel.basic_get(self._queue)
+            if message is None:
+                return
+            yield message, _dead(message)
+
+    def counts(self) -> dict[str, int]:
+        with self._channel() as channel:
+            return {self._queue: channel.queue_declare(self._queue, passive=True).message_count}
+
+    def list(self, choice: Choice = Choice(), limit: int = PAGE) -> list[DeadEvent]:  # noqa: B008 - a frozen value
+        with self._channel() as channel:
+            made = []
+            for _, one in self._each(channel):
+                if choice.fits(one):
+                    made.append(one)
+                    if len(made) >= limit:
+                        break
+            return made
+
+    def replay(
+        self,
+        choice: Choice = Choice(),  # noqa: B008 - a frozen value
+        *,
+        dry_run: bool = False,
+        progress: Callable[[int], None] | None = None,
+    ) -> int:
+        with self._channel() as channel:
+            returned: list[Any] = []
+            channel.events["basic_return"].add(lambda *told: returned.append(told))
+            done = 0
+            for message, one in self._each(channel):
+                if not choice.fits(one):
+                    continue
+                if not dry_run:
+                    again = _again(message)
+                    channel.basic_publish(again, "", one.subscription, mandatory=True, confirm_timeout=CONFIRM)
+                    if returned:
+                        raise Unavailable(
+                            f"the queue {one.subscription} is gone, and {one.id} stays in the archive: start the "
+                            "service that has this handler, or replay the others by --subscription"
+                        )
+                    channel.basic_ack(message.delivery_tag)
+                done += 1
+                if progress is not None:
+                    progress(done)
+            return done
+
+    def close(self) -> None:
+        pass
+
+
+def _dead(message: Any) -> DeadEvent:
+    headers: Mapping[str, Any] = from_headers(message.headers)
+    errors = headers.get("restante_errors") or [{}]
+    archived = headers.get("restante_archived_at")
+    body = message.body if isinstance(message.body, str) else bytes(message.body).decode(errors="replace")
+    return DeadEvent(
+        str(headers.get("id") or message.properties.get("message_id") or ""),
+        str(headers.get("restante_subscription") or ""),
+        str(headers.get("type") or message.properties.get("type") or ""),
+        str(headers.get("source") or ""),
+        int(headers.get("restante_attempts") or 0),
+        datetime.fromisoformat(archived) if archived else None,
+        str(headers.get("restante_error_class") or ""),
+        str(errors[-1].get("error") or ""),
+        body[:10_000],
+        int(headers.get("restante_replays") or 0),
+    )
+
+
+def _again(message: Any) -> amqp.Message:
+    """The event as it was, but for its history: attempts begin anew."""
+    headers = {
+        name: value for name, value in message.headers.items() if name not in _OURS and not name.startswith("x-")
+    }
+    headers["restante_replays"] = int(headers.get("restante_replays") or 0) + 1
+    kept = {
+        name: message.properties[name]
+        for name in ("content_type", "content_encoding", "message_id", "type", "app_id", "timestamp", "priority")
+        if message.properties.get(name) is not None
+    }
+    body = message.body if isinstance(message.body, bytes) else str(message.body).encode()
+    return amqp.Message(body, application_headers=headers, delivery_mode=2, **kept)

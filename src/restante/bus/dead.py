@@ -1,0 +1,184 @@
+"""A service's dead events, the same on both brokers: list, show, and replay to that service alone.
+
+A replayed event goes to the subscription it died in, with its attempts reset. On failure it is in one place or in two,
+never in none: what was put back twice runs once, where the bus keeps records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any, Protocol
+
+from restante.bus.addresses import is_rabbitmq
+from restante.bus.client import open_post
+from restante.bus.registry import Card, cards
+from restante.core.admin import Admin
+from restante.core.errors import NotFound
+from restante.core.message import Message, State
+from restante.core.queue import Post
+
+#: Dead events one list shows.
+PAGE = 100
+
+
+@dataclass(frozen=True, slots=True)
+class DeadEvent:
+    """An event that one subscription could not handle."""
+
+    id: str
+    subscription: str
+    topic: str
+    source: str
+    attempts: int
+    died_at: datetime | None
+    error_class: str
+    error: str
+    #: The data as JSON text, cut where it is long.
+    data: str
+    replays: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "died_at": None if self.died_at is None else self.died_at.isoformat()}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which of them are meant: all, or those that fit."""
+
+    ids: Sequence[str] | None = None
+    subscription: str | None = None
+    error_class: str | None = None
+
+    def fits(self, one: DeadEvent) -> bool:
+        return (
+            (self.ids is None or one.id in self.ids)
+            and (self.subscription is None or one.subscription == self.subscription)
+            and (self.error_class is None or one.error_class == self.error_class)
+        )
+
+
+class DeadLetters(Protocol):
+    """The dead events of one service."""
+
+    service: str
+
+    def counts(self) -> dict[str, int]: ...
+
+    def list(self, choice: Choice = ..., limit: int = ...) -> list[DeadEvent]: ...
+
+    def replay(
+        self, choice: Choice = ..., *, dry_run: bool = ..., progress: Callable[[int], None] | None = ...
+    ) -> int: ...
+
+    def close(self) -> None: ...
+
+
+def dead_letters(broker: str, service: str, *, operator: str | None = None) -> DeadLetters:
+    """The dead events of a service on the broker at a URL."""
+    if is_rabbitmq(broker):
+        from restante.bus.archive import RabbitDead
+
+        return RabbitDead(broker, service)
+    return RedisDead(open_post(broker), service, operator=operator)
+
+
+def found(letters: DeadLetters, id: str) -> DeadEvent:
+    """One of them; NotFound where it is not there."""
+    for one in letters.list(Choice(ids=(id,)), limit=1):
+        return one
+    raise NotFound(f"{letters.service} has no dead event {id}: see `restante dead ls --service {letters.service}`")
+
+
+class RedisDead:
+    """Dead messages in the queues of a service's subscriptions."""
+
+    def __init__(self, post: Post, service: str, *, operator: str | None = None) -> None:
+        self.service = service
+        self._post = post
+        self._admin = Admin(post, operator=operator)
+
+    def _cards(self) -> list[Card]:
+        mine = [card for card in cards(self._post) if card.service == self.service and card.topic is not None]
+        if not mine:
+            known = sorted({card.service for card in cards(self._post)})
+            hint = f"there are {', '.join(known)}" if known else "no service has started yet"
+            raise NotFound(f"no service {self.service} has subscribed to anything; {hint}")
+        return [card for card in mine if card.broker == "redis"]
+
+    def counts(self) -> dict[str, int]:
+        made: dict[str, int] = {}
+        for card in self._cards():
+            try:
+                made[card.name] = self._admin.counts(card.queue).dead
+            except NotFound:
+                made[card.name] = 0
+        return made
+
+    def list(self, choice: Choice = Choice(), limit: int = PAGE) -> list[DeadEvent]:  # noqa: B008 - a frozen value
+        made: list[DeadEvent] = []
+        for card in self._cards():
+            if choice.subscription not in (None, card.name):
+                continue
+            for message in self._walk(card):
+                one = _dead(card.name, message)
+                if choice.fits(one):
+                    made.append(one)
+                    if len(made) >= limit:
+                        return made
+        return made
+
+    def _walk(self, card: Card) -> Iterator[Message]:
+        try:
+            yield from self._admin.walk(card.queue, State.DEAD, newest_first=True)
+        except NotFound:
+            return
+
+    def replay(
+        self,
+        choice: Choice = Choice(),  # noqa: B008 - a frozen value
+        *,
+        dry_run: bool = False,
+        progress: Callable[[int], None] | None = None,
+    ) -> int:
+        done = 0
+        for card in self._cards():
+            if choice.subscription not in (None, card.name):
+                continue
+            try:
+                before = done
+                task = self._admin.replay(
+                    card.queue,
+                    ids=None if choice.ids is None else list(choice.ids),
+                    error_class=choice.error_class,
+                    dry_run=dry_run,
+                    progress=None if progress is None else lambda work, before=before: progress(before + work.replayed),  # type: ignore[misc]
+                )
+                done += task.replayed
+            except NotFound:
+                continue
+        return done
+
+    def close(self) -> None:
+        self._post.close()
+
+
+def _dead(subscription: str, message: Message) -> DeadEvent:
+    last = message.history[-1] if message.history else None
+    return DeadEvent(
+        message.id, subscription, message.kind, str(message.headers.get("source", "")), message.attempts,
+        last.ended_at if last else None, last.error_class if last else "", last.error if last else "",
+        message._stored.body[:10_000].decode(errors="replace"), message.replays,
+    )  # fmt: skip
+
+
+@contextmanager
+def opened(broker: str, service: str, *, operator: str | None = None) -> Iterator[DeadLetters]:
+    """The same, closed at the end."""
+    letters = dead_letters(broker, service, operator=operator)
+    try:
+        yield letters
+    finally:
+        letters.close()

@@ -1,0 +1,119 @@
+"""The broker's side of a worker on Redis: what a delivery says of itself, and verdicts in the core's own words."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from restante.bus.broker import CALLS, CALLS_ALL, EVENTS, REPLY_GRACE, Answer
+from restante.bus.envelope import Envelope, Malformed
+from restante.bus.running import Delivery
+from restante.core.once import reply
+from restante.core.settings import QueueSettings
+
+if TYPE_CHECKING:
+    from restante.bus.app import Bus
+    from restante.core.queue import Post
+
+_TOKEN = re.compile(r"[0-9a-f]{32}")
+
+
+class Keeper(Protocol):
+    """What a worker asks of its broker beyond what Celery asks."""
+
+    def delivery(self, queue: str, message: Any, size: int) -> Delivery: ...
+
+    def put_off(self, queue: str, message: Any) -> bool: ...
+
+    def retry(self, message: Any, request: Any, delay: float, error: BaseException) -> None: ...
+
+    def bury(self, message: Any, request: Any, error: BaseException) -> None: ...
+
+    def reply(self, delivery: Delivery, answer: Answer) -> None: ...
+
+    def arguments(self, queue: str) -> dict[str, Any]: ...
+
+    def declare(self) -> list[str]: ...
+
+
+def way_of(queue: str, service: str) -> Literal["event", "call", "call_all"]:
+    """What a queue is for."""
+    if queue.startswith("call:"):
+        return "call"
+    return "call_all" if queue == f"{service}.calls" else "event"
+
+
+def call_seconds(headers: Mapping[str, Any]) -> float:
+    """How long the caller waits."""
+    try:
+        found = float(headers["deadline_seconds"])
+    except (KeyError, TypeError, ValueError):
+        raise Malformed("a call says by deadline_seconds how long its caller waits") from None
+    if not 0 < found < 1e9:
+        raise Malformed(f"deadline_seconds is {found}")
+    return found
+
+
+class RedisKeeper:
+    """Restante's own queues."""
+
+    def __init__(self, bus: Bus, post: Post, prefix: str) -> None:
+        self._bus = bus
+        self._post = post
+        self._prefix = prefix
+
+    def delivery(self, queue: str, message: Any, size: int) -> Delivery:
+        taken, headers = message.taken, message.headers
+        if taken is None:
+            raise Malformed("a broadcast is no event")
+        envelope = Envelope.read(headers, id=taken.id, topic=taken.kind or queue, attempts=taken.attempts)
+        way = way_of(queue, self._bus.service)
+        if way == "event":
+            # The server counts deliveries, so an equal count means that one ended without a verdict and uncounted.
+            return Delivery(envelope, way, queue, suspect=True, priority=taken.priority, size=size)
+        token = str(headers.get("reply_to", ""))
+        if not _TOKEN.fullmatch(token):
+            raise Malformed("a call's reply address is a token of its caller's, and nothing else")
+        # By the server's clock until it was received, by ours since.
+        left = taken._stored.sent_ms / 1000 + call_seconds(headers) - taken._received_ms / 1000
+        return Delivery(envelope, way, queue, token, time.time() + left, priority=taken.priority, size=size)
+
+    def put_off(self, queue: str, message: Any) -> bool:
+        """Never: the server counts every delivery by itself."""
+        return False
+
+    def retry(self, message: Any, request: Any, delay: float, error: BaseException) -> None:
+        message.channel.retry(message.delivery_tag, delay, error)
+
+    def bury(self, message: Any, request: Any, error: BaseException) -> None:
+        message.channel.bury(message.delivery_tag, error)
+
+    def reply(self, delivery: Delivery, answer: Answer) -> None:
+        seconds = max(0.0, delivery.deadline - time.time()) + REPLY_GRACE
+        most = 1 if delivery.way == "call" else 0
+        self._post.connection.run(reply(delivery.reply_to, answer.packed(), seconds, most))
+
+    def arguments(self, queue: str) -> dict[str, Any]:
+        handler = self._bus.subscriptions.get(queue)
+        return {"x-delivery-limit": handler.retrying.max_attempts} if handler else {}
+
+    def declare(self) -> list[str]:
+        from restante.bus.on_redis import bind
+
+        bus = self._bus
+        subscribed = [(name, one.pattern or "") for name, one in bus.subscriptions.items()]
+        removed = bind(self._post, self._prefix, EVENTS, "topic", subscribed, bus.subscriptions)
+        topics = sorted(bus.answered)
+        bind(self._post, self._prefix, CALLS, "direct", [(f"call:{topic}", topic) for topic in topics], ())
+        every = f"{bus.service}.calls"
+        bind(self._post, self._prefix, CALLS_ALL, "direct", [(every, topic) for topic in topics], (every,))
+        for name, handler in bus.subscriptions.items():
+            wanted = {"max_attempts": handler.retrying.max_attempts, "retry": handler.retrying.policy}
+            queue = self._post.queue(self._prefix + name)
+            queue._open()
+            settings: QueueSettings = queue.settings
+            if any(getattr(settings, key) != value for key, value in wanted.items()):
+                queue.configure(**wanted)
+        return removed

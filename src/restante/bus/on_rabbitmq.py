@@ -1,0 +1,498 @@
+"""Events and calls on RabbitMQ: published with confirms, retried on the ladder, dead in the service's archive.
+
+An event is a CloudEvents message in binary form. On failure a call is repeated over a new connection until the
+client's patience ends, then `Unavailable`, or `Unconfirmed` where the broker may have the event: publishing again with
+the same id is safe.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import amqp
+from kombu import Connection
+from kombu.exceptions import OperationalError
+
+from restante.bus.addresses import shown
+from restante.bus.broker import CALLS, CALLS_ALL, EVENTS, Answer, Sending
+from restante.bus.envelope import Envelope, Malformed
+from restante.bus.keeping import call_seconds, way_of
+from restante.bus.registry import Registry
+from restante.bus.running import Delivery
+from restante.core.errors import (
+    CallTimeout,
+    NoHandler,
+    QueueFull,
+    RestanteError,
+    Unavailable,
+    Unconfirmed,
+    Unroutable,
+)
+from restante.core.message import Event, State
+from restante.rabbitmq.declaring import declare
+from restante.rabbitmq.topology import Subscribed, Topology, TopologyOptions, climb, rungs, shared, topology
+
+if TYPE_CHECKING:
+    from restante.bus.app import Bus
+
+log = logging.getLogger("restante")
+
+#: Seconds over which a publish is repeated while the broker is away.
+PATIENCE = 10.0
+#: Seconds a confirm may take before the connection counts as lost.
+CONFIRM = 10.0
+#: Connections a process keeps for its threads.
+IDLE = 8
+#: RabbitMQ's own priorities go to this; 0–255 is spread over them.
+MOST_PRIORITY = 10
+#: The address by which RabbitMQ itself carries answers to the connection that asked.
+REPLY_TO = "amq.rabbitmq.reply-to"
+#: Seconds between two tries to archive where the archive is full.
+FULL_AGAIN = 60.0
+#: Errors of past attempts that travel with a message.
+ERRORS_KEPT = 10
+_CLOUD = "cloudEvents_"
+_CLOUD_NAMES = frozenset(("specversion", "id", "type", "source", "time", "schemaversion"))
+_NOT_FOUND = 404
+
+
+def to_headers(envelope: Envelope) -> dict[str, Any]:
+    """An envelope as application headers of AMQP: CloudEvents' own with its prefix, all others as they are."""
+    return {f"{_CLOUD}{name}" if name in _CLOUD_NAMES else name: value for name, value in envelope.attributes().items()}
+
+
+def from_headers(headers: Mapping[str, Any]) -> dict[str, Any]:
+    """The attributes without the prefix, in either of the two forms that are in use."""
+    return {
+        name[len(_CLOUD) :] if name.startswith((_CLOUD, "cloudEvents:")) else name: value
+        for name, value in headers.items()
+    }
+
+
+def properties_of(envelope: Envelope, how: Sending | None = None) -> dict[str, Any]:
+    """AMQP's own properties of an event."""
+    return {
+        "message_id": envelope.id,
+        "type": envelope.topic,
+        "app_id": envelope.source,
+        "timestamp": int((envelope.time or datetime.now(UTC)).timestamp()),
+        "priority": scaled(how.priority if how else 0),
+        "delivery_mode": 2,
+    }
+
+
+def scaled(priority: int) -> int:
+    """0–255 as RabbitMQ's few steps; what is above zero stays above zero."""
+    return -(-priority * MOST_PRIORITY // 255)
+
+
+class Link:
+    """One connection: a channel that confirms, and one that asks and hears answers."""
+
+    def __init__(self, url: str) -> None:
+        self.connection = Connection(url, transport_options={"confirm_publish": True}, connect_timeout=5, heartbeat=0)
+        self.connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0, timeout=5)
+        self._confirming: Any = None
+        self._asking: Any = None
+        self.returned: list[Any] = []
+        self.answers: deque[Any] = deque()
+
+    @property
+    def confirming(self) -> Any:
+        if self._confirming is None:
+            self._confirming = self.connection.channel()
+            self._confirming.events["basic_return"].add(self._on_return)
+        return self._confirming
+
+    @property
+    def asking(self) -> Any:
+        """A channel without confirms; answers come to it alone, by an address only the broker can make."""
+        if self._asking is None:
+            made = self.connection.connection.channel()
+            made.events["basic_return"].add(self._on_return)
+            made.basic_consume(REPLY_TO, no_ack=True, callback=self.answers.append)
+            self._asking = made
+        return self._asking
+
+    def _on_return(self, error: Any, exchange: str, key: str, message: Any) -> None:
+        self.returned.append(message)
+
+    def publish(
+        self, body: bytes, headers: dict[str, Any], properties: dict[str, Any], exchange: str, key: str
+    ) -> bool:
+        """Publishes and waits for the confirm; False where no queue took it."""
+        self.returned.clear()
+        message = _message(body, headers, properties)
+        self.confirming.basic_publish(message, exchange, key, mandatory=True, confirm_timeout=CONFIRM)
+        return not self.returned
+
+    def ask(self, message: Any, exchange: str, key: str, mandatory: bool = False) -> None:
+        """Publishes without a confirm: the answer is one, and a lost answer needs none."""
+        channel = self.asking
+        # The connection makes every channel wait for confirms; the class's own method does not.
+        type(channel).basic_publish(channel, message, exchange, key, mandatory)
+
+    def close(self) -> None:
+        try:
+            self.connection.collapse_errors = True
+            self.connection.release()
+        except Exception as error:  # a broken connection cannot be closed properly, and need not be
+            log.debug("closing failed error=%s", error)
+
+
+def _message(body: bytes, headers: dict[str, Any], properties: dict[str, Any]) -> amqp.Message:
+    return amqp.Message(
+        body, content_type="application/json", content_encoding="utf-8", application_headers=headers, **properties
+    )
+
+
+class Links:
+    """The connections of one process to one broker; a forked child makes its own."""
+
+    #: What a lost connection, a closed channel or an unreachable broker raises.
+    LOST = (OSError, amqp.exceptions.AMQPError, OperationalError)
+
+    def __init__(self, url: str, patience: float = PATIENCE) -> None:
+        self.url = url
+        self.patience = patience
+        self._idle: deque[Link] = deque()
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    @contextmanager
+    def one(self) -> Iterator[Link]:
+        """A connection for this thread; given back unless it failed."""
+        if self._pid != os.getpid():
+            with self._lock:
+                self._idle, self._pid = deque(), os.getpid()
+        if self._closed:
+            raise Unavailable("this client is closed: make a new one")
+        try:
+            link = self._idle.pop()
+        except IndexError:
+            link = Link(self.url)
+        try:
+            yield link
+        except BaseException:
+            link.close()
+            raise
+        if self._closed or len(self._idle) >= IDLE:
+            link.close()
+        else:
+            self._idle.append(link)
+
+    def publish(
+        self, body: bytes, headers: dict[str, Any], properties: dict[str, Any], exchange: str, key: str, *, id: str
+    ) -> bool:
+        """Publishes with a confirm, over as many connections as patience allows."""
+        deadline = time.monotonic() + self.patience
+        written = False
+        pause = 0.05
+        while True:
+            try:
+                with self.one() as link:
+                    written = True
+                    return link.publish(body, headers, properties, exchange, key)
+            except amqp.exceptions.MessageNacked:
+                raise QueueFull(
+                    f"a queue behind {exchange or key} is full and refused {id}: replay or purge what lies there"
+                ) from None
+            except amqp.exceptions.NotFound:
+                self.declare(shared(TopologyOptions()))
+                if time.monotonic() > deadline:
+                    raise
+            except self.LOST as error:
+                if time.monotonic() + pause > deadline:
+                    if written:
+                        raise Unconfirmed(ids=(id,)) from None
+                    raise unreachable(self.url, error) from None
+                time.sleep(pause)
+                pause = min(1.0, pause * 2)
+
+    def declare(self, wanted: Topology) -> None:
+        """Makes sure of exchanges, queues and bindings."""
+        try:
+            connection = Connection(self.url, connect_timeout=5)
+            with connection:
+                declare(connection, wanted)
+        except self.LOST as error:
+            raise unreachable(self.url, error) from None
+
+    def close(self) -> None:
+        self._closed = True
+        while self._idle:
+            self._idle.pop().close()
+
+
+def unreachable(url: str, error: BaseException) -> Unavailable:
+    return Unavailable(
+        f"RabbitMQ at {shown(url)} cannot be reached ({type(error).__name__}): check the URL, the login, that the "
+        "broker runs, and the network between"
+    )
+
+
+class RabbitBroker:
+    """The synchronous client of a RabbitMQ broker."""
+
+    def __init__(self, url: str, *, store: str | None = None, patience: float = PATIENCE) -> None:
+        self.links = Links(url, patience)
+        self.registry = Registry(store) if store else None
+
+    def publish(self, envelope: Envelope, text: bytes, how: Sending) -> int | None:
+        headers, properties = to_headers(envelope), properties_of(envelope, how)
+        noted = self.registry.sent(envelope, len(text), how) if self.registry else None
+        try:
+            if how.delay:
+                exchange, key = climb(EVENTS, how.delay, envelope.topic, rungs(TopologyOptions().longest_delay))
+                self.links.publish(text, headers, properties, exchange, key, id=envelope.id)
+                return noted
+            heard = self.links.publish(text, headers, properties, f"{EVENTS}.known", envelope.topic, id=envelope.id)
+            if not heard:
+                if how.nobody == "raise":
+                    raise Unroutable(
+                        f"nobody has subscribed to {envelope.topic}: start who listens, or check the spelling"
+                    )
+                # By the exchange that keeps what nobody wants; whoever has subscribed meanwhile gets it there too.
+                self.links.publish(text, headers, properties, EVENTS, envelope.topic, id=envelope.id)
+                return 0
+        except RestanteError:
+            if self.registry:
+                self.registry.not_sent(envelope, len(text))
+            raise
+        return noted
+
+    def call(self, envelope: Envelope, text: bytes, timeout: float) -> Answer:
+        got = self._ask(CALLS, envelope, text, timeout, 1)
+        if not got:
+            raise CallTimeout(f"{envelope.topic} was not answered within {timeout:g} s: call again, or wait longer")
+        return got[0]
+
+    def call_all(self, envelope: Envelope, text: bytes, timeout: float) -> list[Answer]:
+        count = self.registry.answering(envelope.topic) if self.registry else None
+        return self._ask(CALLS_ALL, envelope, text, timeout, count)
+
+    def _ask(self, exchange: str, envelope: Envelope, text: bytes, timeout: float, count: int | None) -> list[Answer]:
+        deadline = time.monotonic() + timeout
+        if self.registry and exchange == CALLS:
+            self.registry.called(envelope, len(text))
+        while True:
+            try:
+                with self.links.one() as link:
+                    return self._asked(link, exchange, envelope, text, deadline, count)
+            except amqp.exceptions.NotFound:
+                self.links.declare(shared(TopologyOptions()))
+            except Links.LOST as error:
+                # Whether it was run cannot be known; asking again might run it twice.
+                raise unreachable(self.links.url, error) from None
+
+    def _asked(
+        self, link: Link, exchange: str, envelope: Envelope, text: bytes, deadline: float, count: int | None
+    ) -> list[Answer]:
+        left = deadline - time.monotonic()
+        headers = {**to_headers(envelope), "deadline_seconds": round(left, 3)}
+        properties = {
+            **properties_of(envelope), "delivery_mode": 1, "reply_to": REPLY_TO, "correlation_id": envelope.id,
+            "expiration": str(max(1, int(left * 1000))),
+        }  # fmt: skip
+        link.returned.clear()
+        link.answers.clear()
+        link.ask(_message(text, headers, properties), exchange, envelope.topic, mandatory=True)
+        got: list[Answer] = []
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                link.connection.drain_events(timeout=left)
+            except TimeoutError:
+                break
+            if any(message.properties.get("message_id") == envelope.id for message in link.returned):
+                raise NoHandler(f"no service answers {envelope.topic}: start the one that does, or check the spelling")
+            while link.answers:
+                message = link.answers.popleft()
+                if message.properties.get("correlation_id") == envelope.id:
+                    body = message.body
+                    got.append(Answer.parse(body if isinstance(body, bytes) else body.encode()))
+            if count is not None and len(got) >= count:
+                break
+        return got
+
+    def close(self) -> None:
+        self.links.close()
+        if self.registry:
+            self.registry.close()
+
+
+class RabbitKeeper:
+    """The broker's side of a worker on RabbitMQ."""
+
+    def __init__(self, bus: Bus, options: Mapping[str, Any]) -> None:
+        self._bus = bus
+        self._options = TopologyOptions(**options)
+        self._links = Links(bus.broker_url)
+        self._rungs: tuple[float, ...] | None = None
+
+    def topology(self) -> Topology:
+        """The service's part of the broker, as data."""
+        bus = self._bus
+        subscribed = [Subscribed(one.name, one.pattern or "") for one in bus.subscriptions.values()]
+        policies = [one.retrying.policy for one in bus.subscriptions.values()]
+        return topology(bus.service, subscribed, sorted(bus.answered), policies, self._options)
+
+    def _climb(self, delay: float, queue: str) -> tuple[str, str]:
+        if self._rungs is None:
+            own = f"{self._bus.service}.rung."
+            held = [dict(one.arguments)["x-message-ttl"] for one in self.topology().queues if one.name.startswith(own)]
+            self._rungs = tuple(int(span) / 1000 for span in held)
+        return climb(self._bus.service, delay, queue, self._rungs)
+
+    def declare(self) -> list[str]:
+        self._links.declare(self.topology())
+        return []
+
+    def arguments(self, queue: str) -> dict[str, Any]:
+        return next((dict(one.arguments) for one in self.topology().queues if one.name == queue), {})
+
+    def delivery(self, queue: str, message: Any, size: int) -> Delivery:
+        headers = from_headers(message.headers)
+        attempts = attempts_of(message.headers, queue)
+        properties = message.properties
+        way = way_of(queue, self._bus.service)
+        envelope = Envelope.read(
+            headers, id=properties.get("message_id") or "", topic=properties.get("type") or "", attempts=attempts
+        )
+        redelivered = bool(message.delivery_info.get("redelivered"))
+        if way == "event":
+            again = _whole(headers.get("restante_replays"))
+            return Delivery(
+                envelope, way, queue, suspect=redelivered, priority=_priority(message), size=size, replays=again
+            )
+        reply_to = str(properties.get("reply_to") or "")
+        if not reply_to.startswith(f"{REPLY_TO}."):
+            raise Malformed("a call's reply address is the broker's own direct reply-to, and nothing else")
+        asked = envelope.time.timestamp() if envelope.time else time.time()
+        deadline = asked + call_seconds(headers)
+        return Delivery(envelope, way, queue, reply_to, deadline, redelivered, _priority(message), size)
+
+    def put_off(self, queue: str, message: Any) -> bool:
+        """Whether a message was sent round by the ladder instead of being run.
+
+        One that comes again without a count may have killed its process. Where no record says whether it was begun,
+        the broker counts it by rejecting it, so that even such a message ends in the archive.
+        """
+        if (
+            not message.delivery_info.get("redelivered")
+            or self._bus.knows_begun
+            or queue not in self._bus.subscriptions
+        ):
+            return False
+        message.reject()
+        return True
+
+    def retry(self, message: Any, request: Any, delay: float, error: BaseException) -> None:
+        original, body, delivery, _ = message.restante
+        exchange, key = self._climb(delay, delivery.queue)
+        headers = {**clean(original), **told(original, error), "restante_attempts": delivery.envelope.attempts}
+        self._publish(body, headers, message.properties, exchange, key, delivery.envelope.id)
+        _ack(message, request)
+        name = getattr(error, "name", type(error).__name__)
+        self._bus.note(delivery, Event.NACKED, State.RETRYING, delay=delay, error_class=name)
+
+    def bury(self, message: Any, request: Any, error: BaseException) -> None:
+        original, body, delivery, _ = getattr(message, "restante", (message.headers, message.body, None, None))
+        queue = delivery.queue if delivery else getattr(message, "restante_queue", "")
+        id = delivery.envelope.id if delivery else str(message.properties.get("message_id") or "unreadable")
+        name = getattr(error, "name", type(error).__name__)
+        attempts = delivery.envelope.attempts if delivery else attempts_of(original, queue)
+        headers = {
+            **clean(original), **told(original, error), "restante_attempts": attempts, "restante_subscription": queue,
+            "restante_archived_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        }  # fmt: skip
+        if not self._options.archive:
+            log.error("dropped because the archive is off subscription=%s id=%s error=%s", queue, id, name)
+        else:
+            try:
+                self._publish(body, headers, message.properties, "", f"{self._bus.service}.archive", id, message)
+            except QueueFull:
+                log.error("archive full service=%s id=%s: replay or purge it; tried again", self._bus.service, id)
+                exchange, key = self._climb(FULL_AGAIN, queue)
+                again = {**clean(original), "restante_attempts": max(0, attempts - 1)}
+                self._publish(body, again, message.properties, exchange, key, id, message)
+        _ack(message, request)
+        if delivery is not None:
+            self._bus.note(delivery, Event.BURIED, State.DEAD, error_class=name)
+
+    def _publish(
+        self, body: Any, headers: dict[str, Any], properties: Mapping[str, Any], exchange: str, key: str, id: str,
+        as_it_was: Any = None,
+    ) -> None:  # fmt: skip
+        kept = {
+            name: properties[name] for name in ("message_id", "type", "app_id", "timestamp", "priority")
+            if properties.get(name) is not None
+        }  # fmt: skip
+        raw = body if isinstance(body, bytes) else str(body).encode()
+        if not self._links.publish(raw, headers, {**kept, "delivery_mode": 2}, exchange, key, id=id):
+            raise Unavailable(
+                f"{key or exchange} is gone from RabbitMQ: start the worker anew, which declares it, or "
+                f"`restante rabbitmq declare --service {self._bus.service}`"
+            )
+
+    def reply(self, delivery: Delivery, answer: Answer) -> None:
+        try:
+            with self._links.one() as link:
+                properties = {"correlation_id": delivery.envelope.id, "delivery_mode": 1}
+                link.ask(_message(answer.packed(), {}, properties), "", delivery.reply_to)
+        except Links.LOST as error:
+            raise unreachable(self._links.url, error) from None
+
+
+def _ack(message: Any, request: Any) -> None:
+    if request is not None:
+        request.acknowledge()
+    else:
+        message.ack()
+
+
+def _whole(value: Any) -> int:
+    return value if isinstance(value, int) and 0 <= value < 1_000_000 else 0
+
+
+def _priority(message: Any) -> int:
+    return int((message.properties.get("priority") or 0) * 255 // MOST_PRIORITY)
+
+
+def attempts_of(headers: Mapping[str, Any], queue: str) -> int:
+    """Deliveries so far with this one: those told by the message, and those the broker counted by rejections."""
+    try:
+        told = int(headers.get("restante_attempts") or 0)
+        deaths = headers.get("x-death") or ()
+        counted = sum(
+            int(death.get("count", 1)) for death in deaths
+            if death.get("queue") == queue and death.get("reason") == "rejected"
+        )  # fmt: skip
+        quorum = int(headers.get("x-delivery-count") or 0)
+    except (TypeError, ValueError, AttributeError):
+        raise Malformed("the headers that count its deliveries are not numbers") from None
+    return told + counted + quorum + 1
+
+
+def clean(headers: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the history of deaths: RabbitMQ drops what seems to go round and round."""
+    return {name: value for name, value in headers.items() if not name.startswith("x-")}
+
+
+def told(headers: Mapping[str, Any], error: BaseException) -> dict[str, Any]:
+    """The errors of past attempts and this one, the newest last."""
+    name, text = getattr(error, "name", type(error).__name__), str(error)
+    before = headers.get("restante_errors")
+    line = {"error_class": name, "error": text[-2000:], "at": datetime.now(UTC).isoformat(timespec="milliseconds")}
+    return {
+        "restante_errors": [*(before if isinstance(before, list) else ()), line][-ERRORS_KEPT:],
+        "restante_error_class": name,
+    }

@@ -1,0 +1,217 @@
+"""Events and calls on Restante's own queues: a message per subscription, under the event's id, journalled as any other.
+
+Bindings lie in Redis and their version is asked for with every send, so what had subscribed before a publish gets the
+event. On failure a typed error of the core; publishing again with the same id stores nothing twice.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from restante.bus.broker import (
+    CALLS,
+    CALLS_ALL,
+    EVENTS,
+    UNROUTED,
+    UNROUTED_LENGTH,
+    UNROUTED_SECONDS,
+    Answer,
+    Sending,
+)
+from restante.bus.envelope import Envelope
+from restante.core import operations as ops
+from restante.core.errors import CallTimeout, NoHandler, Unroutable
+from restante.core.exchange import BLOCK, Plain
+from restante.core.keys import QUEUES, exchange_key, reply_keys
+from restante.core.operations import QueueRef
+from restante.core.queue import AsyncPost, Flow, Post, Wait, open_queue, run_flow, run_flow_async
+from restante.core.routes import QueueInfo, Table, question
+from restante.core.stored import Json
+
+
+class Routes:
+    """The routes of one server as this process knows them, and how a message finds its queues."""
+
+    def __init__(self, post: Post | AsyncPost, prefix: str, *, riding: bool) -> None:
+        self._post = post
+        self._prefix = prefix
+        #: Whether a question can travel in front of a send: with the synchronous runner, outside a cluster.
+        self._riding = riding and post.connection.endpoint.mode != "cluster"
+        self._tables: dict[str, Table] = {}
+
+    def _opened(self, name: str) -> Flow[QueueRef]:
+        ref = self._post.queue(self._prefix + name)._ref
+        if not ref.opened:
+            yield open_queue(ref)
+            yield Plain(("SADD", QUEUES, ref.name), QUEUES)
+        return ref
+
+    def _key(self, exchange: str) -> bytes:
+        return exchange_key(self._prefix + exchange, "routes")
+
+    def _load(self, exchange: str) -> Flow[Table]:
+        key = self._key(exchange)
+        table = self._tables[exchange] = Table.parse((yield Plain(("HGETALL", key), key)))
+        return table
+
+    def current(self, exchange: str) -> Flow[Table]:
+        """The routes as they are now."""
+        known = self._tables.get(exchange)
+        if known is not None:
+            key = self._key(exchange)
+            if ((yield Plain(("HGET", key, "version"), key)) or b"") == known.version:
+                return known
+        return (yield from self._load(exchange))
+
+    def deliver(self, exchange: str, envelope: Envelope, text: bytes, how: Sending, **extra: Any) -> Flow[int]:
+        """Sends a copy to every queue bound for the topic; says how many."""
+        sent: set[str] = set()
+        known = self._tables.get(exchange)
+        if self._riding and known is not None and (matched := known.match(envelope.topic)):
+            answer = yield from self._send(matched[0].name, envelope, text, how, question(self._key(exchange)), extra)
+            sent.add(matched[0].name)
+            # A queue unbound at this very moment keeps its copy: it is one that its service will find or drop.
+            table = known if (answer or b"") == known.version else (yield from self._load(exchange))
+        else:
+            table = yield from self.current(exchange)
+        for info in table.match(envelope.topic):
+            if info.name not in sent:
+                yield from self._send(info.name, envelope, text, how, b"", extra)
+                sent.add(info.name)
+        return len(sent)
+
+    def _send(
+        self, queue: str, envelope: Envelope, text: bytes, how: Sending, asked: bytes, extra: dict[str, Any]
+    ) -> Flow[Any]:
+        ref = yield from self._opened(queue)
+        headers = envelope.attributes()
+        headers.pop("id")
+        headers.pop("type")
+        op = ops.send(
+            ref, Json(text), id=envelope.id, kind=envelope.topic, priority=how.priority, delay=how.delay,
+            expires=how.expires, headers={**headers, **extra},
+        )  # fmt: skip
+        op.question = asked
+        yield op
+        return op.answer
+
+    def publish(self, envelope: Envelope, text: bytes, how: Sending) -> Flow[int]:
+        count = yield from self.deliver(EVENTS, envelope, text, how)
+        if not count:
+            if how.nobody == "raise":
+                raise Unroutable(f"nobody has subscribed to {envelope.topic}: start who listens, or check the spelling")
+            ref = yield from self._opened(UNROUTED)
+            if ref.settings.max_length != UNROUTED_LENGTH:
+                ref.pending["max_length"] = str(UNROUTED_LENGTH)
+                yield open_queue(ref)
+            kept = Sending(how.delay, how.priority, how.expires or UNROUTED_SECONDS)
+            yield from self._send(UNROUTED, envelope, text, kept, b"", {})
+        return count
+
+    def call(self, envelope: Envelope, text: bytes, timeout: float) -> Flow[Answer]:
+        token = secrets.token_hex(16)
+        deadline = time.monotonic() + timeout
+        count = yield from self._ask(CALLS, envelope, text, timeout, token)
+        if not count:
+            raise NoHandler(f"no service answers {envelope.topic}: start the one that does, or check the spelling")
+        got = yield from self._answers(token, deadline, 1)
+        if not got:
+            raise CallTimeout(f"{envelope.topic} was not answered within {timeout:g} s: call again, or wait longer")
+        return got[0]
+
+    def call_all(self, envelope: Envelope, text: bytes, timeout: float) -> Flow[list[Answer]]:
+        token = secrets.token_hex(16)
+        deadline = time.monotonic() + timeout
+        count = yield from self._ask(CALLS_ALL, envelope, text, timeout, token)
+        if not count:
+            raise NoHandler(f"no service answers {envelope.topic}: start one that does, or check the spelling")
+        return (yield from self._answers(token, deadline, count))
+
+    def _ask(self, exchange: str, envelope: Envelope, text: bytes, timeout: float, token: str) -> Flow[int]:
+        how = Sending(expires=timeout)
+        return (
+            yield from self.deliver(exchange, envelope, text, how, reply_to=token, deadline_seconds=round(timeout, 3))
+        )
+
+    def _answers(self, token: str, deadline: float, count: int) -> Flow[list[Answer]]:
+        """What was answered until then, or that many answers."""
+        answers, marker = reply_keys(token)
+        got: list[Answer] = []
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return got
+            yield Wait([marker], min(left, BLOCK))
+            found = (yield Plain(("LPOP", answers, count), answers)) or ()
+            got += [Answer.parse(packed) for packed in found]
+            if len(got) >= count:
+                return got
+
+
+class RedisBroker:
+    """The synchronous client of a Redis broker."""
+
+    def __init__(self, post: Post, prefix: str = "") -> None:
+        self.post = post
+        self._routes = Routes(post, prefix, riding=True)
+
+    def publish(self, envelope: Envelope, text: bytes, how: Sending) -> int:
+        return run_flow(self.post.connection, self._routes.publish(envelope, text, how))
+
+    def call(self, envelope: Envelope, text: bytes, timeout: float) -> Answer:
+        return run_flow(self.post.connection, self._routes.call(envelope, text, timeout))
+
+    def call_all(self, envelope: Envelope, text: bytes, timeout: float) -> list[Answer]:
+        return run_flow(self.post.connection, self._routes.call_all(envelope, text, timeout))
+
+    def close(self) -> None:
+        self.post.close()
+
+
+class AsyncRedisBroker:
+    """The asyncio client of a Redis broker."""
+
+    def __init__(self, post: AsyncPost, prefix: str = "") -> None:
+        self.post = post
+        self._routes = Routes(post, prefix, riding=False)
+
+    async def publish(self, envelope: Envelope, text: bytes, how: Sending) -> int:
+        return await run_flow_async(self.post.connection, self._routes.publish(envelope, text, how))
+
+    async def call(self, envelope: Envelope, text: bytes, timeout: float) -> Answer:
+        return await run_flow_async(self.post.connection, self._routes.call(envelope, text, timeout))
+
+    async def call_all(self, envelope: Envelope, text: bytes, timeout: float) -> list[Answer]:
+        return await run_flow_async(self.post.connection, self._routes.call_all(envelope, text, timeout))
+
+    async def close(self) -> None:
+        await self.post.close()
+
+
+def bind(
+    post: Post, prefix: str, exchange: str, type: str, bindings: Sequence[tuple[str, str]], owned: Collection[str]
+) -> list[str]:
+    """Makes sure of these bindings (queue, pattern), and that the owned queues have no others; says what it removed."""
+    key = exchange_key(prefix + exchange, "routes")
+    command = post.connection.command
+    table = Table.parse(command("HGETALL", key, key=key))
+    wanted = set(bindings)
+    there = {(info.name, pattern) for pattern, _, info in table.bindings}
+    needless = sorted(pair for pair in there - wanted if pair[0] in owned)
+    missing = sorted(wanted - there)
+    if not table.declared:
+        command("HSET", key, "type", f"{type} durable", key=key)
+    for queue, pattern in needless:
+        command("HDEL", key, f"b:{queue}\t{pattern}", key=key)
+        bound = exchange_key(prefix + queue, "bound")
+        command("SREM", bound, f"{exchange}\t{pattern}", key=bound)
+    for queue, pattern in missing:
+        command("HSET", key, f"b:{queue}\t{pattern}", QueueInfo(queue).text(), key=key)
+        bound = exchange_key(prefix + queue, "bound")
+        command("SADD", bound, f"{exchange}\t{pattern}", key=bound)
+    if needless or missing or not table.declared:
+        command("HINCRBY", key, "version", 1, key=key)
+    return [f"{queue} {pattern}" for queue, pattern in needless]

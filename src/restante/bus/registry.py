@@ -1,0 +1,116 @@
+"""Who has subscribed to what, as services told Redis: for pages, commands, and publishers on RabbitMQ.
+
+RabbitMQ cannot say which queues an event went to, and has no journal: with a store, both come from here.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from restante.bus.broker import Sending
+from restante.bus.client import open_post
+from restante.bus.envelope import Envelope
+from restante.core.errors import RestanteError
+from restante.core.keys import SUBSCRIPTIONS, QueueKeys
+from restante.core.message import Event, State
+from restante.core.once import Line, once
+from restante.core.queue import Post
+from restante.core.topics import matches
+
+log = logging.getLogger("restante")
+
+#: Seconds for which what was read of the registry counts.
+FRESH = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One handler of one service."""
+
+    name: str
+    service: str
+    handler: str
+    #: The pattern of topics, for a handler of events.
+    topic: str | None
+    #: The topic of calls, for a handler that answers.
+    answers: str | None
+    queue: str
+    retry: str
+    max_attempts: int
+    broker: str
+
+
+def cards(post: Post) -> list[Card]:
+    """Every handler that services have told of, by name."""
+    flat = post.connection.command("HGETALL", SUBSCRIPTIONS, key=SUBSCRIPTIONS)
+    made = [Card(flat[at].decode(), **orjson.loads(flat[at + 1])) for at in range(0, len(flat), 2)]
+    return sorted(made, key=lambda card: card.name)
+
+
+class Registry:
+    """The registry to a publisher on RabbitMQ. That it is away holds no event up."""
+
+    def __init__(self, store: str) -> None:
+        self._post = open_post(store, patience=1.0)
+        self._cards: list[Card] = []
+        self._read_at = 0.0
+
+    def _known(self) -> list[Card]:
+        now = time.monotonic()
+        if now - self._read_at > FRESH:
+            self._cards = [card for card in cards(self._post) if card.broker == "rabbitmq"]
+            self._read_at = now
+        return self._cards
+
+    def answering(self, topic: str) -> int | None:
+        """How many services answer a call."""
+        try:
+            return len({card.service for card in self._known() if card.answers == topic}) or None
+        except RestanteError as error:
+            log.warning("registry away error=%s", error)
+            return None
+
+    def sent(self, envelope: Envelope, size: int, how: Sending) -> int | None:
+        """Notes an event in the journal of every subscription that gets it; says how many, None if unknown."""
+        state = State.SCHEDULED if how.delay else State.READY
+        line = self._line(Event.SENT, state, envelope, size, how.priority, how.delay or None)
+        return self._note(envelope, line, [c.queue for c in self._topics(envelope.topic)])
+
+    def not_sent(self, envelope: Envelope, size: int) -> None:
+        """Takes that back."""
+        line = self._line(Event.DELETED, "gone", envelope, size, 0, None, detail="not published")
+        self._note(envelope, line, [c.queue for c in self._topics(envelope.topic)])
+
+    def called(self, envelope: Envelope, size: int) -> None:
+        """Notes a call in the journal of its queue."""
+        self._note(envelope, self._line(Event.SENT, State.READY, envelope, size, 0, None), [f"call:{envelope.topic}"])
+
+    def _topics(self, topic: str) -> list[Card]:
+        try:
+            return [card for card in self._known() if card.topic is not None and matches(card.topic, topic)]
+        except RestanteError as error:
+            log.warning("registry away error=%s", error)
+            return []
+
+    def _line(
+        self, event: Event, state: Any, envelope: Envelope, size: int, priority: int, delay: float | None, **more: Any
+    ) -> Line:
+        sent = None if envelope.time is None else int(envelope.time.timestamp() * 1000)
+        return Line(event, state, envelope.topic, size, priority, sent, self._post.consumer, delay, **more)
+
+    def _note(self, envelope: Envelope, line: Line, queues: list[str]) -> int | None:
+        try:
+            ops = [once("note", QueueKeys(queue), envelope.id, 0, 1.0, line) for queue in queues]
+            self._post.connection.run_all(ops)
+        except RestanteError as error:
+            log.warning("not journalled topic=%s error=%s", envelope.topic, error)
+            return None
+        return len(queues)
+
+    def close(self) -> None:
+        self._post.close()

@@ -1,0 +1,149 @@
+"""A delivery's way through a handler, in the process that runs it: read, take, run, confirm; or answer a call.
+
+On failure the record is released and the broker keeps the message: until its next attempt, or as dead.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import logging
+import time
+import traceback
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import orjson
+from celery.exceptions import Ignore, Reject, Retry
+
+from restante.bus.broker import Answer
+from restante.bus.envelope import Envelope
+from restante.bus.handlers import Handler
+from restante.bus.schema import encode
+from restante.core.errors import Declined, RestanteError
+from restante.core.message import Event, State
+from restante.core.once import Line, Taken
+from restante.core.operations import MAX_ERROR
+
+if TYPE_CHECKING:
+    from restante.bus.app import Bus
+
+log = logging.getLogger("restante")
+
+#: Failures between two collections of garbage: Celery's record of one is a cycle of some tens of kilobytes, and the
+#: collector, which counts objects and not bytes, comes for it a hundred megabytes later.
+FAILURES = 50
+_failures = itertools.count(1)
+#: Seconds after which a message whose earlier delivery left no verdict is tried again.
+AGAIN = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """What the worker's main process hands to the one that runs the handler."""
+
+    envelope: Envelope
+    #: An event, a call of one service, or a call of all.
+    way: Literal["event", "call", "call_all"] = "event"
+    #: The queue it came from.
+    queue: str = ""
+    reply_to: str = ""
+    #: When a call is not worth beginning any more, by this machine's clock.
+    deadline: float = 0.0
+    #: Whether the broker cannot say that it never was delivered before.
+    suspect: bool = False
+    priority: int = 0
+    size: int = 0
+    #: How often it was replayed.
+    replays: int = 0
+
+    @property
+    def turn(self) -> int:
+        """Attempts, and those before replays counted too: it only grows, and records go by it."""
+        return self.replays * 100_000 + self.envelope.attempts
+
+    def packed(self) -> str:
+        rest = [
+            self.way, self.queue, self.reply_to, self.deadline, self.suspect, self.priority, self.size, self.replays,
+        ]  # fmt: skip
+        return orjson.dumps([self.envelope.attributes(), self.envelope.attempts, *rest]).decode()
+
+    @classmethod
+    def parse(cls, packed: str) -> Delivery:
+        headers, attempts, *rest = orjson.loads(packed)
+        return cls(Envelope.read(headers, attempts=attempts), *rest)
+
+    def line(self, event: Event, state: State | str, consumer: str, **more: Any) -> Line:
+        """A line of the journal about it."""
+        envelope = self.envelope
+        sent = None if envelope.time is None else int(envelope.time.timestamp() * 1000)
+        return Line(event, state, envelope.topic, self.size, self.priority, sent, consumer, **more)
+
+
+def run(bus: Bus, handler: Handler, task: Any, packed: str, text: str) -> None:
+    """Handles one delivery; returning means it is done with."""
+    delivery = Delivery.parse(packed)
+    if delivery.way == "event":
+        handle(bus, handler, task, delivery, text)
+    else:
+        answer(bus, handler, task, delivery, text)
+
+
+def handle(bus: Bus, handler: Handler, task: Any, delivery: Delivery, text: str) -> None:
+    """An event: at most once at a time, again after a failure, never again after a success."""
+    envelope, name = delivery.envelope, handler.subscription
+    if envelope.is_over:
+        log.info("expired subscription=%s id=%s", name, envelope.id)
+        bus.note(delivery, Event.DELETED, "gone", detail="expired")
+        return
+    line = bus.line(delivery, Event.RECEIVED, State.LEASED)
+    taken = bus.records.take(name, envelope.id, delivery.turn, line, seize=not bus.on_rabbitmq)
+    if taken is Taken.DONE:
+        log.info("done before subscription=%s id=%s", name, envelope.id)
+        return
+    if taken is Taken.AT_WORK:
+        if not delivery.suspect:
+            log.info("at work already subscription=%s id=%s", name, envelope.id)
+            return
+        # The delivery that took it left no verdict, so its process is gone: that was an attempt.
+        raise Retry("its earlier delivery ended without a verdict", when=AGAIN)
+    try:
+        handler.run(task, envelope, handler.value(envelope, text))
+    except (Ignore, Reject, Retry):
+        bus.records.release(name, envelope.id, delivery.turn)
+        raise
+    except Exception as error:
+        if next(_failures) % FAILURES == 0:
+            gc.collect()
+        bus.records.release(name, envelope.id, delivery.turn)
+        delay = handler.retrying.delay(envelope.attempts, error)
+        if delay is None:
+            raise
+        text = "".join(traceback.format_exception(error))[-MAX_ERROR:]
+        # Without its traceback, whose frames would keep each other and everything they saw until the collector comes.
+        raise Retry(text, exc=error.with_traceback(None), when=delay) from None
+    try:
+        bus.records.confirm(name, envelope.id, delivery.turn, bus.line(delivery, Event.ACKED, "gone"))
+    except RestanteError as error:
+        # It is done: a double that comes within the window would run, which is better than this one running again.
+        log.warning("not confirmed subscription=%s id=%s error=%s", name, envelope.id, error)
+
+
+def answer(bus: Bus, handler: Handler, task: Any, delivery: Delivery, text: str) -> None:
+    """A call: what the handler returns, declines with or fails by goes back to the caller."""
+    envelope = delivery.envelope
+    if time.time() >= delivery.deadline:
+        log.info("call too late topic=%s id=%s", envelope.topic, envelope.id)
+        bus.note(delivery, Event.DELETED, "gone", detail="expired")
+        return
+    bus.note(delivery, Event.RECEIVED, State.LEASED)
+    try:
+        result = handler.run(task, envelope, handler.value(envelope, text))
+        made = Answer(handler.service, "ok", encode(result, handler.returns))
+    except Declined as refusal:
+        made = Answer(handler.service, "declined", encode(refusal.data, handler.error))
+    except Exception as error:
+        log.exception("call failed topic=%s id=%s", envelope.topic, envelope.id)
+        made = Answer(handler.service, "failed", error_class=type(error).__name__, error=str(error)[:1000])
+    bus.reply(delivery, made)
+    bus.note(delivery, Event.ACKED, "gone", error_class=made.error_class)

@@ -1,0 +1,117 @@
+"""What is said: data by pydantic models, by type hints or as plain JSON, the same after the journey as before.
+
+Data that would not arrive as it is raises `InvalidPayload` before anything is sent.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, ClassVar, get_type_hints
+
+from pydantic import BaseModel, PrivateAttr, TypeAdapter, ValidationError
+from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
+
+from restante.bus.envelope import Envelope
+from restante.core.errors import InvalidInput, InvalidPayload
+from restante.core.stored import decode_json, encode_json
+from restante.core.topics import valid_topic
+
+#: Hints that say no more than JSON does.
+_PLAIN = (None, Any, dict, list, str, int, float, bool, object)
+
+
+class Event(BaseModel):
+    """An event as a class: `class Paid(Event, topic="shop.order.paid")` with the data as fields.
+
+    `response` and `error` are what a call of it answers and what it declines with: models or any type hints. A handler
+    gets an instance, whose `envelope` says where it comes from.
+    """
+
+    topic: ClassVar[str] = ""
+    version: ClassVar[str] = ""
+    response: ClassVar[Any] = None
+    error: ClassVar[Any] = None
+    _envelope: Envelope | None = PrivateAttr(default=None)
+
+    def __init_subclass__(
+        cls, *, topic: str | None = None, version: str | None = None, response: Any = None, error: Any = None,
+        **config: Any,
+    ) -> None:  # fmt: skip
+        super().__init_subclass__(**config)
+        if topic is not None:
+            cls.topic = valid_topic(topic)
+        if version is not None:
+            cls.version = version
+        if response is not None:
+            cls.response = response
+        if error is not None:
+            cls.error = error
+
+    @property
+    def envelope(self) -> Envelope:
+        """Id, time, source, version, attempts of a received event."""
+        if self._envelope is None:
+            raise InvalidInput("this event was made here and not received: it has no envelope yet")
+        return self._envelope
+
+
+@functools.lru_cache(maxsize=1000)
+def _adapter(hint: Any) -> TypeAdapter[Any]:
+    try:
+        return TypeAdapter(hint)
+    except (PydanticSchemaGenerationError, PydanticUserError) as error:
+        raise InvalidInput(
+            f"{hint!r} is no schema: use a pydantic model, a dataclass or a type hint of JSON values ({error.message})"
+        ) from None
+
+
+def encode(value: Any, hint: Any = None) -> bytes:
+    """The JSON text of a value; by its model, its dataclass or the hint where there is one, strictly where not."""
+    if isinstance(value, BaseModel) or (hasattr(value, "__dataclass_fields__") and not isinstance(value, type)):
+        hint = type(value)
+    elif hint in _PLAIN:
+        return encode_json(value, "data")[0]
+    adapter = _adapter(hint)
+    try:
+        text = adapter.dump_json(adapter.validate_python(value))
+        # NaN and infinity become null on the way; so would the next thing that JSON has no word for.
+        if b"null" in text and adapter.validate_json(text) != adapter.validate_python(value):
+            raise InvalidPayload(f"data of {_name(hint)} would not arrive as it is: NaN and infinity have no JSON")
+    except ValidationError as error:
+        raise InvalidPayload(f"data is not {_name(hint)}: {_first(error)}") from None
+    except (ValueError, TypeError) as error:
+        if isinstance(error, InvalidPayload):
+            raise
+        raise InvalidPayload(f"data of {_name(hint)} cannot be sent as JSON: {error}") from None
+    return text
+
+
+def decode(text: bytes | str, hint: Any = None) -> Any:
+    """The value of JSON text by a hint; InvalidPayload names what does not fit."""
+    if hint in (None, Any, object):
+        return decode_json(text.encode() if isinstance(text, str) else text)
+    try:
+        return _adapter(hint).validate_json(text)
+    except ValidationError as error:
+        raise InvalidPayload(f"data is not {_name(hint)}: {_first(error)}") from None
+
+
+def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """A function's annotations as types; those that cannot be resolved are left out."""
+    target = function if hasattr(function, "__annotations__") else type(function).__call__
+    try:
+        return get_type_hints(target)
+    except (NameError, TypeError, AttributeError):
+        return {}
+
+
+def _name(hint: Any) -> str:
+    return getattr(hint, "__name__", None) or str(hint)
+
+
+def _first(error: ValidationError) -> str:
+    found = error.errors(include_url=False, include_input=False)
+    where = ".".join(str(part) for part in found[0]["loc"]) or "the whole"
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    return f"{where}: {found[0]['msg']}{more}"

@@ -1,0 +1,69 @@
+"""Records by which a message runs once per subscription: taken at its start, confirmed or released at its end.
+
+The same call notes in the journal what another broker does with a message, so that pages and Spark see it beside the
+rest. On failure the caller gets the connection's typed error, and the message is tried again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from restante.core.keys import QueueKeys, once_key, reply_keys
+from restante.core.message import Event, State
+from restante.core.operations import Argument, Operation, Script
+
+ONCE = Script("once", "queue journal")
+REPLY = Script("reply", "", when_full=True)
+
+
+class Taken(IntEnum):
+    """What a subscription may do with a message."""
+
+    #: Another delivery of it is at work.
+    AT_WORK = -1
+    #: It is done already.
+    DONE = 0
+    RUN = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line for the journal, where the broker has none of its own."""
+
+    event: Event
+    state: State | str
+    kind: str
+    size: int
+    priority: int = 0
+    sent_ms: int | None = None
+    consumer: str = ""
+    #: Seconds until it is due again.
+    delay: float | None = None
+    error_class: str = ""
+    detail: str = ""
+
+
+def once(
+    verb: str, keys: QueueKeys, id: str, attempts: int, window: float, line: Line | None = None
+) -> Operation[Taken]:
+    """Takes, confirms or releases a record, or only notes a line: verbs take, seize, confirm, release, note."""
+    args: list[Argument] = [verb, attempts, max(1, int(window * 1000))]
+    if line is not None:
+        args += (
+            line.event.value, str(getattr(line.state, "value", line.state)), id, line.kind, line.priority, line.size,
+            "" if line.sent_ms is None else line.sent_ms, line.consumer,
+            "" if line.delay is None else int(line.delay * 1000), _plain(line.error_class), _plain(line.detail),
+        )  # fmt: skip
+    return Operation(ONCE, (*keys.group(ONCE.keys), once_key(keys.name, id)), args, Taken, keys.name)
+
+
+def reply(token: str, answer: bytes, seconds: float, most: int) -> Operation[Any]:
+    """Puts an answer to a call where its caller looks; `most` 0 for any number of answers."""
+    return Operation(REPLY, reply_keys(token), [answer, int(seconds * 1000), most], lambda given: given, "replies")
+
+
+def _plain(text: str) -> str:
+    """A journal's line has no tabs and no line ends."""
+    return " ".join(text.split())[:200]

@@ -1,0 +1,96 @@
+"""The routes of an exchange as Redis keeps them: which queues a topic leads to; nothing here does I/O."""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from restante.core.operations import pack
+from restante.core.topics import matches_words
+
+TYPES = ("direct", "topic", "fanout")
+#: Topics whose routes a table remembers.
+REMEMBERED = 1000
+_BINDING = re.compile(r"b:([^\t]*)\t(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueInfo:
+    """What a queue was declared with."""
+
+    name: str
+    #: Ends when nobody uses it: declared auto_delete or exclusive, or with x-expires.
+    transient: bool = False
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+    def text(self) -> bytes:
+        return orjson.dumps({"t": 1 if self.transient else 0, "a": self.arguments})
+
+    @classmethod
+    def parse(cls, name: str, text: bytes) -> QueueInfo:
+        found = orjson.loads(text)
+        return cls(name, bool(found.get("t")), found.get("a") or {})
+
+    def seconds(self, argument: str) -> float | None:
+        """An argument in milliseconds, as seconds."""
+        found = self.arguments.get(argument)
+        return None if found is None else found / 1000
+
+
+@dataclass(slots=True)
+class Table:
+    """The routes of one exchange at one version."""
+
+    version: bytes = b""
+    type: str = "direct"
+    durable: bool = False
+    declared: bool = False
+    bindings: list[tuple[str, tuple[str, ...], QueueInfo]] = field(default_factory=list)
+    _found: dict[str, list[QueueInfo]] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, fields: list[bytes]) -> Table:
+        table = cls()
+        for at in range(0, len(fields), 2):
+            name, value = fields[at].decode(), fields[at + 1]
+            if name == "version":
+                table.version = value
+            elif name == "type":
+                table.type, _, durable = value.decode().partition(" ")
+                table.durable, table.declared = durable == "durable", True
+            elif match := _BINDING.fullmatch(name):
+                table.bindings.append((match[2], tuple(match[2].split(".")), QueueInfo.parse(match[1], value)))
+        return table
+
+    def match(self, topic: str) -> list[QueueInfo]:
+        """The queues a message goes to, each once."""
+        found = self._found.get(topic)
+        if found is None:
+            words = topic.split(".")
+            chosen: dict[str, QueueInfo] = {}
+            for key, pattern, info in self.bindings:
+                if (
+                    self.type == "fanout"
+                    or (self.type == "direct" and key == topic)
+                    or (self.type == "topic" and matches_words(pattern, words))
+                ):
+                    chosen[info.name] = info
+            if len(self._found) >= REMEMBERED:
+                self._found.clear()
+            found = self._found[topic] = list(chosen.values())
+        return found
+
+    @property
+    def broadcasts(self) -> bool:
+        """Whether transient queues read this exchange's stream instead of getting copies."""
+        return self.type in ("topic", "fanout")
+
+
+@functools.cache
+def question(routes: bytes) -> bytes:
+    """The command whose answer tells whether a table still holds, packed."""
+    return pack(("HGET", routes, "version"))
