@@ -24,9 +24,9 @@ import orjson
 
 from restante.core import errors
 from restante.core.errors import InvalidInput, LeaseLost, RestanteError, Unavailable, Unconfirmed
-from restante.core.message import Draft, MessageId, State, new_id
+from restante.core.message import MAX_ERROR, Draft, MessageId, State, new_id
 from restante.core.names import valid_name
-from restante.core.operations import JSON_TYPES, MAX_BATCH, MAX_ERROR
+from restante.core.operations import JSON_TYPES, MAX_BATCH
 from restante.core.queue import LeasedMessage, check_count, check_timeout
 from restante.core.retry import RetryPolicy, seconds
 from restante.core.settings import QueueSettings, queue_fields, whole

@@ -20,7 +20,7 @@ def _redis() -> Iterator[RedisServer]:
 
 
 @pytest.fixture(scope="session")
-def _rabbit() -> Iterator[RabbitServer]:
+def rabbit() -> Iterator[RabbitServer]:
     with RabbitServer() as running:
         yield running
 
@@ -36,7 +36,7 @@ def place(request: pytest.FixtureRequest, redis: RedisServer, tmp_path: Path) ->
     """A broker: the scenario runs on each."""
     if request.param == "redis":
         return OnRedis(tmp_path, redis)
-    return OnRabbitMQ(tmp_path, request.getfixturevalue("_rabbit"), redis)
+    return OnRabbitMQ(tmp_path, request.getfixturevalue("rabbit"), redis)
 
 
 @pytest.fixture

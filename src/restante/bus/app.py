@@ -13,31 +13,33 @@ import platform
 import threading
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import orjson
 from celery import Celery, Task
 from celery.exceptions import Retry
 from kombu import Queue
 
-import restante.celery
 from restante.bus import running
 from restante.bus.addresses import celery_url, chosen, is_rabbitmq, shown
 from restante.bus.broker import CALLS, Answer, Nobody, Published
 from restante.bus.client import TIMEOUT, AsyncClient, Client, Topic, open_post
+from restante.bus.delivery import Delivery
 from restante.bus.handlers import Handler, Retrying
 from restante.bus.keeping import Keeper, RedisKeeper
 from restante.bus.once import WINDOW, MemoryRecords, NoRecords, Records, RedisRecords
-from restante.bus.running import Delivery
 from restante.bus.schema import Event as EventClass
 from restante.bus.worker import Declared, Handing, Request
 from restante.core.errors import InvalidInput, RestanteError
+from restante.core.journal import Line
 from restante.core.keys import QUEUES, SUBSCRIPTIONS
 from restante.core.message import Event, State
-from restante.core.once import Line
-from restante.core.queue import Post
 from restante.core.retry import RetryPolicy, exponential, seconds
 from restante.core.topics import valid_pattern, valid_topic, valid_word
+from restante.rabbitmq.topology import valid_service
+
+if TYPE_CHECKING:
+    from restante.core.queue import Post
 
 F = TypeVar("F", bound=Callable[..., Any])
 log = logging.getLogger("restante")
@@ -45,8 +47,13 @@ log = logging.getLogger("restante")
 #: Deliveries of an event to a handler before it is dead, and the delays between them, unless said otherwise.
 MAX_ATTEMPTS = 11
 RETRY = exponential(1, cap=600)
-#: Set where the app has not chosen otherwise, besides those of `restante.celery.install`.
+#: Set where the app has not chosen otherwise.
 DEFAULTS: dict[str, Any] = {
+    # An event is signed for when it is handled, and a process that dies hands it back.
+    "task_acks_late": True,
+    "task_reject_on_worker_lost": True,
+    "broker_connection_retry_on_startup": True,
+    "worker_cancel_long_running_tasks_on_connection_loss": False,
     # Events have no results, and a call's answer goes to its caller.
     "task_ignore_result": True,
     # A failure is told to the broker as one; Celery must not ack it.
@@ -95,7 +102,7 @@ class Bus(Celery):
         retry: RetryPolicy = RETRY, max_attempts: int = MAX_ATTEMPTS, prefix: str = "",
         rabbitmq: Mapping[str, Any] | None = None, **celery: Any,
     ) -> None:  # fmt: skip
-        self.service = valid_word(service, "service")
+        self.service = valid_service(service)
         self.broker_url = chosen(broker)
         self.on_rabbitmq = is_rabbitmq(self.broker_url)
         if dedup not in ("redis", "memory", "off"):
@@ -120,7 +127,10 @@ class Bus(Celery):
             options.setdefault("confirm_publish", True)
         super().__init__(service, broker=celery_url(self.broker_url), **celery)
         self.conf.broker_transport_options = options
-        restante.celery.install(self)
+        if not self.on_rabbitmq:
+            from restante.celery import install
+
+            install(self)
         for name, value in DEFAULTS.items():
             self.conf.setdefault(name, value)
         self._queues = [Queue(f"{service}.tasks", routing_key=f"{service}.tasks")]
@@ -216,7 +226,9 @@ class Bus(Celery):
             running.run(self, handler, task, packed, text)
 
         run.__name__, run.__doc__ = made, function.__doc__
-        self.task(run, name=full, base=HandlerTask, bind=True, handler=handler, **{"ignore_result": True, **options})
+        # Of this app alone: Celery would hand a task on to every other app of the process.
+        told = {"ignore_result": True, "shared": False, **options}
+        self.task(run, name=full, base=HandlerTask, bind=True, handler=handler, **told)
         return handler
 
     def _add_queue(self, name: str) -> None:
@@ -289,7 +301,7 @@ class Bus(Celery):
     def keeper(self) -> Keeper:
         """The broker's side of the worker."""
         if self.on_rabbitmq:
-            from restante.bus.on_rabbitmq import RabbitKeeper
+            from restante.bus.keeping_rabbitmq import RabbitKeeper
 
             return RabbitKeeper(self, self._rabbitmq_options)
         assert self._post is not None
@@ -374,7 +386,7 @@ class Bus(Celery):
 
     def close(self) -> None:
         """Closes this process's connections."""
-        for name in ("client", "_post"):
+        for name in ("client", "keeper", "_post"):
             opened = self.__dict__.pop(name, None)
             if opened is not None:
                 opened.close()

@@ -14,14 +14,11 @@ from restante.bus.addresses import chosen, core_url, is_rabbitmq
 from restante.bus.broker import Answer, AsyncBroker, Broker, Nobody, Published, Sending
 from restante.bus.envelope import Envelope, seal
 from restante.bus.schema import Event, encode
-from restante.connecting import resolve
 from restante.core.errors import InvalidInput
-from restante.core.queue import AsyncPost, Post
 from restante.core.retry import seconds
-from restante.core.settings import ClientSettings
 
 if TYPE_CHECKING:
-    from restante.core.connection import Connection
+    from restante.core.queue import Post
 
 #: What may stand for a topic: its name, an event's class, or an event.
 Topic = str | type[Event] | Event
@@ -152,6 +149,8 @@ class AsyncClient:
             self._broker = AsyncRabbitBroker(self.url, store=store, **settings)
         else:
             from restante.bus.on_redis import AsyncRedisBroker
+            from restante.core.queue import AsyncPost
+            from restante.core.settings import ClientSettings
 
             url, on_close = _resolved(self.url)
             self._broker = AsyncRedisBroker(AsyncPost(url, ClientSettings(**settings), on_close=on_close), prefix)
@@ -203,6 +202,9 @@ def by_service(answers: list[Answer]) -> dict[str, Answer]:
 
 def open_post(url: str, **settings: Any) -> Post:
     """The core's client for a Redis broker."""
+    from restante.core.queue import Post
+    from restante.core.settings import ClientSettings
+
     found, on_close = _resolved(url)
     return Post(found, ClientSettings(**settings), on_close=on_close)
 
@@ -210,10 +212,7 @@ def open_post(url: str, **settings: Any) -> Post:
 def _resolved(url: str) -> tuple[str, Any]:
     core = core_url(url)
     if core.startswith("embedded://"):
+        from restante.connecting import resolve
+
         return resolve(None, core.partition("//")[2] or ".restante")
     return core, None
-
-
-def connection_of(url: str) -> Connection:
-    """A connection for records, on the Redis at a URL."""
-    return open_post(url).connection

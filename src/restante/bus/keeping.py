@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from restante.bus.broker import CALLS, CALLS_ALL, EVENTS, REPLY_GRACE, Answer
+from restante.bus.delivery import Delivery
 from restante.bus.envelope import Envelope, Malformed
-from restante.bus.running import Delivery
-from restante.core.once import reply
 from restante.core.settings import QueueSettings
 
 if TYPE_CHECKING:
@@ -36,6 +35,8 @@ class Keeper(Protocol):
     def arguments(self, queue: str) -> dict[str, Any]: ...
 
     def declare(self) -> list[str]: ...
+
+    def close(self) -> None: ...
 
 
 def way_of(queue: str, service: str) -> Literal["event", "call", "call_all"]:
@@ -91,6 +92,8 @@ class RedisKeeper:
         message.channel.bury(message.delivery_tag, error)
 
     def reply(self, delivery: Delivery, answer: Answer) -> None:
+        from restante.core.once import reply
+
         seconds = max(0.0, delivery.deadline - time.time()) + REPLY_GRACE
         most = 1 if delivery.way == "call" else 0
         self._post.connection.run(reply(delivery.reply_to, answer.packed(), seconds, most))
@@ -98,6 +101,9 @@ class RedisKeeper:
     def arguments(self, queue: str) -> dict[str, Any]:
         handler = self._bus.subscriptions.get(queue)
         return {"x-delivery-limit": handler.retrying.max_attempts} if handler else {}
+
+    def close(self) -> None:
+        """Nothing of its own to close."""
 
     def declare(self) -> list[str]:
         from restante.bus.on_redis import bind

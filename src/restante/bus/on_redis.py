@@ -23,7 +23,8 @@ from restante.bus.broker import (
 )
 from restante.bus.envelope import Envelope
 from restante.core import operations as ops
-from restante.core.errors import CallTimeout, NoHandler, Unroutable
+from restante.core.admin import DELETE
+from restante.core.errors import CallTimeout, Mismatch, NoHandler, Unroutable
 from restante.core.exchange import BLOCK, Plain
 from restante.core.keys import QUEUES, exchange_key, reply_keys
 from restante.core.operations import QueueRef
@@ -73,8 +74,12 @@ class Routes:
         if self._riding and known is not None and (matched := known.match(envelope.topic)):
             answer = yield from self._send(matched[0].name, envelope, text, how, question(self._key(exchange)), extra)
             sent.add(matched[0].name)
-            # A queue unbound at this very moment keeps its copy: it is one that its service will find or drop.
             table = known if (answer or b"") == known.version else (yield from self._load(exchange))
+            if all(info.name != matched[0].name for info in table.match(envelope.topic)):
+                # Unbound since this process last looked: unless somebody has received it already, it goes again.
+                state = yield from self._take_back(matched[0].name, envelope.id)
+                if state != b"leased":
+                    sent.clear()
         else:
             table = yield from self.current(exchange)
         for info in table.match(envelope.topic):
@@ -97,6 +102,13 @@ class Routes:
         op.question = asked
         yield op
         return op.answer
+
+    def _take_back(self, queue: str, id: str) -> Flow[bytes]:
+        """The state in which the message was, "leased" if it stays."""
+        ref = yield from self._opened(queue)
+        args: list[ops.Argument] = ["bus", "no longer bound", id]
+        reply = yield ops.Operation(DELETE, ref.keys.group(DELETE.keys), args, lambda states: states[0], ref.name)
+        return bytes(reply)
 
     def publish(self, envelope: Envelope, text: bytes, how: Sending) -> Flow[int]:
         count = yield from self.deliver(EVENTS, envelope, text, how)
@@ -198,6 +210,11 @@ def bind(
     key = exchange_key(prefix + exchange, "routes")
     command = post.connection.command
     table = Table.parse(command("HGETALL", key, key=key))
+    if table.declared and table.type != type:
+        raise Mismatch(
+            f"the exchange {exchange} is of type {table.type} on {post.connection.endpoint.shown}, not {type}: another "
+            f"program has declared it; delete {key.decode()} if nobody needs it, or give the bus a prefix="
+        )
     wanted = set(bindings)
     there = {(info.name, pattern) for pattern, _, info in table.bindings}
     needless = sorted(pair for pair in there - wanted if pair[0] in owned)

@@ -10,11 +10,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from restante.core.connection import Connection
+from restante.core.journal import Line, Taken
 from restante.core.keys import QueueKeys
-from restante.core.once import Line, Taken, once
+
+if TYPE_CHECKING:
+    from restante.core.connection import Connection
 
 #: Seconds within which a message that is done does not run again.
 WINDOW = 86400.0
@@ -46,6 +48,8 @@ class RedisRecords:
         self._keys: dict[str, QueueKeys] = {}
 
     def _run(self, verb: str, subscription: str, id: str, attempts: int, line: Line | None) -> Taken:
+        from restante.core.once import once
+
         keys = self._keys.get(subscription)
         if keys is None:
             keys = self._keys[subscription] = QueueKeys(self._prefix + subscription)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -16,11 +16,13 @@ from restante.bus.broker import Sending
 from restante.bus.client import open_post
 from restante.bus.envelope import Envelope
 from restante.core.errors import RestanteError
+from restante.core.journal import Line
 from restante.core.keys import SUBSCRIPTIONS, QueueKeys
 from restante.core.message import Event, State
-from restante.core.once import Line, once
-from restante.core.queue import Post
 from restante.core.topics import matches
+
+if TYPE_CHECKING:
+    from restante.core.queue import Post
 
 log = logging.getLogger("restante")
 
@@ -104,6 +106,8 @@ class Registry:
         return Line(event, state, envelope.topic, size, priority, sent, self._post.consumer, delay, **more)
 
     def _note(self, envelope: Envelope, line: Line, queues: list[str]) -> int | None:
+        from restante.core.once import once
+
         try:
             ops = [once("note", QueueKeys(queue), envelope.id, 0, 1.0, line) for queue in queues]
             self._post.connection.run_all(ops)

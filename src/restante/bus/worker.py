@@ -22,7 +22,7 @@ from celery.worker import request as celery_request
 from restante.bus.broker import Answer
 from restante.bus.envelope import Malformed
 from restante.core.errors import RestanteError
-from restante.core.operations import ToldError
+from restante.core.message import ToldError
 
 log = logging.getLogger("restante")
 

@@ -33,6 +33,9 @@ def up(
     lake: Annotated[
         Path | None, typer.Option(help="The data pipeline's lake, whose report.html the Insights page shows.")
     ] = None,
+    broker: Annotated[
+        str | None, typer.Option(metavar="URL", help="The RabbitMQ whose archives the Topics page shows: amqp://…")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No table; one line with the address.")] = False,
 ) -> None:
     """Serve the HTTP API and the dashboard, sweep every queue, and show them here, until Ctrl-C."""
@@ -46,7 +49,7 @@ def up(
     shown = session.post.connection.endpoint.shown
     stop = threading.Event()
     logging.basicConfig(level=logging.INFO if quiet else logging.ERROR, format=LOG_FORMAT)
-    with stopping(stop.set), Serving(session.post.url, ServerSettings(host, port, lake=lake)) as serving:
+    with stopping(stop.set), Serving(session.post.url, ServerSettings(host, port, lake=lake, broker=broker)) as serving:
         session.note(f"dashboard and API at {serving.address}, queues on {shown}; Ctrl-C to stop")
         if session.json:
             session.emit({"address": serving.address, "server": shown})

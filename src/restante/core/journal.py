@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from enum import IntEnum
 from typing import Any
 
 from restante.core.errors import Corrupt
-from restante.core.message import Event, moment
+from restante.core.message import Event, State, moment
 
 #: The first value of every line; a reader refuses what it does not know.
 FORMAT = "1"
@@ -94,3 +95,30 @@ class JournalEntry:
             "due_at": self.due_at.isoformat() if self.due_at else None, "error_class": self.error_class,
             "detail": self.detail,
         }  # fmt: skip
+
+
+class Taken(IntEnum):
+    """What a subscription may do with a message."""
+
+    #: Another delivery of it is at work.
+    AT_WORK = -1
+    #: It is done already.
+    DONE = 0
+    RUN = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line for the journal, where the broker has none of its own."""
+
+    event: Event
+    state: State | str
+    kind: str
+    size: int
+    priority: int = 0
+    sent_ms: int | None = None
+    consumer: str = ""
+    #: Seconds until it is due again.
+    delay: float | None = None
+    error_class: str = ""
+    detail: str = ""

@@ -104,6 +104,9 @@ STATE_LETTERS = {
     State.DONE: "k",
 }
 
+#: Characters of an error kept per attempt; the end of a traceback says most.
+MAX_ERROR = 4000
+
 _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
 
@@ -161,6 +164,15 @@ class Draft:
     unique: str | None = None
     unique_states: frozenset[State] | None = None
     expires: float | timedelta | None = None
+
+
+class ToldError(Exception):
+    """An error of a consumer elsewhere, as it was told: its class and its text."""
+
+    def __init__(self, name: str, text: str) -> None:
+        super().__init__(text)
+        self.name = name
+        self.text = text
 
 
 @dataclass(frozen=True, slots=True)

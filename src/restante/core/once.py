@@ -6,43 +6,14 @@ rest. On failure the caller gets the connection's typed error, and the message i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any
 
+from restante.core.journal import Line, Taken
 from restante.core.keys import QueueKeys, once_key, reply_keys
-from restante.core.message import Event, State
 from restante.core.operations import Argument, Operation, Script
 
 ONCE = Script("once", "queue journal")
 REPLY = Script("reply", "", when_full=True)
-
-
-class Taken(IntEnum):
-    """What a subscription may do with a message."""
-
-    #: Another delivery of it is at work.
-    AT_WORK = -1
-    #: It is done already.
-    DONE = 0
-    RUN = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A line for the journal, where the broker has none of its own."""
-
-    event: Event
-    state: State | str
-    kind: str
-    size: int
-    priority: int = 0
-    sent_ms: int | None = None
-    consumer: str = ""
-    #: Seconds until it is due again.
-    delay: float | None = None
-    error_class: str = ""
-    detail: str = ""
 
 
 def once(

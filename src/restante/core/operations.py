@@ -15,7 +15,7 @@ import orjson
 
 from restante.core.errors import InvalidInput, LeaseLost, PayloadTooLarge
 from restante.core.keys import QueueKeys
-from restante.core.message import STATE_LETTERS, Draft, Message, MessageId, State, new_id
+from restante.core.message import MAX_ERROR, STATE_LETTERS, Draft, Message, MessageId, State, ToldError, new_id
 from restante.core.names import valid_name
 from restante.core.retry import RetryPolicy
 from restante.core.settings import QueueSettings, milliseconds, valid_durability, whole
@@ -29,8 +29,6 @@ pack: Callable[[tuple[Any, ...]], bytes] = hiredis.pack_command
 
 #: Messages in one call. A longer script would hold the server, and Lua's stack bounds it anyway.
 MAX_BATCH = 1000
-#: Characters of an error kept per attempt; the end of a traceback says most.
-MAX_ERROR = 4000
 #: The states in which a unique key holds unless the send says otherwise: until the message is settled.
 UNIQUE_STATES = frozenset({State.SCHEDULED, State.READY, State.LEASED, State.RETRYING})
 
@@ -159,15 +157,6 @@ class QueueRef:
         """A send was the queue's first. A second time: somebody removed it, and its name must be known again."""
         self.opened = self.opened and not self.begun
         self.begun = True
-
-
-class ToldError(Exception):
-    """An error of a consumer elsewhere, as it was told: its class and its text."""
-
-    def __init__(self, name: str, text: str) -> None:
-        super().__init__(text)
-        self.name = name
-        self.text = text
 
 
 def error_parts(error: BaseException | str | None) -> tuple[str, bytes]:

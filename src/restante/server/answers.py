@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -330,17 +330,66 @@ class Insights(BaseModel):
 
 
 class Subscription(BaseModel):
-    queue: str
+    subscription: str
+    service: str
+    handler: str
     pattern: str
+    queue: str
+    broker: Literal["redis", "rabbitmq"]
+    retry: str
+    max_attempts: int
+    waiting: int | None
+    leased: int | None
+    dead: int | None
+    sent: int
+    acked: int
+    nacked: int
+    oldest_seconds: float | None
+    p50_ms: float | None
+    p95_ms: float | None
 
 
 class Topic(BaseModel):
+    way: Literal["event", "call"]
     topic: str
     subscriptions: list[Subscription]
 
 
+class Archive(BaseModel):
+    service: str
+    broker: Literal["redis", "rabbitmq"]
+    dead: int | None
+
+
 class Topics(BaseModel):
+    now: int
     topics: list[Topic]
+    archives: list[Archive]
+    unrouted: int
+    problem: str
+
+
+class DeadEvent(BaseModel):
+    id: str
+    subscription: str
+    topic: str
+    source: str
+    attempts: int
+    died_at: int | None
+    error_class: str
+    error: str
+    data: str
+    replays: int
+
+
+class DeadEvents(BaseModel):
+    service: str
+    dead: list[DeadEvent]
+
+
+class ReplayedEvents(BaseModel):
+    replayed: int
+    dry_run: bool
 
 
 class Health(BaseModel):

@@ -16,9 +16,10 @@ from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import Match
 from starlette.staticfiles import StaticFiles
 
+from restante.bus.registry import cards
 from restante.core import errors
 from restante.core.errors import RestanteError
-from restante.server import answers, looking, operating, shapes, traffic
+from restante.server import answers, looking, operating, shapes, topics, traffic
 from restante.server.access import COOKIE, SESSION_SECONDS, Caller
 from restante.server.guard import BodyRefused, Guard
 from restante.server.office import Json, Office, Refused, ServerSettings
@@ -75,7 +76,7 @@ def create_app(url: str, settings: ServerSettings | None = None) -> Guard:
         openapi_url=None, redirect_slashes=False, generate_unique_id_function=_operation_id,
     )  # fmt: skip
     app.state.office = office
-    for part in (_session, traffic.api, looking.api, operating.api):
+    for part in (_session, traffic.api, looking.api, operating.api, topics.api):
         app.include_router(part, prefix="/api")
     app.include_router(looking.plain)
     _add_failures(app)
@@ -166,6 +167,8 @@ _session = router("session")
 
 async def _told(here: Office, caller: Caller) -> dict[str, Any]:
     pages = [{"id": id, "title": title} for id, title in PAGES]
+    if await here.call(cards, here.post):
+        pages.insert(2, {"id": "topics", "title": "Topics"})
     if await here.call(looking._rsmq, here):
         pages.append({"id": "rsmq", "title": "RSMQ"})
     return {

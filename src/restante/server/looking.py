@@ -309,12 +309,6 @@ async def audit(
     })  # fmt: skip
 
 
-@answering(api.get, "/topics", answers.Topics, summary="Topics and who subscribes")
-async def topics(here: Here, caller: Reader) -> Json:
-    """Empty until something is published by topic."""
-    return Json({"topics": []})
-
-
 @answering(api.get, "/insights", answers.Insights, summary="Whether there is a report of the data pipeline")
 async def insights(here: Here, caller: Reader) -> Json:
     """The report itself is at /insights/report."""

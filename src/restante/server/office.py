@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -68,6 +69,8 @@ class ServerSettings:
     open_hosts: frozenset[str] = LOOPBACK
     #: The lake whose report the Insights page shows.
     lake: Path | None = None
+    #: The RabbitMQ whose queues and archives the Topics page shows.
+    broker: str | None = None
     #: Whether to promote and reclaim in queues that nobody consumes.
     sweep: bool = True
 
@@ -116,6 +119,8 @@ class Office:
         self.closing = asyncio.Event()
         self.loop: asyncio.AbstractEventLoop | None = None
         self.waiting = 0
+        #: Held by whoever reads an archive on RabbitMQ.
+        self.archives = threading.Lock()
         self._limiter = anyio.CapacityLimiter(THREADS)
         self._replaying = anyio.CapacityLimiter(REPLAYS)
         self._queues: OrderedDict[tuple[str, str], AsyncQueue] = OrderedDict()

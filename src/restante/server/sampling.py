@@ -37,6 +37,8 @@ EVERY, KEPT = 2.0, 60
 WATCHED = 0.5
 #: A count may take this share of the time, so that many queues slow the figures and not the server.
 SHARE = 0.1
+#: Messages of a queue whose times are remembered.
+LATEST = 500
 #: Messages whose times are followed from receive to verdict.
 FOLLOWED = 50_000
 #: Anomalies of the past kept, and for how many seconds they are shown.
@@ -147,6 +149,8 @@ class Sampler:
         self._past: deque[Anomaly] = deque(maxlen=REMEMBERED)
         self._received: OrderedDict[tuple[str, str], int] = OrderedDict()
         self._usual: dict[str, float] = {}
+        #: Queue → milliseconds from send to ack of the last messages.
+        self._latest: dict[str, deque[float]] = {}
         self._bursting: dict[str, tuple[int, Counter[str]]] = {}
         self.registry = CollectorRegistry()
         words = ("queue",)
@@ -226,6 +230,13 @@ class Sampler:
         found = self._trends.get(queue)
         return found.as_dict() if found is not None else _NO_TREND
 
+    def latency(self, queue: str) -> dict[str, float | None]:
+        """From send to ack: the middle and the slow end of the last messages this process has seen."""
+        found = sorted(self._latest.get(queue, ()))
+        if not found:
+            return {"p50_ms": None, "p95_ms": None}
+        return {"p50_ms": round(found[len(found) // 2], 1), "p95_ms": round(found[int(len(found) * 0.95)], 1)}
+
     def watch(self) -> asyncio.Event:
         """An event that is set after each count, for whoever shows them; give it back to `unwatch`."""
         woken = asyncio.Event()
@@ -279,6 +290,9 @@ class Sampler:
                 self._count_burst(entry, int(at))
             elif entry.event in (Event.ACKED, Event.NACKED, Event.BURIED, Event.EXPIRED, Event.RELEASED):
                 begun = self._received.pop(key, None)
+                if entry.event is Event.ACKED and entry.sent_at is not None:
+                    taken = max(0.0, at - entry.sent_at.timestamp()) * 1000
+                    self._latest.setdefault(entry.queue, deque(maxlen=LATEST)).append(taken)
                 if begun is not None and entry.event in (Event.ACKED, Event.NACKED, Event.BURIED):
                     self._run.labels(entry.queue).observe(max(0.0, at - begun / 1000))
                 if entry.event is Event.EXPIRED:

@@ -257,6 +257,15 @@ class Replay(Strict):
     task: Name | None = None
 
 
+class ReplayEvents(Strict):
+    """Named events, or all dead ones of the service that match."""
+
+    ids: list[Name] | None = Field(None, min_length=1, max_length=MAX_BATCH)
+    subscription: Name | None = None
+    error_class: str | None = Field(None, max_length=80)
+    dry_run: bool = False
+
+
 class Edit(Strict):
     """What to change; what is not named stays."""
 

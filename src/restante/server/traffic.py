@@ -16,8 +16,8 @@ from fastapi import Header, Request
 
 from restante.core.errors import LeaseLost
 from restante.core.keys import idempotency_key
-from restante.core.message import Message, MessageId, State
-from restante.core.operations import Operation, Received, ToldError
+from restante.core.message import Message, MessageId, State, ToldError
+from restante.core.operations import Operation, Received
 from restante.core.queue import AsyncQueue, Flow, Wait, receiving, run_flow_async
 from restante.core.stored import Stored
 from restante.core.viewing import SHOW, parse_message

