@@ -21,6 +21,9 @@ find_python() {
   return 1
 }
 
+# Debian keeps it where only root's PATH leads.
+have_rabbitmq() { have rabbitmq-server || [ -x /usr/sbin/rabbitmq-server ]; }
+
 can_make_venv() { "$1" -c 'import ensurepip, venv' 2>/dev/null; }
 
 # Spark 4 runs on Java 17 or newer; Spark itself looks at JAVA_HOME first.
@@ -45,8 +48,9 @@ renew_lists() {
 
 # Debian starts a service with its package; ours are started by the tests and by Restante, never by the system.
 install_debian() {
-  local policy=/usr/sbin/policy-rc.d had_redis=no
+  local policy=/usr/sbin/policy-rc.d had_redis=no had_rabbitmq=no
   have redis-server && had_redis=yes
+  have_rabbitmq && had_rabbitmq=yes
   if [ ! -e "$policy" ]; then
     printf '#!/bin/sh\nexit 101\n' >"$policy"
     chmod +x "$policy"
@@ -58,6 +62,10 @@ install_debian() {
     { renew_lists && apt-get install -y -qq --no-install-recommends "$@" >/dev/null; } || return 1
   if [ "$had_redis" = no ] && have systemctl; then
     systemctl disable --quiet redis-server 2>/dev/null || true
+  fi
+  # Its package starts it by itself where the policy is not asked: so it is also stopped.
+  if [ "$had_rabbitmq" = no ] && have_rabbitmq && have systemctl; then
+    systemctl disable --now --quiet rabbitmq-server 2>/dev/null || true
   fi
 }
 
@@ -85,6 +93,7 @@ need_packages() {
   can_make_venv "$1" || die "$1 cannot make a virtual environment: install python3-venv"
   java_is_new || provide "Spark does not start, and its tests are skipped" "$(java_package)"
   have chromium || provide "tests in a browser are skipped" chromium
+  have_rabbitmq || provide "events over RabbitMQ cannot be tried, and their tests are skipped" rabbitmq-server
   { have node && have npm; } || provide "the dashboard is not built, and its tests are skipped" nodejs npm
 }
 

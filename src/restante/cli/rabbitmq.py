@@ -1,0 +1,148 @@
+"""Commands for what a service needs on RabbitMQ: rabbitmq topology, check, declare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+
+from restante.cli import texts
+from restante.cli.session import Code, Context, WrongUsage
+from restante.rabbitmq.topology import Subscribed, Topology, TopologyOptions
+from restante.rabbitmq.topology import topology as topology_of
+
+rabbitmq = typer.Typer(
+    name="rabbitmq", no_args_is_help=True, help="What a service needs on RabbitMQ: see it, check it, declare it."
+)
+
+Service = Annotated[str, typer.Option(metavar="NAME", help="The service.")]
+Subscriptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--subscription", "-s", metavar="HANDLER=PATTERN", help="on_paid=shop.order.paid; may be given several times."
+    ),
+]
+Answers = Annotated[
+    list[str] | None,
+    typer.Option("--answer", "-a", metavar="TOPIC", help="A call it answers; may be given several times."),
+]
+QueueType = Annotated[str, typer.Option(metavar="TYPE", help="Of subscription queues: classic or quorum.")]
+LongestDelay = Annotated[str, typer.Option(metavar="TIME", help="How far the ladders reach, 90s, 2h or 3d.")]
+NoArchive = Annotated[bool, typer.Option("--no-archive", help="Dead messages are not kept.")]
+Broker = Annotated[str, typer.Option(metavar="URL", help="The broker: amqp://user:password@host:5672//.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Registers the commands."""
+    for name, command in (("topology", topology), ("check", check), ("declare", declare)):
+        rabbitmq.command(name)(command)
+    app.add_typer(rabbitmq, rich_help_panel="Operate")
+
+
+def topology(
+    context: Context,
+    service: Service,
+    subscription: Subscriptions = None,
+    answer: Answers = None,
+    queue_type: QueueType = "classic",
+    longest_delay: LongestDelay = "1d",
+    no_archive: NoArchive = False,
+) -> None:
+    """Show the exchanges, queues and bindings of a service. Asks no broker."""
+    session = context.obj
+    made = _made(service, subscription, answer, queue_type, longest_delay, no_archive)
+    if session.json:
+        return session.emit(made.json())
+    table = texts.table("what", "name", "detail", shrinking=("detail",))
+    for row in made.rows():
+        table.add_row(row.what, texts.cell(row.name, "bold"), texts.cell(row.detail))
+    session.out.print(table)
+    return None
+
+
+def check(
+    context: Context,
+    broker: Broker,
+    service: Service,
+    subscription: Subscriptions = None,
+    answer: Answers = None,
+    queue_type: QueueType = "classic",
+    longest_delay: LongestDelay = "1d",
+    no_archive: NoArchive = False,
+) -> None:
+    """Name what is missing on a broker, with code 1. Declares nothing."""
+    session = context.obj
+    made = _made(service, subscription, answer, queue_type, longest_delay, no_archive)
+    with _connected(broker) as (connection, declaring):
+        missing = declaring.verify(connection, made)
+    if session.json:
+        session.emit({"missing": missing})
+    for name in () if session.json else missing:
+        session.out.print(f"missing: {name}", markup=False, soft_wrap=True)
+    if missing:
+        session.note(f"{len(missing)} missing; restante rabbitmq declare makes them")
+        raise typer.Exit(Code.NOTHING)
+    session.note(f"all {len(made.exchanges)} exchanges and {len(made.queues)} queues are there")
+
+
+def declare(
+    context: Context,
+    broker: Broker,
+    service: Service,
+    subscription: Subscriptions = None,
+    answer: Answers = None,
+    queue_type: QueueType = "classic",
+    longest_delay: LongestDelay = "1d",
+    no_archive: NoArchive = False,
+) -> None:
+    """Declare what a service needs on a broker; what is there already must be the same, or it ends with code 4."""
+    session = context.obj
+    made = _made(service, subscription, answer, queue_type, longest_delay, no_archive)
+    with _connected(broker) as (connection, declaring):
+        declaring.declare(connection, made)
+    told = {"exchanges": len(made.exchanges), "queues": len(made.queues), "bindings": len(made.bindings)}
+    if session.json:
+        return session.emit({"declared": told})
+    session.note("declared " + ", ".join(f"{count} {name}" for name, count in told.items()))
+    return None
+
+
+def _made(
+    service: str,
+    subscription: list[str] | None,
+    answer: list[str] | None,
+    queue_type: str,
+    longest_delay: str,
+    no_archive: bool,
+) -> Topology:
+    subscribed = []
+    for text in subscription or ():
+        handler, equals, pattern = text.partition("=")
+        if not equals:
+            raise WrongUsage(f"not a subscription: {text!r}; write --subscription on_paid=shop.order.paid")
+        subscribed.append(Subscribed(handler, pattern))
+    if queue_type not in ("classic", "quorum"):
+        raise WrongUsage(f"--queue-type is classic or quorum, not {queue_type!r}")
+    options = TopologyOptions(
+        queue_type="quorum" if queue_type == "quorum" else "classic",
+        archive=not no_archive,
+        longest_delay=texts.duration(longest_delay),
+    )
+    return topology_of(service, subscribed, answer or (), options=options)
+
+
+@contextmanager
+def _connected(broker: str) -> Iterator[tuple[Any, Any]]:
+    """A connection, and the module that speaks to it, which is imported only where Kombu is installed."""
+    if not broker.startswith(("amqp://", "amqps://")):
+        raise WrongUsage("--broker is a URL such as amqp://guest:guest@localhost:5672//")
+    try:
+        from kombu import Connection
+
+        from restante.rabbitmq import declaring
+    except ModuleNotFoundError as error:
+        raise WrongUsage(f"RabbitMQ needs {error.name}: pip install 'restante[rabbitmq]'") from None
+    with Connection(broker) as connection:
+        yield connection, declaring

@@ -1,0 +1,138 @@
+"""Which topics a pattern names: one table for our matcher and for every broker that has its own."""
+
+from __future__ import annotations
+
+from typing import Final
+
+_LONG: Final = "w" * 100
+_FORTY: Final = ".".join(f"w{number}" for number in range(40))
+_SAME: Final = ".".join(["a"] * 40)
+
+#: Pattern, topic, and whether the one names the other.
+CASES: Final[list[tuple[str, str, bool]]] = [
+    # Words as they are.
+    ("shop.order.paid", "shop.order.paid", True),
+    ("shop.order.paid", "shop.order", False),
+    ("shop.order.paid", "shop.order.paid.late", False),
+    ("shop.order.paid", "shop.order.Paid", False),
+    ("shop.order.paid", "shop.orders.paid", False),
+    ("a", "a", True),
+    ("a", "b", False),
+    ("a", "aa", False),
+    ("a-b_c", "a-b_c", True),
+    ("1.0", "1.0", True),
+    # One word.
+    ("*", "a", True),
+    ("*", "a.b", False),
+    ("*.b", "a.b", True),
+    ("*.b", "b", False),
+    ("*.b", "a.b.b", False),
+    ("a.*", "a.b", True),
+    ("a.*", "a", False),
+    ("a.*", "a.b.c", False),
+    ("a.*.c", "a.b.c", True),
+    ("a.*.c", "a.c", False),
+    ("a.*.c", "a.b.b.c", False),
+    ("*.*", "a.b", True),
+    ("*.*", "a", False),
+    ("*.*", "a.b.c", False),
+    ("*.*.*", "a.b.c", True),
+    # None or more words at an end.
+    ("#", "a", True),
+    ("#", "a.b.c", True),
+    ("a.#", "a", True),
+    ("a.#", "a.b", True),
+    ("a.#", "a.b.c.d", True),
+    ("a.#", "b", False),
+    ("a.#", "aa", False),
+    ("a.#", "b.a", False),
+    ("#.b", "b", True),
+    ("#.b", "a.b", True),
+    ("#.b", "a.a.a.b", True),
+    ("#.b", "b.a", False),
+    ("#.b", "a.bb", False),
+    # In the middle.
+    ("a.#.c", "a.c", True),
+    ("a.#.c", "a.b.c", True),
+    ("a.#.c", "a.b.b.b.c", True),
+    ("a.#.c", "a", False),
+    ("a.#.c", "c", False),
+    ("a.#.c", "a.c.b", False),
+    ("a.#.c", "a.c.c", True),
+    ("a.#.b.#.c", "a.b.c", True),
+    ("a.#.b.#.c", "a.x.b.x.x.c", True),
+    ("a.#.b.#.c", "a.x.x.c", False),
+    ("a.#.b.#.c", "a.c.b", False),
+    ("#.a.#", "a", True),
+    ("#.a.#", "x.a.y", True),
+    ("#.a.#", "x.y", False),
+    # Twice, and beside one word.
+    ("#.#", "a", True),
+    ("#.#", "a.b.c", True),
+    ("a.#.#", "a", True),
+    ("a.#.#.b", "a.b", True),
+    ("a.#.#.b", "a.c.d.b", True),
+    ("*.#", "a", True),
+    ("*.#", "a.b.c", True),
+    ("#.*", "a", True),
+    ("#.*", "a.b.c", True),
+    ("*.#.*", "a", False),
+    ("*.#.*", "a.b", True),
+    ("*.#.*", "a.b.c.d", True),
+    ("#.*.b", "b", False),
+    ("#.*.b", "a.b", True),
+    ("#.*.b", "x.y.a.b", True),
+    ("a.*.#", "a", False),
+    ("a.*.#", "a.b", True),
+    # Where going back is needed.
+    ("#.a.b", "a.a.b", True),
+    ("#.a.b", "a.b.a.b", True),
+    ("#.a.b", "a.b.a", False),
+    ("#.a.*.b", "a.a.a.b", True),
+    ("#.a.#.a.b", "a.b.a.b", True),
+    ("#.a.#.a.b", "a.b.b", False),
+    # Nothing, and empty words, which nobody should use but anybody can send.
+    ("#", "", True),
+    ("#.#", "", True),
+    ("*", "", False),
+    ("", "", True),
+    ("", "a", False),
+    ("a", "", False),
+    ("*.*", ".", True),
+    ("*", ".", False),
+    ("a.*", "a.", True),
+    ("*.a", ".a", True),
+    ("a.*.b", "a..b", True),
+    ("a.b", "a..b", False),
+    ("a.#", "a.", True),
+    ("a.", "a", False),
+    # A wildcard is one only as a whole word, and only in a pattern.
+    ("a*", "ab", False),
+    ("a*", "a*", True),
+    ("a.#b", "a.b", False),
+    ("a.b", "a.*", False),
+    ("a.b", "a.#", False),
+    ("a.*", "a.*", True),
+    # Long ones.
+    (_LONG, _LONG, True),
+    (_LONG, _LONG[1:], False),
+    (f"*.{_LONG}", f"a.{_LONG}", True),
+    (_FORTY, _FORTY, True),
+    ("w0.#", _FORTY, True),
+    ("#.w39", _FORTY, True),
+    ("#.w38", _FORTY, False),
+    ("w0.#.w20.#.w39", _FORTY, True),
+    ("w0.#.w20.*.w39", _FORTY, False),
+    (".".join(["*"] * 40), _FORTY, True),
+    (".".join(["*"] * 39), _FORTY, False),
+    (".".join(["*"] * 41), _FORTY, False),
+    ("#.a.a.a.a.a.b", _SAME, False),
+]
+
+#: The same, with so many `#` that a matcher which tries every way takes longer than anybody waits. RabbitMQ's does.
+HEAVY_CASES: Final[list[tuple[str, str, bool]]] = [
+    (".".join(["#"] * 40), _FORTY, True),
+    (".".join(["#", "a"] * 20), _SAME, True),
+    (".".join(["#", "a"] * 41), _SAME, False),
+    (".".join(["*", "#"] * 40), _SAME, True),
+]
