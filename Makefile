@@ -1,13 +1,13 @@
 # Every target does its own set-up: on a fresh machine `make test` or `make run` is the first command to type.
 .DEFAULT_GOAL := help
-.PHONY: help setup dashboard run test lint screenshots chaos bench bench-celery bench-http bench-spark lock clean
+.PHONY: help setup dashboard run test lint screenshots chaos bench bench-bus bench-celery bench-http bench-spark lock clean
 MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
 # Spark's tests share what a file has set up; the others share servers by process, so idle processes take over tests.
 TWO := -n 2 --dist worksteal
 TWO_FILES := -n 2 --dist loadfile --no-loadscope-reorder
 FAULTS := tests/faults
-DOORS := tests/celery tests/server tests/browser
+DOORS := tests/celery tests/server tests/browser tests/bus tests/rabbitmq
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ bench: setup ## Measure against Redis' own limit and against peers
 
 bench-celery: setup ## Measure Celery on Restante beside Celery on Kombu's own Redis transport
 	$(BIN)/python -m benchmarks.celery
+
+bench-bus: setup ## Measure the event bus beside plain Celery, on Redis and on RabbitMQ
+	$(BIN)/python -m benchmarks.bus
 
 bench-http: setup dashboard ## Measure the HTTP server and the dashboard
 	$(BIN)/python -m benchmarks.http

@@ -72,7 +72,7 @@ def page() -> str:
     schema = create_app("redis://localhost:6379")._app.openapi()  # type: ignore[attr-defined]
     known = schema["components"]["schemas"]
     lines = [HEAD]
-    for tag in ("messages", "looking", "operating", "session", "health"):
+    for tag in ("messages", "looking", "operating", "topics", "session", "health"):
         lines += [f"## {tag.capitalize()}", "", "| Route | Does | Body | Answer |", "|---|---|---|---|"]
         for path, item in schema["paths"].items():
             for method, operation in item.items():

@@ -40,7 +40,10 @@ EXAMPLES = sorted(
 #: Seconds one page's programs or commands may take together; those that start Spark need a minute on two quiet cores.
 PATIENCE = 280
 #: Members of public classes that are for the rooms above, not for users.
-INTERNAL = {"connection of Post"}
+INTERNAL = {"connection of Post"} | {
+    f"{name} of Bus"
+    for name in ("handles", "handler_of", "knows_begun", "records", "keeper", "line", "note", "reply")
+}
 
 
 def named(page: Page) -> Any:

@@ -11,7 +11,7 @@ import logging
 import os
 import platform
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -258,6 +258,10 @@ class Bus(Celery):
         return self.client.publish(
             topic, data, id=id, delay=delay, priority=priority, expires=expires, headers=headers, nobody=nobody
         )
+
+    def publish_many(self, events: Iterable[EventClass | tuple[Topic, Any]], **options: Any) -> list[Published]:
+        """`Client.publish_many`, with this service as the source."""
+        return self.client.publish_many(events, **options)
 
     def call(
         self, topic: Topic, data: Any = None, *, timeout: float | timedelta = TIMEOUT,

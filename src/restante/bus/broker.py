@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -94,6 +95,8 @@ class Broker(Protocol):
     """A broker, to a client that publishes and calls."""
 
     def publish(self, envelope: Envelope, text: bytes, how: Sending) -> int | None: ...
+
+    def publish_many(self, events: Sequence[tuple[Envelope, bytes]], how: Sending) -> list[int | None]: ...
 
     def call(self, envelope: Envelope, text: bytes, timeout: float) -> Answer: ...
 

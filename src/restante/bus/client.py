@@ -5,7 +5,7 @@ On failure a typed error; what was not confirmed may be published again with the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
@@ -97,6 +97,17 @@ class Client:
         how = Sending.checked(delay, priority, expires, nobody)
         said = say(topic, data, self.source, id=id, headers=headers, expires=how.expires)
         return Published(said.envelope.id, self._broker.publish(said.envelope, said.text, how))
+
+    def publish_many(
+        self, events: Iterable[Event | tuple[Topic, Any]], *, delay: float | timedelta = 0, priority: int = 0,
+        expires: float | timedelta | None = None, headers: Mapping[str, Any] | None = None,
+    ) -> list[Published]:  # fmt: skip
+        """Publishes events, or pairs of topic and data, and waits for all confirms at once: many times as fast."""
+        how = Sending.checked(delay, priority, expires, "keep")
+        pairs = [one if isinstance(one, tuple) else (one, None) for one in events]
+        said = [say(topic, data, self.source, headers=headers, expires=how.expires) for topic, data in pairs]
+        counts = self._broker.publish_many([(one.envelope, one.text) for one in said], how)
+        return [Published(one.envelope.id, count) for one, count in zip(said, counts, strict=True)]
 
     def forward(self, envelope: Envelope, text: bytes, how: Sending) -> Published:
         """Publishes what was sealed before, by an outbox or another broker."""

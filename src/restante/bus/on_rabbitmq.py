@@ -12,10 +12,10 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import amqp
 from kombu import Connection
@@ -37,6 +37,7 @@ from restante.core.errors import (
 from restante.rabbitmq.declaring import counts, declare
 from restante.rabbitmq.topology import Topology, TopologyOptions, climb, rungs, shared
 
+T = TypeVar("T")
 log = logging.getLogger("restante")
 
 #: Seconds over which a publish is repeated while the broker is away.
@@ -123,6 +124,37 @@ class Link:
         self.confirming.basic_publish(message, exchange, key, mandatory=True, confirm_timeout=CONFIRM)
         return not self.returned
 
+    def publish_many(self, messages: Sequence[amqp.Message], exchange: str, keys: Sequence[str]) -> set[str]:
+        """Publishes them all, then waits for all confirms; the ids of those that no queue took."""
+        self.returned.clear()
+        channel = self.connection.connection.channel()
+        try:
+            channel.events["basic_return"].add(self._on_return)
+            pending = set(range(1, len(messages) + 1))
+            refused: set[int] = set()
+
+            def settle(tag: int, multiple: bool) -> None:
+                pending.difference_update([one for one in pending if one <= tag] if multiple else [tag])
+
+            def refuse(tag: int, multiple: bool) -> None:
+                refused.update([one for one in pending if one <= tag] if multiple else [tag])
+                settle(tag, multiple)
+
+            channel.events["basic_ack"].add(settle)
+            channel.events["basic_nack"].add(refuse)
+            channel.confirm_select()
+            for message, key in zip(messages, keys, strict=True):
+                type(channel).basic_publish(channel, message, exchange, key, True)
+            deadline = time.monotonic() + CONFIRM
+            while pending:
+                self.connection.drain_events(timeout=max(0.01, deadline - time.monotonic()))
+            if refused:
+                raise amqp.exceptions.MessageNacked()
+            return {str(message.properties.get("message_id")) for message in self.returned}
+        finally:
+            if channel.is_open:
+                channel.close()
+
     def ask(self, message: Any, exchange: str, key: str, mandatory: bool = False) -> None:
         """Publishes without a confirm: the answer is one, and a lost answer needs none."""
         channel = self.asking
@@ -182,7 +214,11 @@ class Links:
     def publish(
         self, body: bytes, headers: dict[str, Any], properties: dict[str, Any], exchange: str, key: str, *, id: str
     ) -> bool:
-        """Publishes with a confirm, over as many connections as patience allows."""
+        """Publishes with a confirm; False where no queue took it."""
+        return self.patiently(lambda link: link.publish(body, headers, properties, exchange, key), (id,))
+
+    def patiently(self, work: Callable[[Link], T], ids: Sequence[str]) -> T:
+        """Does something over a connection, and over others while the broker is away and patience lasts."""
         deadline = time.monotonic() + self.patience
         written = False
         pause = 0.05
@@ -190,10 +226,10 @@ class Links:
             try:
                 with self.one() as link:
                     written = True
-                    return link.publish(body, headers, properties, exchange, key)
+                    return work(link)
             except amqp.exceptions.MessageNacked:
                 raise QueueFull(
-                    f"a queue behind {exchange or key} is full and refused {id}: replay or purge what lies there"
+                    f"a queue is full and refused {', '.join(ids[:3])}: replay or purge what lies there"
                 ) from None
             except amqp.exceptions.NotFound:
                 self.declare(shared(TopologyOptions()))
@@ -202,7 +238,7 @@ class Links:
             except self.LOST as error:
                 if time.monotonic() + pause > deadline:
                     if written:
-                        raise Unconfirmed(ids=(id,)) from None
+                        raise Unconfirmed(ids=ids) from None
                     raise unreachable(self.url, error) from None
                 time.sleep(pause)
                 pause = min(1.0, pause * 2)
@@ -267,6 +303,26 @@ class RabbitBroker:
                 self.registry.not_sent(envelope, len(text))
             raise
         return noted
+
+    def publish_many(self, events: Sequence[tuple[Envelope, bytes]], how: Sending) -> list[int | None]:
+        if how.delay:
+            return [self.publish(envelope, text, how) for envelope, text in events]
+        noted = [self.registry.sent(one, len(text), how) if self.registry else None for one, text in events]
+        messages = [packed(text, to_headers(one), properties_of(one, how)) for one, text in events]
+        keys = [envelope.topic for envelope, _ in events]
+        ids = [envelope.id for envelope, _ in events]
+        try:
+            unheard = self.links.patiently(lambda link: link.publish_many(messages, f"{EVENTS}.known", keys), ids)
+        except RestanteError:
+            for envelope, text in events if self.registry else ():
+                assert self.registry is not None
+                self.registry.not_sent(envelope, len(text))
+            raise
+        if unheard:
+            again = [place for place, id in enumerate(ids) if id in unheard]
+            some, where = [messages[place] for place in again], [keys[place] for place in again]
+            self.links.patiently(lambda link: link.publish_many(some, EVENTS, where), sorted(unheard))
+        return [0 if id in unheard else count for id, count in zip(ids, noted, strict=True)]
 
     def call(self, envelope: Envelope, text: bytes, timeout: float) -> Answer:
         got = self._ask(CALLS, envelope, text, timeout, 1)

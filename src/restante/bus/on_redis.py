@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 from restante.bus.broker import (
@@ -27,7 +28,8 @@ from restante.core.admin import DELETE
 from restante.core.errors import CallTimeout, Mismatch, NoHandler, Unroutable
 from restante.core.exchange import BLOCK, Plain
 from restante.core.keys import QUEUES, exchange_key, reply_keys
-from restante.core.operations import QueueRef
+from restante.core.message import Draft
+from restante.core.operations import MAX_BATCH, QueueRef
 from restante.core.queue import AsyncPost, Flow, Post, Wait, open_queue, run_flow, run_flow_async
 from restante.core.routes import QueueInfo, Table, question
 from restante.core.stored import Json
@@ -92,9 +94,7 @@ class Routes:
         self, queue: str, envelope: Envelope, text: bytes, how: Sending, asked: bytes, extra: dict[str, Any]
     ) -> Flow[Any]:
         ref = yield from self._opened(queue)
-        headers = envelope.attributes()
-        headers.pop("id")
-        headers.pop("type")
+        headers = _headers(envelope)
         op = ops.send(
             ref, Json(text), id=envelope.id, kind=envelope.topic, priority=how.priority, delay=how.delay,
             expires=how.expires, headers={**headers, **extra},
@@ -122,6 +122,27 @@ class Routes:
             kept = Sending(how.delay, how.priority, how.expires or UNROUTED_SECONDS)
             yield from self._send(UNROUTED, envelope, text, kept, b"", {})
         return count
+
+    def publish_many(self, events: Sequence[tuple[Envelope, bytes]], how: Sending) -> Flow[list[int | None]]:
+        """A call per queue and thousand events, instead of one per event."""
+        table = yield from self.current(EVENTS)
+        by_queue: dict[str, list[Draft]] = {}
+        counts: list[int | None] = []
+        for envelope, text in events:
+            matched = table.match(envelope.topic)
+            if not matched:
+                counts.append((yield from self.publish(envelope, text, how)))
+                continue
+            headers = _headers(envelope)
+            for info in matched:
+                draft = Draft(Json(text), how.priority, how.delay, id=envelope.id, kind=envelope.topic)
+                by_queue.setdefault(info.name, []).append(replace(draft, headers=headers, expires=how.expires))
+            counts.append(len(matched))
+        for queue, drafts in by_queue.items():
+            ref = yield from self._opened(queue)
+            for start in range(0, len(drafts), MAX_BATCH):
+                yield ops.send_many(ref, drafts[start : start + MAX_BATCH])
+        return counts
 
     def call(self, envelope: Envelope, text: bytes, timeout: float) -> Flow[Answer]:
         token = secrets.token_hex(16)
@@ -163,6 +184,13 @@ class Routes:
                 return got
 
 
+def _headers(envelope: Envelope) -> dict[str, Any]:
+    """The attributes that a message has not got by itself."""
+    made = envelope.attributes()
+    del made["id"], made["type"]
+    return made
+
+
 class RedisBroker:
     """The synchronous client of a Redis broker."""
 
@@ -172,6 +200,9 @@ class RedisBroker:
 
     def publish(self, envelope: Envelope, text: bytes, how: Sending) -> int:
         return run_flow(self.post.connection, self._routes.publish(envelope, text, how))
+
+    def publish_many(self, events: Sequence[tuple[Envelope, bytes]], how: Sending) -> list[int | None]:
+        return run_flow(self.post.connection, self._routes.publish_many(events, how))
 
     def call(self, envelope: Envelope, text: bytes, timeout: float) -> Answer:
         return run_flow(self.post.connection, self._routes.call(envelope, text, timeout))

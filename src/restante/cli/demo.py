@@ -1,9 +1,9 @@
 """A sample shop on a server of its own: orders lead to payments and emails, reports are slow, some of it goes wrong.
 
-Messages come through every door there is: native consumers, a Celery worker, and Spark, which reads the journal for
-the Insights page. The parent keeps Redis, the HTTP server with its sweeper and dashboard, and the table; each role is a
-child process, started again when it dies. Children end when their standard input closes, so none outlives the parent,
-however that ends.
+Messages come through every door there is: native consumers, a Celery worker, two services on the event bus, and Spark,
+which reads the journal for the Insights page. The parent keeps Redis, the HTTP server with its sweeper and dashboard,
+and the table; each role is a child process, started again when it dies. Children end when their standard input closes,
+so none outlives the parent, however that ends.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -100,6 +100,7 @@ def sell(post: Post) -> list[restante.Queue]:
 def charge(post: Post) -> list[restante.Queue]:
     """Payments: some are declined for good, some time out, and now and then the process is killed."""
     payments, emails = post.queue("payments"), post.queue("emails")
+    tell = _teller(post.url)
 
     @payments.handler
     def pay(message: LeasedMessage) -> None:
@@ -109,13 +110,33 @@ def charge(post: Post) -> list[restante.Queue]:
             os.kill(os.getpid(), signal.SIGKILL)
         if number % 25 == 3:
             message.bury(error=CardDeclined(f"card of order {number} declined"))
+            tell("shop.order.declined", {"order": number}, f"declined-{message.id}")
             return
         if number % 9 == 5 and random.random() < 0.9:
             raise TimeoutError("the bank took more than its time")
         delay = random.uniform(3, 20) if random.random() < 0.4 else 0
         emails.send({"to": message.headers.get("order"), "text": "thank you"}, kind="email.receipt", delay=delay)
+        tell("shop.order.paid", {"order": number, "total": message.payload["total"]}, f"paid-{message.id}")
 
     return [payments]
+
+
+def _teller(url: str) -> Callable[[str, Any, str], None]:
+    """Publishes events, where there are services that hear them."""
+    if not _has_bus():
+        return lambda topic, data, name: None
+    from restante.bus import Client
+
+    client = Client(url, source="payments")
+
+    def tell(topic: str, data: Any, id: str) -> None:
+        client.publish(topic, data, id=id)
+
+    return tell
+
+
+def _has_bus() -> bool:
+    return all(importlib.util.find_spec(name) is not None for name in ("celery", "pydantic"))
 
 
 def mail(post: Post) -> list[restante.Queue]:
@@ -154,6 +175,17 @@ def draw_thumbnails(url: str, stop: threading.Event) -> None:
     app.worker_main(["worker", "--pool=threads", "--concurrency=2", "--loglevel=ERROR", "--without-gossip"])
 
 
+def serve(role: str, url: str, stop: threading.Event) -> None:
+    """A service on the event bus: an ordinary Celery worker."""
+    from restante.cli.shop_events import SERVICES, ask
+
+    bus = SERVICES[role](url)
+    if role == "warehouse":
+        threading.Thread(target=ask, args=(url, stop), daemon=True).start()
+    bus.conf.worker_hijack_root_logger = False
+    bus.worker_main(["worker", "--pool=threads", "--concurrency=2", "--loglevel=ERROR", "--without-gossip"])
+
+
 def refresh_insights(url: str, lake: Path, stop: threading.Event) -> None:
     """Spark takes the journals into a lake and draws its report, again and again."""
     from restante.spark.pipeline import Pipeline, PipelineOptions
@@ -168,6 +200,8 @@ def refresh_insights(url: str, lake: Path, stop: threading.Event) -> None:
         stop.wait(INSIGHTS_EVERY)
 
 
+#: Roles that are services on the bus; what they do is in `shop_events`, which needs Celery.
+SERVICES = ("warehouse", "loyalty")
 #: Role → what makes its queues, and how many handlers run at a time.
 CONSUMERS = {"sell": (sell, 2), "charge": (charge, 3), "mail": (mail, 3), "report": (report, 1)}
 
@@ -177,6 +211,8 @@ def roles(insights: bool) -> list[str]:
     made = ["produce", *CONSUMERS]
     if importlib.util.find_spec("celery") is not None:
         made.append("thumbnails")
+    if _has_bus():
+        made += SERVICES
     if (
         insights
         and importlib.util.find_spec("pyspark") is not None
@@ -195,7 +231,7 @@ def play(role: str, url: str, lake: Path) -> None:
         stop.set()
         if consumer is not None:
             consumer.stop()
-        if role == "thumbnails":
+        if role in ("thumbnails", *SERVICES):
             os.kill(os.getpid(), signal.SIGTERM)
 
     def until_parent_ends() -> None:
@@ -209,6 +245,8 @@ def play(role: str, url: str, lake: Path) -> None:
     threading.Thread(target=until_parent_ends, daemon=True).start()
     if role == "thumbnails":
         return draw_thumbnails(url, stop)
+    if role in SERVICES:
+        return serve(role, url, stop)
     if role == "insights":
         return refresh_insights(url, lake, stop)
     with restante.connect(url, consumer=f"{role}:{os.getpid()}") as post:
@@ -289,9 +327,9 @@ def operate(admin: Admin, stop: threading.Event) -> None:
     """The shop's operator: puts dead messages back when there are many."""
     while not stop.wait(2.0):
         try:
-            for name in QUEUES:
-                if admin.counts(name).dead >= REPLAY_AT:
-                    admin.replay(name)
+            for row in admin.all_counts():
+                if row.dead >= REPLAY_AT:
+                    admin.replay(row.queue)
         except RestanteError:
             pass  # the table says that the server is away
 
@@ -348,6 +386,14 @@ def _open_shop(
     admin = Admin(post, operator="shop")
     for name, options in QUEUES.items():
         admin.configure(name, **options)
+    if _has_bus():
+        from restante.cli import shop_events
+
+        # Before anybody publishes: what is said while nobody listens is kept apart, and the shop has no use for it.
+        for make in shop_events.SERVICES.values():
+            bus = make(post.url)
+            bus.declare()
+            bus.close()
     lake = directory / "lake"
     cast = Cast(post.url, lake, cast_of)
     operator = threading.Thread(target=operate, args=(admin, stop), daemon=True)

@@ -1,0 +1,1 @@
+"""Two services that talk by events and calls; `python -m examples.two_services` runs them with their workers."""
