@@ -1,12 +1,12 @@
 // What an operator can do to messages and queues: ask with the number in the question, act, and tell what came of it.
-import { post, put, remove } from "./api";
+import { explain, post, put, refetchAll, remove } from "./api";
 import { count, plural } from "./format";
 import type { State } from "./lifecycle";
 import { ask } from "./parts/Dialog";
-import { attempt } from "./parts/Toasts";
-import { runReplay } from "./replays";
+import { attempt, say } from "./parts/Toasts";
+import { runReplay, whileReplaying } from "./replays";
 import { queueApi } from "./router";
-import type { Queue, Settings } from "./types";
+import type { DeadEvent, Queue, ReplayedEvents, Settings } from "./types";
 
 const messages = (n: number): string => plural(n, "message");
 
@@ -23,6 +23,53 @@ export async function replayIds(queue: string, ids: string[]): Promise<boolean> 
     const done = `Replayed ${messages(task.replayed)} of ${queue}.`;
     return missing > 0 ? `${done} ${count(missing)} were no longer dead.` : done;
   });
+}
+
+/** Which dead events of a service: all that fit, or those named, which died in one subscription. */
+type Choice = { ids?: string[]; subscription?: string | null; error_class?: string | null };
+
+const replayChoice = (service: string, choice: Choice, dryRun: boolean): Promise<ReplayedEvents> =>
+  post<ReplayedEvents>(`/api/topics/${encodeURIComponent(service)}/replay`, { ...choice, dry_run: dryRun });
+
+/** Asks, then puts dead events back into the subscriptions they died in. */
+async function replayEvents(service: string, many: number, which: string, choices: Choice[]): Promise<boolean> {
+  const events = plural(many, "dead event");
+  const yes = await ask({
+    title: `Replay ${events} of ${service}?`,
+    text: `${which} They go back to the subscriptions they died in and to no other, with all their attempts before them.`,
+    yes: `Replay ${count(many)}`,
+  });
+  if (!yes) return false;
+  const done = await attempt(async () => {
+    let replayed = 0;
+    await whileReplaying(service, async () => {
+      for (const choice of choices) replayed += (await replayChoice(service, choice, false)).replayed;
+    });
+    return `Replayed ${plural(replayed, "event")} of ${service}.`;
+  });
+  refetchAll();
+  return done;
+}
+
+/** Counts what fits without moving anything, then asks. */
+export async function proposeEvents(service: string, choice: Choice): Promise<boolean> {
+  try {
+    const { replayed } = await replayChoice(service, choice, true);
+    const told = [choice.subscription ?? "", choice.error_class ? `error ${choice.error_class}` : ""].filter(Boolean).join(", ");
+    if (replayed > 0) return await replayEvents(service, replayed, `Matching: ${told || "all of them"}.`, [choice]);
+    say(`Nothing of ${service} matches any more.`);
+  } catch (error) {
+    say(explain(error), "bad");
+  }
+  return false;
+}
+
+/** An event may be dead in several subscriptions of a service: only those chosen are meant. */
+export function replayChosen(service: string, chosen: DeadEvent[]): Promise<boolean> {
+  const ids = new Map<string, string[]>();
+  for (const { subscription, id } of chosen) ids.set(subscription, [...(ids.get(subscription) ?? []), id]);
+  const choices = [...ids].map(([subscription, some]) => ({ ids: some, subscription }));
+  return replayEvents(service, chosen.length, "Those selected.", choices);
 }
 
 export async function deleteIds(queue: string, ids: string[]): Promise<boolean> {

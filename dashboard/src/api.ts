@@ -3,6 +3,8 @@ import { signal } from "@preact/signals";
 import { sampleRoundTrip } from "./clock";
 import { parseExact } from "./exactjson";
 
+/** Answers that tell of another broker, not of this server. */
+const ELSEWHERE = new Set(["NoBroker", "ArchiveBusy"]);
 /** How long to wait before looking for a lost server again, growing to the last value. */
 const PROBE_AFTER = [1_000, 2_000, 4_000, 8_000];
 
@@ -74,8 +76,9 @@ async function request<T>(path: string, init: RequestInit, exact = false): Promi
   const ended = Date.now();
   if (!response.ok) {
     if (response.status === 401) signInNeeded.value = true;
-    if (response.status >= 500 && reading) void probe(path);
-    throw await failure(response);
+    const failed = await failure(response);
+    if (response.status >= 500 && reading && !ELSEWHERE.has(failed.word)) void probe(path);
+    throw failed;
   }
   const body = (exact ? parseExact(await response.text()) : await response.json()) as T & { now?: unknown };
   if (typeof body.now === "number") sampleRoundTrip(began, ended, body.now);

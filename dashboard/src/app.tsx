@@ -11,10 +11,11 @@ import { DeadPage } from "./pages/Dead";
 import { InsightsPage } from "./pages/Insights";
 import { JournalPage } from "./pages/Journal";
 import { MessagePage } from "./pages/Message";
-import { RsmqPage, TopicsPage } from "./pages/Neighbours";
+import { RsmqPage } from "./pages/Neighbours";
 import { OverviewPage } from "./pages/Overview";
 import { QueuePage } from "./pages/Queue";
 import { SignInPage } from "./pages/SignIn";
+import { TopicsPage } from "./pages/Topics";
 import { UnknownPage } from "./pages/Unknown";
 import { Asked } from "./parts/Dialog";
 import { Help, helpShown } from "./parts/Help";
@@ -69,6 +70,7 @@ export function App() {
     t: toggleTheme,
     "g o": () => go("/"),
     "g d": () => go("/dead"),
+    "g t": () => go("/topics"),
     "g j": () => go("/journal"),
     "g c": () => go("/consumers"),
   });

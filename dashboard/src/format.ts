@@ -39,6 +39,12 @@ export function precise(milliseconds: number): string {
   return milliseconds < 10_000 ? `${(milliseconds / 1000).toFixed(1)} s` : duration(milliseconds);
 }
 
+/** How long something took, from a tenth of a millisecond up to days. */
+export function taken(milliseconds: number): string {
+  if (milliseconds >= 1000) return precise(milliseconds);
+  return `${milliseconds < 10 ? Number(milliseconds.toFixed(1)) : Math.round(milliseconds)} ms`;
+}
+
 const two = (n: number): string => String(n).padStart(2, "0");
 
 /** "14:03:09.120" of the viewer's own day. */

@@ -45,6 +45,17 @@ export async function runReplay(queue: string, body: Record<string, unknown>): P
   }
 }
 
+/** Shows that something is being replayed where nobody tells how far it is. */
+export async function whileReplaying<T>(queue: string, work: () => Promise<T>): Promise<T> {
+  const strip = (strips += 1);
+  running.value = [...running.value, { strip, queue, task: null }];
+  try {
+    return await work();
+  } finally {
+    running.value = running.value.filter((one) => one.strip !== strip);
+  }
+}
+
 const bodyOf = (match: Match, rate: number | null, dryRun: boolean) => ({
   kind: match.kind,
   error_class: match.errorClass,

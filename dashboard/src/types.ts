@@ -189,4 +189,45 @@ export type AuditEntry = {
   detail: string;
 };
 
-export type Topic = { topic: string; subscriptions: { queue: string; pattern: string }[] };
+export type BrokerName = "redis" | "rabbitmq";
+
+/** One handler of one service; what cannot be known is null. */
+export type Subscription = {
+  subscription: string;
+  service: string;
+  handler: string;
+  pattern: string;
+  queue: string;
+  broker: BrokerName;
+  retry: string;
+  max_attempts: number;
+  waiting: number | null;
+  leased: number | null;
+  dead: number | null;
+  sent: number;
+  acked: number;
+  nacked: number;
+  oldest_seconds: number | null;
+  p50_ms: number | null;
+  p95_ms: number | null;
+};
+
+export type Topic = { way: "event" | "call"; topic: string; subscriptions: Subscription[] };
+export type Archive = { service: string; broker: BrokerName; dead: number | null };
+export type Topics = { now: number; topics: Topic[]; archives: Archive[]; unrouted: number; problem: string };
+
+export type DeadEvent = {
+  id: string;
+  subscription: string;
+  topic: string;
+  source: string;
+  attempts: number;
+  died_at: number | null;
+  error_class: string;
+  error: string;
+  data: string;
+  replays: number;
+};
+
+export type DeadEvents = { service: string; dead: DeadEvent[] };
+export type ReplayedEvents = { replayed: number; dry_run: boolean };

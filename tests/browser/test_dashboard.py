@@ -63,7 +63,10 @@ class TestLooking:
     def test_every_page_opens_without_an_error(self, watched: Watched, post: Post, admin: Admin) -> None:
         shop(post, admin)
         admin.pause("emails")
-        for path in ("/", "/queues/payments", "/dead", "/consumers", "/journal", "/anomalies", "/audit", "/insights"):
+        for path in (
+            "/", "/queues/payments", "/dead", "/consumers", "/journal", "/anomalies", "/audit", "/topics", "/rsmq",
+            "/insights",
+        ):  # fmt: skip
             page = watched.go(path)
             expect(page.locator("main h1").first).to_be_visible()
         expect(watched.page.locator("main")).to_contain_text("pipeline")
@@ -287,7 +290,7 @@ def test_pages_are_accessible(watched: Watched, post: Post, admin: Admin, theme:
     found: list[Any] = []
     for path in (
         "/", "/queues/payments?state=dead", "/queues/payments?state=leased", f"/queues/payments/messages/{dead.id}",
-        "/dead", "/consumers", "/journal", "/anomalies", "/audit",
+        "/dead", "/consumers", "/journal", "/anomalies", "/audit", "/topics",
     ):  # fmt: skip
         page = watched.go(path)
         page.wait_for_timeout(1200)

@@ -316,6 +316,23 @@ class TestDeclaring:
             client.publish("shop.order.paid", 1)
         assert len(place.wait_rows(1, "paid")) == 1
 
+    def test_what_comes_by_a_pattern_of_before_is_passed_over_on_rabbitmq(
+        self, rabbit: Any, redis: RedisServer, tmp_path: Path
+    ) -> None:
+        place = OnRabbitMQ(tmp_path, rabbit, redis)
+        before = Bus(place.named("billing"), place.url, **place.options)
+        before.subscribe("shop.#", name="paid")(lambda data: None)
+        before.declare()
+        before.close()
+        with Service(place, "billing", ["paid"]) as worker, place.client() as client:
+            client.publish("shop.other", 1)
+            client.publish("shop.order.paid", 2)
+            assert [row["data"] for row in place.wait_rows(1, "paid")] == [2]
+            wait_for(lambda: "passed over" in worker.stderr, 10)
+            wait_for(lambda: place.waiting("billing", "paid") == 0, 10)
+        with restante.connect(place.options["store"]) as post:
+            assert f"{place.named('billing')}.paid" in Admin(post).elsewhere()
+
 
 class TestArchive:
     def test_a_full_archive_refuses_and_nothing_is_lost(self, rabbit: Any, redis: RedisServer, tmp_path: Path) -> None:
@@ -426,6 +443,20 @@ class TestOutbox:
             with restante.connect(f"{server.url}/0") as post:
                 assert [one.payload for one in post.queue("billing.h").receive_many(10)] == [0, 1, 2]
         engine.dispose()
+
+
+class TestMany:
+    def test_many_events_are_published_with_one_wait(self, place: Place, service: Start) -> None:
+        service("billing", "paid", "every")
+        with place.client() as client:
+            sent = client.publish_many([
+                *(Paid(order=n) for n in range(150)), ("shop.other", {"n": 1}), (f"nobody.{place.mark}", None),
+            ])  # fmt: skip
+            assert [one.subscriptions for one in sent] == [2] * 150 + [1, 0]
+            assert client.publish_many([]) == []
+        place.wait_rows(150, "paid")
+        rows = place.wait_rows(151, "every")
+        assert {row["id"] for row in rows} == {one.id for one in sent[:151]}
 
 
 class TestJournal:

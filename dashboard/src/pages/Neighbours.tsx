@@ -1,57 +1,12 @@
-// What lives beside the queues: topics with their subscriptions, and the queues of RSMQ clients.
+// What lives beside the queues: those of RSMQ clients.
 import { count } from "../format";
 import { useFeed } from "../live";
-import { Empty, Link } from "../parts/Marks";
+import { Empty } from "../parts/Marks";
 import { Failed, Loading } from "../parts/Waiting";
 import { useResource } from "../resource";
-import { queueHref } from "../router";
-import type { Queues, Topic } from "../types";
+import type { Queues } from "../types";
 
 const READ_EVERY = 5_000;
-
-export function TopicsPage() {
-  useFeed({ journal: "none" });
-  const found = useResource<{ topics: Topic[] }>("/api/topics", READ_EVERY);
-  if (found.data === null) return found.error ? <Failed error={found.error} what="the topics" /> : <Loading />;
-  return (
-    <>
-      <header class="page-head">
-        <h1>Topics</h1>
-        <p class="muted">Each topic and the queues its messages go to.</p>
-      </header>
-      {found.data.topics.length === 0 && <Empty title="No topics yet.">A topic appears with its first subscription.</Empty>}
-      {found.data.topics.length > 0 && (
-        <div class="table-box">
-          <table>
-            <thead>
-              <tr>
-                <th scope="col">Topic</th>
-                <th scope="col">Subscriptions</th>
-              </tr>
-            </thead>
-            <tbody>
-              {found.data.topics.map(({ topic, subscriptions }) => (
-                <tr key={topic}>
-                  <th scope="row">{topic}</th>
-                  <td>
-                    <span class="facts-line">
-                      {subscriptions.map(({ queue, pattern }) => (
-                        <span key={`${queue} ${pattern}`}>
-                          <Link href={queueHref(queue)}>{queue}</Link>{" "}
-                          {pattern !== topic && <code class="muted">{pattern}</code>}
-                        </span>
-                      ))}
-                    </span>
-                  </td>
-                </tr>
-              ))}
-            </tbody>
-          </table>
-        </div>
-      )}
-    </>
-  );
-}
 
 export function RsmqPage() {
   useFeed({ journal: "none" });

@@ -24,6 +24,17 @@ export function Sparkline({ values, label }: { values: number[]; label: string }
   );
 }
 
+/** The middle and the slow end of a time, beside each other in all rows: `most` is the longest of them. */
+export function SpanBar({ p50, p95, most }: { p50: number; p95: number; most: number }) {
+  const share = (ms: number): number => Math.max(1, (ms / Math.max(1, most)) * WIDTH);
+  return (
+    <svg class="span-bar" viewBox={`0 0 ${WIDTH} 6`} preserveAspectRatio="none" aria-hidden="true">
+      <rect class="slow" width={share(p95)} height="6" />
+      <rect width={share(p50)} height="6" />
+    </svg>
+  );
+}
+
 export type Series = { label: string; token: string; values: number[] };
 
 /** Lines of per-second rates; colours are taken from the stylesheet, so the chart is drawn anew with the theme. */

@@ -15,6 +15,7 @@ const KEYS: [string, string][] = [
   ["p", "pause the journal"],
   ["g o", "overview"],
   ["g d", "dead letters"],
+  ["g t", "topics"],
   ["g c", "consumers"],
   ["g j", "journal"],
   ["t", "light or dark"],

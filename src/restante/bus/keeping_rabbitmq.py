@@ -20,6 +20,7 @@ from restante.bus.keeping import call_seconds, way_of
 from restante.bus.on_rabbitmq import MOST_PRIORITY, REPLY_TO, Links, from_headers, packed, unreachable
 from restante.core.errors import QueueFull, Unavailable
 from restante.core.message import Event, State
+from restante.core.topics import matches
 from restante.rabbitmq.topology import Subscribed, Topology, TopologyOptions, climb, topology
 
 if TYPE_CHECKING:
@@ -85,16 +86,21 @@ class RabbitKeeper:
         return Delivery(envelope, way, queue, reply_to, deadline, redelivered, _priority(message), size)
 
     def put_off(self, queue: str, message: Any) -> bool:
-        """Whether a message was sent round by the ladder instead of being run.
+        """Whether a message was sent round by the ladder, or passed over, instead of being run.
 
         One that comes again without a count may have killed its process. Where no record says whether it was begun,
-        the broker counts it by rejecting it, so that even such a message ends in the archive.
+        the broker counts it by rejecting it, so that even such a message ends in the archive. One that came by a
+        pattern which the handler no longer has is nobody's: RabbitMQ keeps bindings until somebody takes them away.
         """
-        if (
-            not message.delivery_info.get("redelivered")
-            or self._bus.knows_begun
-            or queue not in self._bus.subscriptions
-        ):
+        handler = self._bus.subscriptions.get(queue)
+        if handler is None:
+            return False
+        topic = str(from_headers(message.headers).get("type") or "")
+        if topic and handler.pattern and not matches(handler.pattern, topic):
+            log.warning("passed over subscription=%s topic=%s: unbind what it had before", queue, topic)
+            message.ack()
+            return True
+        if not message.delivery_info.get("redelivered") or self._bus.knows_begun:
             return False
         message.reject()
         return True

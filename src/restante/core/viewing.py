@@ -18,7 +18,7 @@ from restante.core import operations as ops
 from restante.core.errors import InvalidInput, NotFound
 from restante.core.exchange import Plain
 from restante.core.journal import JournalEntry, Position
-from restante.core.keys import AUDIT, QUEUES
+from restante.core.keys import AUDIT, QUEUES, SUBSCRIPTIONS
 from restante.core.message import Attempt, Event, Message, State, moment
 from restante.core.names import valid_name
 from restante.core.operations import MAX_BATCH, Operation, QueueRef, Script
@@ -185,6 +185,12 @@ class Viewer:
     def queues(self) -> list[str]:
         """The names of all queues."""
         return sorted(name.decode() for name in self._post.connection.command("SMEMBERS", QUEUES, key=QUEUES))
+
+    def elsewhere(self) -> frozenset[str]:
+        """Queues of another broker, of whose messages only the journal is here."""
+        flat = self._post.connection.command("HGETALL", SUBSCRIPTIONS, key=SUBSCRIPTIONS)
+        cards = [orjson.loads(text) for text in flat[1::2]]
+        return frozenset(card["queue"] for card in cards if card["broker"] != "redis")
 
     def counts(self, queue: str) -> Counts:
         """How many messages each state holds now."""

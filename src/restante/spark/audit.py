@@ -143,7 +143,11 @@ class Audit:
         admin = Admin(self.post)
         told = " and ".join(WHOLE_LEVELS)
         found: dict[str, Place] = {}
+        elsewhere = admin.elsewhere()
         for queue, place in places.items():
+            if queue in elsewhere:
+                findings.skipped[queue] = "its messages lie on RabbitMQ, which keeps them by itself"
+                continue
             level = admin.counts(queue).settings.journal
             if level in WHOLE_LEVELS:
                 found[queue] = place
