@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from decimal import Decimal
+from typing import Any
 
 import pytest
 
@@ -95,8 +96,12 @@ class TestEvents:
             with pytest.raises(errors.Unroutable, match=topic):
                 client.publish(topic, {"n": 2}, nobody="raise")
         if isinstance(place, OnRabbitMQ):
-            found = place.channel(lambda channel: channel.basic_get("events.unrouted", no_ack=True))
-            assert found.headers["cloudEvents_id"] == kept.id
+            # Other tests leave some there too.
+            def ids(channel: Any) -> list[str]:
+                got = iter(lambda: channel.basic_get("events.unrouted", no_ack=True), None)
+                return [message.headers["cloudEvents_id"] for message in got]
+
+            assert kept.id in place.channel(ids)
         else:
             import restante
 
@@ -326,7 +331,7 @@ class TestMemory:
     def test_ten_thousand_delayed_retries_wait_at_the_broker_not_in_the_worker(
         self, place: Place, service: Start
     ) -> None:
-        count = 10_000 if os.environ.get("RESTANTE_LONG") else 2_000
+        count = 10_000 if os.environ.get("RESTANTE_LONG") else 1_200
         billing = service("billing", "failing", delays=(600,))
         with place.client() as client:
             for number in range(200):

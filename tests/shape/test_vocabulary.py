@@ -251,7 +251,7 @@ class TestScripts:
         assert said[: len(given)] == given
         rest = " ".join(said[len(given) :])
         # What the caller adds: the index of a state, the keys of another queue, or those of a lease journal.
-        added = {"hold": "leases", "clear": "leases verdicts", **dict.fromkeys(VERDICTS, "verdicts")}
+        added = {"hold": "leases", "once": "record", "clear": "leases verdicts", **dict.fromkeys(VERDICTS, "verdicts")}
         if verb in added:
             assert rest == added[verb]
         else:

@@ -148,6 +148,8 @@ class RedisDead:
             if choice.subscription not in (None, card.name):
                 continue
             try:
+                if not self._admin.counts(card.queue).dead:
+                    continue
                 before = done
                 task = self._admin.replay(
                     card.queue,

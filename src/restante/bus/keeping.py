@@ -95,8 +95,7 @@ class RedisKeeper:
         from restante.core.once import reply
 
         seconds = max(0.0, delivery.deadline - time.time()) + REPLY_GRACE
-        most = 1 if delivery.way == "call" else 0
-        self._post.connection.run(reply(delivery.reply_to, answer.packed(), seconds, most))
+        self._post.connection.run_all(reply(delivery.reply_to, answer.packed(), seconds))
 
     def arguments(self, queue: str) -> dict[str, Any]:
         handler = self._bus.subscriptions.get(queue)

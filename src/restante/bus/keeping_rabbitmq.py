@@ -20,7 +20,7 @@ from restante.bus.keeping import call_seconds, way_of
 from restante.bus.on_rabbitmq import MOST_PRIORITY, REPLY_TO, Links, from_headers, packed, unreachable
 from restante.core.errors import QueueFull, Unavailable
 from restante.core.message import Event, State
-from restante.core.topics import matches
+from restante.core.topics import is_topic, matches
 from restante.rabbitmq.topology import Subscribed, Topology, TopologyOptions, climb, topology
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class RabbitKeeper:
         if handler is None:
             return False
         topic = str(from_headers(message.headers).get("type") or "")
-        if topic and handler.pattern and not matches(handler.pattern, topic):
+        if handler.pattern and is_topic(topic) and not matches(handler.pattern, topic):
             log.warning("passed over subscription=%s topic=%s: unbind what it had before", queue, topic)
             message.ack()
             return True

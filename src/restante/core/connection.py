@@ -275,7 +275,7 @@ class Connection:
             return op.parse(reply)
 
     def run_all(self, ops: Sequence[Operation[T]]) -> list[T]:
-        """Runs reading operations by one round trip per server; what fails there is run alone, with every patience."""
+        """Runs what may be repeated by one round trip per server; what fails there is run alone, and patiently."""
         by_address: dict[Address | None, list[int]] = {}
         replies: dict[int, Any] = {}
         try:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from restante.core.exchange import Plain
 from restante.core.journal import Line, Taken
 from restante.core.keys import QueueKeys, once_key, reply_keys
 from restante.core.operations import Argument, Operation, Script
 
 ONCE = Script("once", "queue journal")
-REPLY = Script("reply", "", when_full=True)
 
 
 def once(
@@ -30,9 +30,19 @@ def once(
     return Operation(ONCE, (*keys.group(ONCE.keys), once_key(keys.name, id)), args, Taken, keys.name)
 
 
-def reply(token: str, answer: bytes, seconds: float, most: int) -> Operation[Any]:
-    """Puts an answer to a call where its caller looks; `most` 0 for any number of answers."""
-    return Operation(REPLY, reply_keys(token), [answer, int(seconds * 1000), most], lambda given: given, "replies")
+def reply(token: str, answer: bytes, seconds: float) -> list[Operation[Any]]:
+    """Puts an answer where its caller looks, then wakes the caller; both end by themselves.
+
+    Repeated after a lost connection it is there twice, and the caller takes the first.
+    """
+    answers, marker = reply_keys(token)
+    span = int(seconds * 1000)
+    return [
+        Plain(words, answers)
+        for words in (
+            ("RPUSH", answers, answer), ("PEXPIRE", answers, span), ("ZADD", marker, 0, 0), ("PEXPIRE", marker, span),
+        )
+    ]  # fmt: skip
 
 
 def _plain(text: str) -> str:

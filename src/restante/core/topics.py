@@ -33,9 +33,12 @@ def valid_pattern(pattern: str) -> str:
     return _checked(pattern, "pattern", ("*", "#"))
 
 
-def is_pattern(text: str) -> bool:
-    """Whether it names more than one topic."""
-    return any(word in ("*", "#") for word in text.split("."))
+def is_topic(text: str) -> bool:
+    """Whether it is one."""
+    try:
+        return bool(valid_topic(text))
+    except InvalidName:
+        return False
 
 
 def _checked(text: str, what: str, more: tuple[str, ...]) -> str:
