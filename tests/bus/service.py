@@ -13,6 +13,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from celery.exceptions import Reject
+
 from restante import RetryPolicy, fixed
 from restante.bus import Bus, Envelope, Event
 from restante.core.errors import Declined
@@ -98,6 +100,8 @@ def make(told: dict[str, Any]) -> Bus:
             written("celery_style", data, envelope, retries=self.request.retries)
             if data == "retry":
                 raise self.retry(countdown=0.5)
+            if data in ("reject", "again"):
+                raise Reject(data, requeue=data == "again")
             raise KeyError(data) if data == "key" else OSError(data)
 
     if "killer" in wanted:

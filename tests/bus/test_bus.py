@@ -33,6 +33,7 @@ from restante.core.settings import ClientSettings
 from tests.bus.places import OnRabbitMQ, OnRedis, Place, Service
 from tests.bus.service import Paid, Price, make
 from tests.celery.workers import wait_for
+from tests.harness.cluster import RedisCluster3
 from tests.harness.processes import CHECKOUT
 from tests.harness.servers import RedisServer, call, free_port
 
@@ -444,6 +445,26 @@ class TestOutbox:
             with restante.connect(f"{server.url}/0") as post:
                 assert [one.payload for one in post.queue("billing.h").receive_many(10)] == [0, 1, 2]
         engine.dispose()
+
+
+class TestServers:
+    def test_a_cluster_and_a_prefix_carry_events_and_calls(self, tmp_path: Path) -> None:
+        with RedisCluster3() as cluster:
+            place = OnRedis(tmp_path, cluster.nodes[0])
+            place.url = cluster.url.replace("redis+cluster://", "restante+cluster://")
+            place.options = {"prefix": "acme:"}
+            with (
+                Service(place, "billing", ["paid", "every", "failing", "price"], delays=(0.2,)),
+                Client(place.url, prefix="acme:") as client,
+            ):
+                assert client.publish(Paid(order=1)).subscriptions == 3
+                assert client.call(Price(sku="a")) == Decimal("10.10")
+                place.wait_rows(2, "failing")
+                place.wait_rows(1, "paid")
+                place.wait_rows(1, "every")
+                place.wait_dead("billing", 1)
+            with restante.connect(cluster.url) as post:
+                assert {name for name in Admin(post).queues() if not name.startswith("acme:")} == set()
 
 
 class TestMany:

@@ -56,7 +56,7 @@ class TestEvents:
         assert len(place.rows("paid")) == 2  # a replay is for the one service, and the one handler
 
     def test_the_same_event_three_times_runs_once_per_handler(self, place: Place, service: Start) -> None:
-        service("billing", "paid", "every", "typed")
+        service("billing", "paid", "every", "typed", pool="threads")
         with place.client() as client:
             for _ in range(3):
                 client.publish("shop.order.paid", {"order": 7}, id="order-7-paid")
@@ -111,11 +111,17 @@ class TestEvents:
     def test_celery_words_make_a_policy(self, place: Place, service: Start) -> None:
         service("billing", "celery_style")
         with place.client() as client:
-            for data in ("key", "os", "retry"):
+            for data in ("key", "os", "retry", "reject", "again"):
                 client.publish("shop.celery", data)
-        place.wait_dead("billing", 3)
+        place.wait_dead("billing", 5)
         tries = Counter(row["data"] for row in place.rows("celery_style"))
-        assert tries == {"key": 3, "os": 1, "retry": 3}  # autoretry_for names KeyError alone; max_retries is 2
+        assert tries == {
+            "key": 3,
+            "os": 1,
+            "retry": 3,
+            "reject": 1,
+            "again": 3,
+        }  # autoretry_for names KeyError alone; max_retries is 2
         keys = [row["at"] for row in place.rows("celery_style") if row["data"] == "key"]
         assert 1.0 <= keys[1] - keys[0] <= 1.6
         assert 2.0 <= keys[2] - keys[1] <= 2.7

@@ -7,10 +7,10 @@ what is wrong and how to mend it.
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import os
 import platform
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -22,8 +22,8 @@ from kombu import Queue
 
 from restante.bus import running
 from restante.bus.addresses import celery_url, chosen, is_rabbitmq, shown
-from restante.bus.broker import CALLS, Answer, Nobody, Published
-from restante.bus.client import TIMEOUT, AsyncClient, Client, Topic, open_post
+from restante.bus.broker import CALLS, Answer, Nobody, Published, Sending
+from restante.bus.client import TIMEOUT, AsyncClient, Client, Topic, open_post, say
 from restante.bus.delivery import Delivery
 from restante.bus.handlers import Handler, Retrying
 from restante.bus.keeping import Keeper, RedisKeeper
@@ -119,7 +119,6 @@ class Bus(Celery):
         self.subscriptions: dict[str, Handler] = {}
         #: Handlers of calls, by topic.
         self.answered: dict[str, Handler] = {}
-        self._lock = threading.RLock()
         options = dict(celery.pop("broker_transport_options", None) or {})
         if prefix and not self.on_rabbitmq:
             options["global_keyprefix"] = prefix
@@ -192,8 +191,6 @@ class Bus(Celery):
         found = valid_topic(topic)
 
         def register(function: Callable[..., Any]) -> Callable[..., Published]:
-            import inspect
-
             signature = inspect.signature(function)
 
             @functools.wraps(function)
@@ -201,7 +198,9 @@ class Bus(Celery):
                 bound = signature.bind(*args, **kwargs)
                 bound.apply_defaults()
                 data = function(*args, **kwargs)
-                return self.publish(found, dict(bound.arguments) if data is None else data)
+                data = dict(bound.arguments) if data is None else data
+                said = say(found, data, self.service, version=version)
+                return self.client.forward(said.envelope, said.text, Sending())
 
             return publish
 

@@ -38,7 +38,7 @@ class Said:
 
 def say(
     topic: Topic, data: Any, source: str, *, id: str | None = None, headers: Mapping[str, Any] | None = None,
-    expires: float | None = None,
+    expires: float | None = None, version: str = "",
 ) -> Said:  # fmt: skip
     """The envelope and the text of an event or a call; raises before anything is sent."""
     hint: Any = None
@@ -53,7 +53,8 @@ def say(
         text = encode(data, hint)
         made = seal(kind.topic, source, id=id, version=kind.version, headers=headers, expires_at=_end(expires))
         return Said(made, text, kind.response, kind.error)
-    return Said(seal(topic, source, id=id, headers=headers, expires_at=_end(expires)), encode(data))
+    made = seal(topic, source, id=id, version=version, headers=headers, expires_at=_end(expires))
+    return Said(made, encode(data))
 
 
 def _end(expires: float | None) -> datetime | None:

@@ -125,7 +125,7 @@ class Request(celery_request.Request):
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
-        if not self.acknowledged and isinstance(error, Exception) and not isinstance(error, Ignore | Reject):
+        if not self.acknowledged and isinstance(error, Exception) and not isinstance(error, Ignore):
             self._verdict(error, exc_info)
         return super().on_failure(exc_info, send_failed_event, return_ok)
 
@@ -140,13 +140,16 @@ class Request(celery_request.Request):
                 self.acknowledge()
                 return
             delay: float | None = None
+            attempts = delivery.envelope.attempts
             if isinstance(error, Retry):
                 delay = error.when if isinstance(error.when, int | float) else 0.0
                 name = type(error.exc).__name__ if error.exc is not None else "Retry"
             else:
                 name = type(error).__name__
+                if isinstance(error, Reject) and error.requeue and attempts < handler.retrying.max_attempts:
+                    delay = 0.0
                 if isinstance(error, _LOST):
-                    delay = handler.retrying.delay(delivery.envelope.attempts, RuntimeError(str(error)))
+                    delay = handler.retrying.delay(attempts, RuntimeError(str(error)))
             text = info.traceback if info is not None else f"{name}: {error}"
             told = ToldError(name, str(text))
             if delay is None:
