@@ -30,6 +30,8 @@ log = logging.getLogger("restante")
 
 #: Seconds between two tries to archive where the archive is full.
 FULL_AGAIN = 60.0
+#: AMQP's own properties that stay with a message.
+_KEPT = ("message_id", "type", "app_id", "timestamp", "priority")
 #: Errors of past attempts that travel with a message.
 ERRORS_KEPT = 10
 
@@ -55,7 +57,10 @@ class RabbitKeeper:
             own = f"{self._bus.service}.rung."
             held = [dict(one.arguments)["x-message-ttl"] for one in self.topology().queues if one.name.startswith(own)]
             self._rungs = tuple(int(span) / 1000 for span in held)
-        return climb(self._bus.service, delay, queue, self._rungs)
+        reach = sum(self._rungs)
+        if delay > reach:
+            log.warning("a delay of %g s is beyond the ladder of %s: %g s instead", delay, self._bus.service, reach)
+        return climb(self._bus.service, min(delay, reach), queue, self._rungs)
 
     def declare(self) -> list[str]:
         self._links.declare(self.topology())
@@ -109,7 +114,7 @@ class RabbitKeeper:
         original, body, delivery, _ = message.restante
         exchange, key = self._climb(delay, delivery.queue)
         headers = {**clean(original), **told(original, error), "restante_attempts": delivery.envelope.attempts}
-        self._publish(body, headers, message.properties, exchange, key, delivery.envelope.id)
+        self._publish(message, body, headers, exchange, key, delivery.envelope.id)
         _ack(message, request)
         name = getattr(error, "name", type(error).__name__)
         self._bus.note(delivery, Event.NACKED, State.RETRYING, delay=delay, error_class=name)
@@ -128,24 +133,20 @@ class RabbitKeeper:
             log.error("dropped because the archive is off subscription=%s id=%s error=%s", queue, id, name)
         else:
             try:
-                self._publish(body, headers, message.properties, "", f"{self._bus.service}.archive", id, message)
+                self._publish(message, body, headers, "", f"{self._bus.service}.archive", id)
             except QueueFull:
                 log.error("archive full service=%s id=%s: replay or purge it; tried again", self._bus.service, id)
                 exchange, key = self._climb(FULL_AGAIN, queue)
                 again = {**clean(original), "restante_attempts": max(0, attempts - 1)}
-                self._publish(body, again, message.properties, exchange, key, id, message)
+                self._publish(message, body, again, exchange, key, id)
         _ack(message, request)
         if delivery is not None:
             self._bus.note(delivery, Event.BURIED, State.DEAD, error_class=name)
 
-    def _publish(
-        self, body: Any, headers: dict[str, Any], properties: Mapping[str, Any], exchange: str, key: str, id: str,
-        as_it_was: Any = None,
-    ) -> None:  # fmt: skip
-        kept = {
-            name: properties[name] for name in ("message_id", "type", "app_id", "timestamp", "priority")
-            if properties.get(name) is not None
-        }  # fmt: skip
+    def _publish(self, message: Any, body: Any, headers: dict[str, Any], exchange: str, key: str, id: str) -> None:
+        """As it was but for the headers; what could not be read keeps the content type it came with."""
+        kept = {name: message.properties[name] for name in _KEPT if message.properties.get(name) is not None}
+        kept |= {"content_type": message.content_type, "content_encoding": message.content_encoding}
         raw = body if isinstance(body, bytes) else str(body).encode()
         if not self._links.publish(raw, headers, {**kept, "delivery_mode": 2}, exchange, key, id=id):
             raise Unavailable(

@@ -170,9 +170,9 @@ class Link:
 
 
 def packed(body: bytes, headers: dict[str, Any], properties: dict[str, Any]) -> amqp.Message:
-    return amqp.Message(
-        body, content_type="application/json", content_encoding="utf-8", application_headers=headers, **properties
-    )
+    """A message of JSON, unless its properties say otherwise."""
+    told = {"content_type": "application/json", "content_encoding": "utf-8", **properties}
+    return amqp.Message(body, application_headers=headers, **told)
 
 
 class Links:
@@ -288,7 +288,7 @@ class RabbitBroker:
             if how.delay:
                 exchange, key = climb(EVENTS, how.delay, envelope.topic, rungs(TopologyOptions().longest_delay))
                 self.links.publish(text, headers, properties, exchange, key, id=envelope.id)
-                return noted
+                return noted or None
             heard = self.links.publish(text, headers, properties, f"{EVENTS}.known", envelope.topic, id=envelope.id)
             if not heard:
                 if how.nobody == "raise":
@@ -302,7 +302,7 @@ class RabbitBroker:
             if self.registry:
                 self.registry.not_sent(envelope, len(text))
             raise
-        return noted
+        return noted or None  # heard, so by somebody whom the registry does not know
 
     def publish_many(self, events: Sequence[tuple[Envelope, bytes]], how: Sending) -> list[int | None]:
         if how.delay:
@@ -322,7 +322,7 @@ class RabbitBroker:
             again = [place for place, id in enumerate(ids) if id in unheard]
             some, where = [messages[place] for place in again], [keys[place] for place in again]
             self.links.patiently(lambda link: link.publish_many(some, EVENTS, where), sorted(unheard))
-        return [0 if id in unheard else count for id, count in zip(ids, noted, strict=True)]
+        return [0 if id in unheard else count or None for id, count in zip(ids, noted, strict=True)]
 
     def call(self, envelope: Envelope, text: bytes, timeout: float) -> Answer:
         got = self._ask(CALLS, envelope, text, timeout, 1)

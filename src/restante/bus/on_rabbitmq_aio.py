@@ -98,7 +98,7 @@ class AsyncRabbitBroker:
             if how.delay:
                 exchange, key = climb(EVENTS, how.delay, envelope.topic, rungs(TopologyOptions().longest_delay))
                 await self._patiently(message, exchange, key, envelope.id)
-                return noted
+                return noted or None
             if not await self._patiently(message, f"{EVENTS}.known", envelope.topic, envelope.id):
                 if how.nobody == "raise":
                     raise Unroutable(
@@ -110,7 +110,7 @@ class AsyncRabbitBroker:
             if self._registry:
                 await asyncio.to_thread(self._registry.not_sent, envelope, len(text))
             raise
-        return noted
+        return noted or None
 
     async def call(self, envelope: Envelope, text: bytes, timeout: float) -> Answer:
         got = await self._ask(CALLS, envelope, text, timeout, 1)

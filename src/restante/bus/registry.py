@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("restante")
 
+#: Seconds for which it is left alone after it did not answer: no publish waits for it twice.
+AWAY = 5.0
 #: Seconds for which what was read of the registry counts.
 FRESH = 1.0
 
@@ -61,9 +63,17 @@ class Registry:
         self._post = open_post(store, patience=1.0)
         self._cards: list[Card] = []
         self._read_at = 0.0
+        #: Until when it is not asked, because it was away.
+        self._away_until = 0.0
+
+    def _missed(self, error: RestanteError) -> None:
+        self._away_until = time.monotonic() + AWAY
+        log.warning("registry away error=%s", error)
 
     def _known(self) -> list[Card]:
         now = time.monotonic()
+        if now < self._away_until:
+            return []
         if now - self._read_at > FRESH:
             self._cards = [card for card in cards(self._post) if card.broker == "rabbitmq"]
             self._read_at = now
@@ -74,7 +84,7 @@ class Registry:
         try:
             return len({card.service for card in self._known() if card.answers == topic}) or None
         except RestanteError as error:
-            log.warning("registry away error=%s", error)
+            self._missed(error)
             return None
 
     def sent(self, envelope: Envelope, size: int, how: Sending) -> int | None:
@@ -96,7 +106,7 @@ class Registry:
         try:
             return [card for card in self._known() if card.topic is not None and matches(card.topic, topic)]
         except RestanteError as error:
-            log.warning("registry away error=%s", error)
+            self._missed(error)
             return []
 
     def _line(
@@ -108,11 +118,13 @@ class Registry:
     def _note(self, envelope: Envelope, line: Line, queues: list[str]) -> int | None:
         from restante.core.once import once
 
+        if time.monotonic() < self._away_until:
+            return None
         try:
             ops = [once("note", QueueKeys(queue), envelope.id, 0, 1.0, line) for queue in queues]
             self._post.connection.run_all(ops)
         except RestanteError as error:
-            log.warning("not journalled topic=%s error=%s", envelope.topic, error)
+            self._missed(error)
             return None
         return len(queues)
 
