@@ -122,7 +122,7 @@ class TestPrefix:
     ("pattern", "topic", "fits"),
     [
         ("a", "a", True), ("a", "b", False), ("a.b", "a.b", True), ("a.b", "a", False), ("a", "a.b", False),
-        ("*", "a", True), ("*", "a.b", False), ("*", "", True), ("a.*", "a.b", True), ("a.*", "a", False),
+        ("*", "a", True), ("*", "a.b", False), ("*", "", False), ("a.*", "a.b", True), ("a.*", "a", False),
         ("*.b", "a.b", True), ("a.*.c", "a.b.c", True), ("a.*.c", "a.c", False), ("#", "", True), ("#", "a.b.c", True),
         ("a.#", "a", True), ("a.#", "a.b", True), ("a.#", "a.b.c", True), ("a.#", "ab", False), ("#.c", "c", True),
         ("#.c", "a.b.c", True), ("a.#.c", "a.c", True), ("a.#.c", "a.b.b.c", True), ("a.#.c", "a.b.d", False),

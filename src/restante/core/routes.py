@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from restante.core.operations import pack
-from restante.core.topics import matches_words
+from restante.core.topics import matches_words, words_of
 
 TYPES = ("direct", "topic", "fanout")
 #: Topics whose routes a table remembers.
@@ -63,14 +63,14 @@ class Table:
                 table.type, _, durable = value.decode().partition(" ")
                 table.durable, table.declared = durable == "durable", True
             elif match := _BINDING.fullmatch(name):
-                table.bindings.append((match[2], tuple(match[2].split(".")), QueueInfo.parse(match[1], value)))
+                table.bindings.append((match[2], tuple(words_of(match[2])), QueueInfo.parse(match[1], value)))
         return table
 
     def match(self, topic: str) -> list[QueueInfo]:
         """The queues a message goes to, each once."""
         found = self._found.get(topic)
         if found is None:
-            words = topic.split(".")
+            words = words_of(topic)
             chosen: dict[str, QueueInfo] = {}
             for key, pattern, info in self.bindings:
                 if (

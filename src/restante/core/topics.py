@@ -56,10 +56,10 @@ def _checked(text: str, what: str, more: tuple[str, ...]) -> str:
 
 def matches(pattern: str, topic: str) -> bool:
     """Whether a topic is one of those a pattern names."""
-    return matches_words(_words(pattern), _words(topic))
+    return matches_words(words_of(pattern), words_of(topic))
 
 
-def _words(text: str) -> list[str]:
+def words_of(text: str) -> list[str]:
     """Nothing is no words, as in RabbitMQ, and not one empty word."""
     return text.split(".") if text else []
 
