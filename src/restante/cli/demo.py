@@ -42,6 +42,8 @@ ORDERS_PER_SECOND = 12.0
 REPORTS = ("sales", "stock", "refunds", "visits", "costs", "ratings", "search", "returns")
 #: Dead messages of a queue at which the shop's operator puts them back.
 REPLAY_AT = 40
+#: Seconds after which Spark is started: the shop itself opens sooner without it.
+INSIGHTS_AFTER = 6.0
 #: Seconds between two reports of Spark, and the shortest demo for which it is worth starting.
 INSIGHTS_EVERY, LEAST_INSIGHTS = 20.0, 30.0
 #: Seconds between two looks at the children.
@@ -188,6 +190,8 @@ def serve(role: str, url: str, stop: threading.Event) -> None:
 
 def refresh_insights(url: str, lake: Path, stop: threading.Event) -> None:
     """Spark takes the journals into a lake and draws its report, again and again."""
+    if stop.wait(INSIGHTS_AFTER):
+        return
     from restante.spark.pipeline import Pipeline, PipelineOptions
     from restante.spark.report import write
     from restante.spark.session import session as start_spark
