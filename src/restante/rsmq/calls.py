@@ -294,6 +294,21 @@ def set_queue_attributes(
     return _attributes(place, args, qname)
 
 
+def vt_of(book: Book, qname: str) -> Operation[int]:
+    """How long the queue hides what is received from it; refused where a receive would refuse it."""
+    op: Operation[Any] = _attributes(book.place(qname), [], qname)
+    read = op.parse
+
+    def parse(reply: Any) -> int:
+        vt: int = read(reply).vt
+        if not 0 <= vt <= checks.LONGEST or (reply[3] == b"0" and vt >= 1000 and vt % 1000 == 0):
+            raise _out_of_range(qname)
+        return vt
+
+    op.parse = parse
+    return op
+
+
 def _attributes(place: tuple[bytes, bytes], args: list[Argument], qname: str) -> Operation[QueueAttributes]:
     def parse(reply: Any) -> QueueAttributes:
         if reply == 0:

@@ -28,6 +28,8 @@ from restante.rsmq.listening import AsyncEar, Ear
 if TYPE_CHECKING:
     from restante.rsmq.consuming import AsyncRsmqConsumer, RsmqConsumer
 
+__all__ = ["LOOK_EVERY", "AsyncRsmq", "Rsmq", "RsmqReceived", "blocking_twin"]
+
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 from restante.core.connection import Bell
@@ -22,7 +24,7 @@ from restante.core.errors import InvalidInput, RestanteError, Unavailable
 from restante.core.exchange import away
 from restante.core.iterating import stopping_by_signal
 from restante.core.settings import whole
-from restante.rsmq import checks
+from restante.rsmq import calls, checks
 from restante.rsmq.calls import MOST_RECEIVES, RsmqReceived
 from restante.rsmq.client import LOOK_EVERY, AsyncRsmq, Rsmq, blocking_twin
 from restante.rsmq.listening import AsyncEar, Ear
@@ -31,9 +33,13 @@ log = logging.getLogger("restante")
 
 #: Share of its vt after which a message at work is hidden anew: two tries may fail before it shows.
 EXTEND_AFTER = 1 / 3
-#: Seconds of a wait for messages after which the consumer looks around; a wait without end would never be told of
-#: a queue that was deleted.
-LONGEST_WAIT = 60.0
+#: Seconds for which the queue's own vt is taken as known. Every receive of that time is told it, so that message and
+#: heartbeat agree; a change of the setting holds for a consumer this late.
+VT_KNOWN = 5.0
+#: Seconds; the longest `look_every`: beyond it a consumer would seem asleep.
+LONGEST_LOOK = 60.0
+#: Seconds of one wait for messages: what is known of the queue is asked anew after it.
+LONGEST_WAIT = VT_KNOWN
 
 
 class Heartbeat:
@@ -44,6 +50,12 @@ class Heartbeat:
 
     def __init__(self, rsmq: Rsmq) -> None:
         self._rsmq = rsmq
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        #: Queue, id and vt of the message at work, and when it is hidden anew.
+        self._work: tuple[str, str, int, float] | None = None
+        self._awake_at = math.inf
+        self._closed = False
 
     @contextmanager
     def during(self, qname: str, id: str, vt: int) -> Iterator[None]:
@@ -51,24 +63,45 @@ class Heartbeat:
         if vt == 0:
             yield
             return
-        ended = threading.Event()
-        thread = threading.Thread(target=self._beat, args=(qname, id, vt, ended), name="rsmq-heartbeat", daemon=True)
-        thread.start()
+        due = time.monotonic() + vt * EXTEND_AFTER
+        with self._changed:
+            self._work = (qname, id, vt, due)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="rsmq-heartbeat", daemon=True)
+                self._thread.start()
+            elif due < self._awake_at:
+                self._changed.notify()
         try:
             yield
         finally:
-            ended.set()
-            # Waited for: a beat on its way would hide again what a failed handler gave back.
-            thread.join()
+            # A beat holds the lock: one on its way would otherwise hide again what a failed handler gave back.
+            with self._changed:
+                self._work = None
 
-    def _beat(self, qname: str, id: str, vt: int, ended: threading.Event) -> None:
-        while not ended.wait(vt * EXTEND_AFTER):
-            try:
-                if not self._rsmq.change_message_visibility(qname, id, vt):
-                    log.warning("extend found nothing queue=%s id=%s", qname, id)
-                    return
-            except RestanteError as error:
-                log.warning("extend failed queue=%s id=%s error=%s", qname, id, error)
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        with self._changed:
+            while not self._closed:
+                if self._work is not None and self._work[3] <= time.monotonic():
+                    self._work = self._beat(*self._work[:3])
+                self._awake_at = math.inf if self._work is None else self._work[3]
+                self._changed.wait(None if self._work is None else max(0.0, self._awake_at - time.monotonic()))
+
+    def _beat(self, qname: str, id: str, vt: int) -> tuple[str, str, int, float] | None:
+        asked = time.monotonic()
+        try:
+            if not self._rsmq.change_message_visibility(qname, id, vt):
+                log.warning("extend found nothing queue=%s id=%s", qname, id)
+                return None
+        except RestanteError as error:
+            log.warning("extend failed queue=%s id=%s error=%s", qname, id, error)
+        return qname, id, vt, asked + vt * EXTEND_AFTER
 
 
 class _Plan:
@@ -86,12 +119,24 @@ class _Plan:
         self.max_receives = None if max_receives is None else whole(max_receives, "max_receives", 1, MOST_RECEIVES)
         self.retry_delay = None if retry_delay is None else checks.seconds(retry_delay, "retry_delay")
         self.stop_when_empty = stop_when_empty
-        if not 0 < look_every <= LONGEST_WAIT:
-            raise InvalidInput(f"look_every must be a number of seconds up to {LONGEST_WAIT:g}, not {look_every!r}")
+        if not 0 < look_every <= LONGEST_LOOK:
+            raise InvalidInput(f"look_every must be a number of seconds up to {LONGEST_LOOK:g}, not {look_every!r}")
         self.look_every = look_every
+        self._known = (0, -math.inf)
         #: Messages since the start, by how their handler ended.
         self.handled = 0
         self.failed = 0
+
+    def _vt(self) -> int | None:
+        """The vt for the next receive; None where the queue must be asked."""
+        if self.vt is not None:
+            return self.vt
+        vt, since = self._known
+        return vt if time.monotonic() < since + VT_KNOWN else None
+
+    def _learn(self, vt: int) -> int:
+        self._known = (vt, time.monotonic())
+        return vt
 
     def told(self, message: RsmqReceived, error: BaseException) -> None:
         self.failed += 1
@@ -136,12 +181,12 @@ class RsmqConsumer(_Plan):
         heartbeat = Heartbeat(self._rsmq)
         failures = 0
         ear = Ear(self._rsmq._post.connection, self._rsmq._book, self.qname)
-        with stopping_by_signal(self.stop), ear:
+        with stopping_by_signal(self.stop), ear, closing(heartbeat):
             while not self._bell.rung:
                 try:
-                    # Asked with every message: it may be changed while consumers run.
-                    vt = self._rsmq.get_queue_attributes(self.qname).vt if self.vt is None else self.vt
-                    message = self._next(ear)
+                    if (vt := self._vt()) is None:
+                        vt = self._learn(self._rsmq._run(calls.vt_of(self._rsmq._book, self.qname)))
+                    message = self._next(ear, vt)
                     failures = 0
                     if message is not None:
                         self._work(message, vt, heartbeat)
@@ -153,15 +198,15 @@ class RsmqConsumer(_Plan):
                     ear.close()
                     ear.wait(away(failures), self._bell)
 
-    def _next(self, ear: Ear) -> RsmqReceived | None:
+    def _next(self, ear: Ear, vt: int) -> RsmqReceived | None:
         if self.dead is not None and self.max_receives is not None:
-            got = self._rsmq.receive_or_dead_letter(self.qname, self.dead, self.max_receives, vt=self.vt)
+            got = self._rsmq.receive_or_dead_letter(self.qname, self.dead, self.max_receives, vt=vt)
             if got is None and not self.stop_when_empty:
                 ear.open()
                 ear.wait(self.look_every, self._bell)
             return got
         timeout = 0.0 if self.stop_when_empty else LONGEST_WAIT
-        return self._rsmq._wait(self.qname, timeout, self.vt, ear, self._bell, self.look_every)
+        return self._rsmq._wait(self.qname, timeout, vt, ear, self._bell, self.look_every)
 
     def _work(self, message: RsmqReceived, vt: int, heartbeat: Heartbeat) -> None:
         try:
@@ -216,8 +261,10 @@ class AsyncRsmqConsumer(_Plan):
             with stopping_by_signal(self.stop):
                 while not self._stopped.is_set():
                     try:
-                        vt = (await self._rsmq.get_queue_attributes(self.qname)).vt if self.vt is None else self.vt
-                        message = await self._next(ear)
+                        if (vt := self._vt()) is None:
+                            asked = calls.vt_of(self._rsmq._book, self.qname)
+                            vt = self._learn(await self._rsmq._post.connection.run(asked))
+                        message = await self._next(ear, vt)
                         failures = 0
                         if message is not None:
                             await self._work(message, vt, heartbeat)
@@ -230,17 +277,18 @@ class AsyncRsmqConsumer(_Plan):
                         await ear.wait(away(failures), self._stopped)
         finally:
             await ear.close()
+            heartbeat.close()
             twin._post.close()
 
-    async def _next(self, ear: AsyncEar) -> RsmqReceived | None:
+    async def _next(self, ear: AsyncEar, vt: int) -> RsmqReceived | None:
         if self.dead is not None and self.max_receives is not None:
-            got = await self._rsmq.receive_or_dead_letter(self.qname, self.dead, self.max_receives, vt=self.vt)
+            got = await self._rsmq.receive_or_dead_letter(self.qname, self.dead, self.max_receives, vt=vt)
             if got is None and not self.stop_when_empty:
                 await ear.open()
                 await ear.wait(self.look_every, self._stopped)
             return got
         timeout = 0.0 if self.stop_when_empty else LONGEST_WAIT
-        return await self._rsmq._wait(self.qname, timeout, self.vt, ear, self._stopped, self.look_every)
+        return await self._rsmq._wait(self.qname, timeout, vt, ear, self._stopped, self.look_every)
 
     async def _work(self, message: RsmqReceived, vt: int, heartbeat: Heartbeat) -> None:
         try:
