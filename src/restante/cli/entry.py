@@ -11,7 +11,19 @@ from typing import Annotated
 import orjson
 import typer
 
-from restante.cli import access, bus, looking, migrating, operating, pipeline, rabbitmq, rsmq, running, traffic
+from restante.cli import (
+    access,
+    bridging,
+    bus,
+    looking,
+    migrating,
+    operating,
+    pipeline,
+    rabbitmq,
+    rsmq,
+    running,
+    traffic,
+)
 from restante.cli.session import Code, Context, Session, WrongUsage, code_of
 from restante.core.errors import RestanteError
 
@@ -24,7 +36,7 @@ EPILOG = (
 _VALUED = ("--url", "--directory")
 
 app = typer.Typer(name="restante", rich_markup_mode="rich", pretty_exceptions_enable=False)
-for part in (traffic, bus, looking, operating, access, migrating, rabbitmq, rsmq, running, pipeline):
+for part in (traffic, bus, looking, operating, access, migrating, rabbitmq, rsmq, bridging, running, pipeline):
     part.add_to(app)
 
 
