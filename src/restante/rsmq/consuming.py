@@ -170,19 +170,23 @@ class RsmqConsumer(_Plan):
         super().__init__(qname, vt, dead, max_receives, retry_delay, stop_when_empty, look_every)
         self._rsmq = rsmq
         self._handler = handler
-        self._bell = Bell()
+        self._stopped = False
+        self._bell: Bell | None = None
 
     def stop(self) -> None:
         """Ends `run()` after the message at hand; callable from any thread and from signal handlers."""
-        self._bell.ring()
+        self._stopped = True
+        if (bell := self._bell) is not None:
+            bell.ring()
 
     def run(self) -> None:
         """Serves until stopped."""
         heartbeat = Heartbeat(self._rsmq)
         failures = 0
         ear = Ear(self._rsmq._post.connection, self._rsmq._book, self.qname)
-        with stopping_by_signal(self.stop), ear, closing(heartbeat):
-            while not self._bell.rung:
+        self._bell = Bell()
+        with stopping_by_signal(self.stop), ear, closing(heartbeat), closing(self._bell):
+            while not self._stopped:
                 try:
                     if (vt := self._vt()) is None:
                         vt = self._learn(self._rsmq._run(calls.vt_of(self._rsmq._book, self.qname)))

@@ -380,6 +380,7 @@ class RedisSMQConsumer:
             self.smq.createQueue(vt=DEFAULT_VT, quiet=True).exceptions(False).execute()
             self._consumer.run()
         finally:
+            self.smq.quit()
             self._finished.set()
 
     def stop(self, wait: float | None = None) -> bool:
