@@ -24,8 +24,8 @@ from tests.harness.requirements import require
 from tests.harness.servers import RedisServer, call
 from tests.rsmq.conftest import Bench
 
-#: Messages each way while bridges are killed, and how many kills.
-MESSAGES, KILLS = 1500, 10
+#: Kills of the normal run and of the long one, and messages each way per kill.
+KILLS, MANY_KILLS, PER_KILL = 10, 80, 150
 #: Seconds after which a killed bridge's messages come again.
 LEASE = 1
 BRIDGE = """
@@ -220,8 +220,8 @@ def test_in_a_cluster_it_goes_both_ways_too() -> None:
 class Traffic:
     """A producer and a consumer on either side of two bridges, and what the consumers got."""
 
-    def __init__(self, url: str, rng: random.Random) -> None:
-        self._url, self._rng = url, rng
+    def __init__(self, url: str, count: int) -> None:
+        self._url, self._count = url, count
         self.into: Counter[Any] = Counter()
         self.back: Counter[Any] = Counter()
         self._stop = threading.Event()
@@ -236,13 +236,13 @@ class Traffic:
 
     def _send_rsmq(self, post: Post) -> None:
         rsmq = Rsmq(post=post)
-        for number in range(0, MESSAGES, 10):
+        for number in range(0, self._count, 10):
             rsmq.send_many("in", [f"m{n}" for n in range(number, number + 10)])
             time.sleep(0.03)
 
     def _send_native(self, post: Post) -> None:
         queue = post.queue("out")
-        for number in range(0, MESSAGES, 10):
+        for number in range(0, self._count, 10):
             queue.send_many([f"m{n}" for n in range(number, number + 10)])
             time.sleep(0.03)
 
@@ -265,7 +265,7 @@ class Traffic:
 
     @property
     def all_there(self) -> bool:
-        return len(self.into) >= MESSAGES and len(self.back) >= MESSAGES
+        return len(self.into) >= self._count and len(self.back) >= self._count
 
     def close(self) -> None:
         self._stop.set()
@@ -279,8 +279,10 @@ def server() -> Iterator[RedisServer]:
         yield running
 
 
-def test_killed_again_and_again_each_message_arrives_once(server: RedisServer) -> None:
-    rng = random.Random(7)
+@pytest.mark.parametrize("kills", [KILLS, pytest.param(MANY_KILLS, marks=pytest.mark.chaos)])
+def test_killed_again_and_again_each_message_arrives_once(server: RedisServer, kills: int) -> None:
+    rng = random.Random()
+    count = kills * PER_KILL
     ways = (("in", "orders", "into"), ("results", "out", "back"))
     with ExitStack() as opened:
         post = opened.enter_context(restante.connect(server.url))
@@ -294,9 +296,9 @@ def test_killed_again_and_again_each_message_arrives_once(server: RedisServer) -
             return opened.enter_context(PythonProcess(BRIDGE, server.url, *way, str(LEASE)))
 
         running = {way: start(way) for way in ways}
-        traffic = Traffic(server.url, rng)
+        traffic = Traffic(server.url, count)
         opened.callback(traffic.close)
-        for kill in range(KILLS):
+        for kill in range(kills):
             way = ways[kill % 2]
             running[way].wait_line("carrying", timeout=30)
             time.sleep(rng.random() * 0.25)
@@ -310,7 +312,7 @@ def test_killed_again_and_again_each_message_arrives_once(server: RedisServer) -
         for process in running.values():
             process.terminate()
         traffic.close()
-        wanted = Counter({f"m{number}": 1 for number in range(MESSAGES)})
+        wanted = Counter({f"m{number}": 1 for number in range(count)})
         assert traffic.into == wanted
         assert traffic.back == wanted
         for name in ("in", "results"):
