@@ -27,6 +27,10 @@ from restante.rsmq.keys import DEFAULT_NAMESPACE
 #: Options of the group that take a value; like the others they may also stand behind the command.
 _VALUED = ("-r", "--redis-url", "--ns")
 _FLAGS = ("-v", "--verbose")
+#: Options of commands that take a value, which may look like an option: a message may be "-v".
+_OTHERS = (
+    "-n", "--name", "-i", "--id", "-m", "--message", "--maxsize", "-d", "--delay", "-t", "--vt",
+)  # fmt: skip
 
 
 class _Hoisting(TyperGroup):
@@ -43,6 +47,8 @@ class _Hoisting(TyperGroup):
                 front.append(word)
             elif word in _VALUED:
                 front += [word, *([value] if (value := next(words, None)) is not None else [])]
+            elif word in _OTHERS:
+                rest += [word, *([value] if (value := next(words, None)) is not None else [])]
             else:
                 rest.append(word)
         return super().parse_args(ctx, front + rest)
