@@ -110,6 +110,15 @@ class TestLooking:
     def test_what_is_not_there_or_not_right_is_said(self, api: Api, rsmq: Rsmq, path: str, status: int) -> None:
         assert api.get(f"/api/rsmq/{path}").status == status
 
+    def test_a_spoiled_queue_hides_no_other(self, api: Api, rsmq: Rsmq, redis: RedisServer) -> None:
+        for name in ("a", "b", "c"):
+            rsmq.create_queue(name)
+        call(redis.client(), "SET", "rsmq:a", "theirs")
+        call(redis.client(), "DEL", "rsmq:b:Q")
+        call(redis.client(), "SADD", "rsmq:QUEUES", "not a name")
+        assert [one["queue"] for one in api.get("/api/rsmq").json["queues"]] == ["c", "orders"]
+        assert api.get("/api/rsmq/a").json["error"] == "Corrupt"
+
     def test_a_key_of_somebody_else_hides_no_native_queue(self, api: Api, post: Post, redis: RedisServer) -> None:
         post.queue("mail").send(1)
         call(redis.client(), "SET", "rsmq:QUEUES", "theirs")

@@ -25,6 +25,7 @@ The protocol has no lease token and no states beyond what score and receive coun
 not yet due), ready (due) and leased (received, not yet due again). Nothing in it is ever retrying, dead or done.
 """
 
+from restante.rsmq.bridge import Bridge, Bridged
 from restante.rsmq.calls import QueueAttributes, RsmqReceived
 from restante.rsmq.client import AsyncRsmq, Rsmq
 from restante.rsmq.consuming import AsyncRsmqConsumer, RsmqConsumer
@@ -47,6 +48,8 @@ __all__ = [
     "AsyncRsmq",
     "AsyncRsmqConsumer",
     "BadParameter",
+    "Bridge",
+    "Bridged",
     "InvalidFormat",
     "InvalidValue",
     "MessageNotString",

@@ -7,19 +7,24 @@ moment may be told as ready with the attempt already counted, and one deleted in
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from restante.core.errors import Corrupt, InvalidInput, InvalidName, NotFound
+from restante.core.exchange import Plain
 from restante.core.queue import Post
 from restante.core.settings import whole
 from restante.rsmq import reading
-from restante.rsmq.keys import DEFAULT_NAMESPACE, RsmqKeys
+from restante.rsmq.keys import DEFAULT_NAMESPACE, SETTINGS, RsmqKeys
 from restante.rsmq.reading import RsmqMessage
 
 #: Messages of a page unless asked otherwise.
 PAGE = 50
 #: The longest page: payloads come whole, and a queue without a limit on their size may hold large ones.
 LONGEST_PAGE = 200
+#: What a queue's hash tells of it.
+_FIELDS = (*SETTINGS, "totalsent", "totalrecv", "created", "modified")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,32 +60,73 @@ class RsmqPage:
 
 def counts(post: Post, queue: str, namespace: str = DEFAULT_NAMESPACE) -> RsmqCounts:
     """One queue that must be there."""
-    connection = post.connection
-    keys = reading._existing(connection, queue, namespace)
-    fields = ("vt", "delay", "maxsize", "totalsent", "totalrecv", "created", "modified")
-    told = connection.command("HMGET", keys.messages, *fields, key=keys.messages)
-    now = reading._now_ms(connection, keys)
-    total = connection.command("ZCARD", keys.due, key=keys.due)
-    hidden = connection.command("ZCOUNT", keys.due, f"({now}", "+inf", key=keys.due)
+    keys = reading._existing(post.connection, queue, namespace)
+    now = reading._now_ms(post.connection, keys)
+    return _counted(keys, namespace, now, [post.connection.run(one) for one in _counting(keys, now)])
+
+
+def _counting(keys: RsmqKeys, now: int) -> list[Plain]:
+    """What is asked of a queue to count it."""
+    return [
+        Plain(("HMGET", keys.messages, *_FIELDS), keys.messages),
+        Plain(("ZCARD", keys.due), keys.due),
+        Plain(("ZCOUNT", keys.due, f"({now}", "+inf"), keys.due),
+    ]
+
+
+def _counted(keys: RsmqKeys, namespace: str, now: int, replies: list[Any]) -> RsmqCounts:
+    told, total, hidden = replies
+    if None in told[: len(SETTINGS)]:
+        raise NotFound(f"the namespace {namespace} has no RSMQ queue {keys.queue}: check both names")
     try:
-        lease, delay, longest, sent, received, created, modified = (int(one or 0) for one in told)
-    except ValueError:
-        raise Corrupt(f"the RSMQ queue {queue} has unreadable settings: {told!r}") from None
+        # PyRSMQ stores fractions of seconds; other clients read the whole ones.
+        lease, delay, longest, sent, received, created, modified = (int(float(one or 0)) for one in told)
+    except (ValueError, OverflowError):
+        raise Corrupt(f"the RSMQ queue {keys.queue} has unreadable settings: {told!r}") from None
     return RsmqCounts(
-        queue, namespace, total, hidden, lease, delay, None if longest < 0 else longest, sent, received,
+        keys.queue, namespace, total, hidden, lease, delay, None if longest < 0 else longest, sent, received,
         created * 1000, modified * 1000, now,
     )  # fmt: skip
 
 
 def every_count(post: Post, namespace: str = DEFAULT_NAMESPACE) -> list[RsmqCounts]:
     """Every queue of the namespace by name; a name without a queue behind it, or that breaks the rule, is left out."""
+    all_keys = list(_sound(reading.queues(post, namespace), namespace))
+    if not all_keys:
+        return []
+    now = reading._now_ms(post.connection, all_keys[0])
+    asked = [one for keys in all_keys for one in _counting(keys, now)]
     found = []
-    for name in reading.queues(post, namespace):
+    try:
+        replies = post.connection.run_all(asked)
+    except Corrupt:
+        # A key of another type is among them: one by one, so that it hides no other queue.
+        replies = []
+    for place, keys in enumerate(all_keys):
         try:
-            found.append(counts(post, name, namespace))
-        except (InvalidName, NotFound, Corrupt):
-            continue  # one that its clients half made, or spoiled, must not hide the others
+            if replies:
+                found.append(_counted(keys, namespace, now, replies[3 * place : 3 * place + 3]))
+            else:
+                found.append(counts(post, keys.queue, namespace))
+        except (NotFound, Corrupt):
+            continue  # one that its clients half made, or somebody spoiled
     return found
+
+
+def _sound(names: list[str], namespace: str) -> Iterator[RsmqKeys]:
+    for name in names:
+        try:
+            yield RsmqKeys(name, namespace)
+        except InvalidName:
+            continue
+
+
+def any_queue(post: Post) -> bool:
+    """Whether there are RSMQ queues in the namespace all clients use."""
+    try:
+        return bool(reading.queues(post))
+    except Corrupt:
+        return False
 
 
 def neighbours(post: Post) -> list[RsmqCounts]:

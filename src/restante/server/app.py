@@ -170,7 +170,7 @@ async def _told(here: Office, caller: Caller) -> dict[str, Any]:
     pages = [{"id": id, "title": title} for id, title in PAGES]
     if await here.call(cards, here.post):
         pages.insert(2, {"id": "topics", "title": "Topics"})
-    if await here.call(viewing.neighbours, here.post):
+    if await here.call(viewing.any_queue, here.post):
         pages.append({"id": "rsmq", "title": "RSMQ"})
     return {
         "user": caller.name, "roles": sorted(caller.roles), "open": caller.open, "version": here.version,
