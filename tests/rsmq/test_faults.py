@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from tests.harness.processes import PythonProcess
 from tests.harness.proxy import FaultProxy
 from tests.harness.servers import HOST, RedisServer, call, debian_binary, embedded_binary, require
 from tests.rsmq.clients import Node
-from tests.rsmq.conftest import Bench
+from tests.rsmq.conftest import Awaited, Bench
 from tests.rsmq.test_calls import scores
 
 
@@ -104,6 +105,19 @@ class TestLostAnswers:
         far._post.connection._remap(None)
         assert far.send_message("orders", "a")
         assert len(scores(debian)) == 1
+
+    @pytest.mark.parametrize("kind", ["blocking", "asyncio"])
+    def test_a_connection_that_ended_while_idle_leaves_no_doubt(self, kind: str) -> None:
+        with RedisServer(appendonly="everysec") as server:
+            client: Any = Rsmq(server.url) if kind == "blocking" else Awaited(server.url)
+            client.create_queue("orders")
+            client.send_message("orders", "before")
+            server.restart()
+            if kind == "asyncio":
+                client._loop.run_until_complete(asyncio.sleep(0.05))  # it hears of the end when its loop runs
+            assert client.send_message("orders", "after")
+            assert client.get_queue_attributes("orders").msgs == 2
+            client.close()
 
     def test_a_pop_whose_answer_is_lost_says_so(self, proxy: FaultProxy, far: Rsmq) -> None:
         far.send_many("orders", ["a", "b", "c"])
