@@ -214,6 +214,43 @@ def test_in_a_cluster_it_goes_both_ways_too() -> None:
         assert take_over(post, "in", "orders", [rsmq.send_message("in", "c")], namespace="{rsmq}") == 1
 
 
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    with RedisServer() as running:
+        yield running
+
+
+def test_connections_cut_again_and_again_lose_and_double_nothing(server: RedisServer) -> None:
+    texts = [f"m{number}" for number in range(600)]
+    with restante.connect(server.url) as post:
+        rsmq = Rsmq(post=post)
+        rsmq.create_queue("in")
+        rsmq.create_queue("results")
+        bridges = [Bridge(post, "in", "orders", lease=1), Bridge(post, "results", "orders", back=True, lease=1)]
+        running = [threading.Thread(target=bridge.run, daemon=True) for bridge in bridges]
+        for thread in running:
+            thread.start()
+        admin = server.client()
+        for place in range(0, len(texts), 20):
+            rsmq.send_many("in", texts[place : place + 20])
+            call(admin, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            time.sleep(0.02)
+        got: Counter[str] = Counter()
+        deadline = time.monotonic() + 30
+        while len(got) < len(texts):
+            assert time.monotonic() < deadline, len(got)
+            for one in rsmq.receive_many("results", 100, vt=60):
+                got[one.message] += 1
+                rsmq.delete_message("results", one.id)
+            time.sleep(0.02)
+        for bridge in bridges:
+            bridge.stop()
+        for thread in running:
+            thread.join(10)
+        assert got == Counter(dict.fromkeys(texts, 1))
+        assert rsmq.get_queue_attributes("results").msgs == 0
+
+
 # -- killed --------------------------------------------------------------------------------------------------------
 
 
@@ -271,12 +308,6 @@ class Traffic:
         self._stop.set()
         for thread in self._threads:
             thread.join(20)
-
-
-@pytest.fixture
-def server() -> Iterator[RedisServer]:
-    with RedisServer() as running:
-        yield running
 
 
 @pytest.mark.parametrize("kills", [KILLS, pytest.param(MANY_KILLS, marks=pytest.mark.chaos)])
