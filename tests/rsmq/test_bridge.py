@@ -152,9 +152,18 @@ class TestBack:
         assert viewing.counts(bench.post, "in").messages == (0 if consumed else 1)
         assert Admin(bench.post).counts("out").waiting == 0
 
-    def test_a_marker_outlives_the_ack_only_for_a_while(self, bench: Bench, rsmq: Rsmq) -> None:
-        bench.post.queue("out").send("x")
-        Bridge(bench.post, "in", "out", back=True).drain()
+    def test_one_that_was_stopped_with_a_message_in_hand_does_not_bring_it_again(
+        self, bench: Bench, rsmq: Rsmq
+    ) -> None:
+        queue = bench.post.queue("out")
+        queue.send("x")
+        held = queue.receive(lease=1)
+        assert held is not None
+        bench.clock.advance(2)
+        assert Bridge(bench.post, "in", "out", back=True).drain() == Bridged(moved=1)
+        assert rsmq.pop_message("in") is not None
+        late = crossing.bring(viewing.keys_of(bench.post, "in"), "rsmq", crossing.id_of(held), "x")
+        assert bench.post.connection.run(late) == "known"
         (marker,) = call(bench.client, "KEYS", "restante:bridge:*")
         assert 0 < call(bench.client, "TTL", marker) <= crossing.SETTLED
 

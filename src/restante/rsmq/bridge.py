@@ -254,9 +254,8 @@ def take_over(post: Post, queue: str, to: str, ids: Sequence[str], *, namespace:
     apart = not post.connection.same_server(keys.due, target._ref.keys["queue"])
     moved = 0
     for id in ids:
-        try:
-            message = viewing.show(post, queue, id, namespace)
-        except NotFound:
+        message = viewing.find(post, keys, id)
+        if message is None:
             continue
         if not target._ref.opened:
             target._open()  # not before there is something for it: a target that gets nothing must not come into being

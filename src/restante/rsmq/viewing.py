@@ -171,14 +171,20 @@ def page(
 
 def show(post: Post, queue: str, id: str, namespace: str = DEFAULT_NAMESPACE) -> RsmqMessage:
     """One message, whole."""
-    keys = reading._existing(post.connection, queue, namespace)
+    found = find(post, keys_of(post, queue, namespace), id)
+    if found is None:
+        raise NotFound(f"the RSMQ queue {queue} has no message {id}")
+    return found
+
+
+def find(post: Post, keys: RsmqKeys, id: str) -> RsmqMessage | None:
+    """One message, or None, of a queue that is known to be there."""
     score = post.connection.command("ZSCORE", keys.due, id, key=keys.due)
-    if score is not None:
-        place = reading._Place(float(score), id.encode())
-        now = reading._now_ms(post.connection, keys)
-        if found := reading._messages(post.connection, keys, [place], now):
-            return found[0]
-    raise NotFound(f"the RSMQ queue {queue} has no message {id}")
+    if score is None:
+        return None
+    now = reading._now_ms(post.connection, keys)
+    found = reading._messages(post.connection, keys, [reading._Place(float(score), id.encode())], now)
+    return found[0] if found else None
 
 
 def keys_of(post: Post, queue: str, namespace: str = DEFAULT_NAMESPACE) -> RsmqKeys:
