@@ -14,7 +14,7 @@ from redis.cluster import RedisCluster
 
 import restante
 from restante import Corrupt, InvalidInput, QueueFull, Unavailable, Unconfirmed
-from restante.rsmq import AsyncRsmq, QueueNotFound, Rsmq
+from restante.rsmq import AsyncRsmq, QueueExists, QueueNotFound, Rsmq
 from tests.harness.clock import FrozenClock
 from tests.harness.cluster import RedisCluster3
 from tests.harness.processes import PythonProcess
@@ -51,6 +51,15 @@ class TestScripts:
                 made()
         told = rsmq.get_queue_attributes("orders")
         assert (told.msgs, told.totalsent) == (0, 4)
+
+    def test_a_flush_does_not_make_a_queue_seem_made_or_deleted(self, rsmq: Rsmq, bench: Bench) -> None:
+        rsmq.create_queue("orders")
+        call(bench.client, "SCRIPT", "FLUSH")
+        with pytest.raises(QueueExists):
+            rsmq.create_queue("orders")
+        call(bench.client, "SCRIPT", "FLUSH")
+        with pytest.raises(QueueNotFound):
+            rsmq.delete_queue("nowhere")
 
     def test_flushes_under_load_lose_and_double_nothing(self, debian: Bench, ours: Rsmq) -> None:
         debian.clock.unfreeze()

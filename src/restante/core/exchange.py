@@ -186,8 +186,10 @@ class Effort:
             return Step(error=_refusal(text, self.op.queue))
         # What remains are lost connections and answers that did not come in time.
         self.doubt = self.doubt or written
-        if self.doubt and self.op.once:
-            return Step(error=Unconfirmed(self.op.once))
+        if self.doubt:
+            if self.op.once:
+                return Step(error=Unconfirmed(self.op.once))
+            self.op.doubt()
         what = f"{shown} cannot be reached: {text or type(error).__name__}; is the server running?"
         return self._again(Unavailable(what), remap=True)
 

@@ -119,6 +119,9 @@ class Operation(Generic[T]):
         """The call as it goes over the wire."""
         return pack((b"EVALSHA", self.script.shas[modern], len(self.keys), *self.keys, *self.args))
 
+    def doubt(self) -> None:
+        """Told when a try may have been carried out without our hearing of it."""
+
     def repeat(self) -> None:
         """Told before the call is made again: a send may have been stored by the try before."""
         if self._all_keys:

@@ -153,7 +153,7 @@ class _Pop(Operation[T]):
 
 
 class _Repeatable(Operation[T]):
-    """A call that may find its own work done when it is made again."""
+    """A call that may find its own work done when it is made again after a lost answer."""
 
     __slots__ = ("again",)
 
@@ -161,7 +161,7 @@ class _Repeatable(Operation[T]):
         super().__init__(*words)
         self.again = False
 
-    def repeat(self) -> None:
+    def doubt(self) -> None:
         self.again = True
         if self.script is CREATE:
             self.args[-1] = "1"

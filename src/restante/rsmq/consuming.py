@@ -96,7 +96,9 @@ class Heartbeat:
     def _beat(self, qname: str, id: str, vt: int) -> tuple[str, str, int, float] | None:
         asked = time.monotonic()
         try:
-            if not self._rsmq.change_message_visibility(qname, id, vt):
+            # Not longer than until the next beat: the handler's end waits for one that is on its way.
+            beat = calls.change_message_visibility(self._rsmq._book, qname, id, vt)
+            if not self._rsmq._run(beat, patience=vt * EXTEND_AFTER):
                 log.warning("extend found nothing queue=%s id=%s", qname, id)
                 return None
         except RestanteError as error:
