@@ -146,7 +146,9 @@ class TestMessages:
         assert rsmq.receive_message("orders") is None
         bench.clock.advance(0.001)
         assert rsmq.receive_message("orders") == RsmqReceived(id, "hé 𝄞", 2, first, sent)
-        assert hash_of(bench)[b"totalrecv"] == b"2"
+        fields = hash_of(bench)
+        assert (fields[id.encode() + b":rc"], fields[id.encode() + b":fr"]) == (b"2", b"%d" % first)
+        assert fields[b"totalrecv"] == b"2"
 
     def test_a_call_may_have_its_own_vt_and_zero_hides_nothing(self, bench: Bench, rsmq: Rsmq) -> None:
         rsmq.create_queue("orders", vt=10)
