@@ -5,7 +5,7 @@ import type { State } from "./lifecycle";
 import { ask } from "./parts/Dialog";
 import { attempt, say } from "./parts/Toasts";
 import { runReplay, whileReplaying } from "./replays";
-import { queueApi } from "./router";
+import { queueApi, rsmqApi } from "./router";
 import type { DeadEvent, Queue, ReplayedEvents, Settings } from "./types";
 
 const messages = (n: number): string => plural(n, "message");
@@ -90,6 +90,27 @@ export const moveIds = (queue: string, ids: string[], to: string): Promise<boole
   attempt(async () => {
     const { moved } = await post<{ moved: number }>(queueApi(queue, "/move"), { ids, to });
     return `Moved ${messages(moved)} from ${queue} to ${to}.`;
+  });
+
+export async function deleteRsmq(queue: string, namespace: string, ids: string[]): Promise<boolean> {
+  const yes = await ask({
+    title: `Delete ${messages(ids.length)} from the RSMQ queue ${queue}?`,
+    text: "Deleted messages do not come back. Whoever has received one is not told, and may still be at work on it.",
+    yes: `Delete ${count(ids.length)}`,
+    danger: true,
+  });
+  if (!yes) return false;
+  return attempt(async () => {
+    const { deleted } = await post<{ deleted: number }>(rsmqApi(`${queue}/delete`, { namespace }), { ids });
+    return `Deleted ${messages(deleted)} from ${queue}.`;
+  });
+}
+
+export const moveRsmq = (queue: string, namespace: string, ids: string[], to: string, inside: boolean): Promise<boolean> =>
+  attempt(async () => {
+    const { moved } = await post<{ moved: number }>(rsmqApi(`${queue}/move`, { namespace }), { ids, to, rsmq: inside });
+    const gone = ids.length - moved;
+    return `Moved ${messages(moved)} from ${queue} to ${to}.${gone > 0 ? ` ${count(gone)} were received or deleted meanwhile.` : ""}`;
   });
 
 export const setPaused = (queue: string, pause: boolean): Promise<boolean> =>

@@ -11,9 +11,11 @@ import { DeadPage } from "./pages/Dead";
 import { InsightsPage } from "./pages/Insights";
 import { JournalPage } from "./pages/Journal";
 import { MessagePage } from "./pages/Message";
-import { RsmqPage } from "./pages/Neighbours";
 import { OverviewPage } from "./pages/Overview";
 import { QueuePage } from "./pages/Queue";
+import { RsmqPage } from "./pages/Rsmq";
+import { RsmqMessagePage } from "./pages/RsmqMessage";
+import { RsmqQueuePage } from "./pages/RsmqQueue";
 import { SignInPage } from "./pages/SignIn";
 import { TopicsPage } from "./pages/Topics";
 import { UnknownPage } from "./pages/Unknown";
@@ -45,6 +47,10 @@ function Page() {
     if (messages === undefined) return <QueuePage key={queue} name={queue} />;
     if (messages === "messages" && id !== undefined) return <MessagePage key={`${queue}\n${id}`} queue={queue} id={id} />;
   }
+  if (first === "rsmq" && queue !== undefined) {
+    if (messages === undefined) return <RsmqQueuePage key={queue} name={queue} />;
+    if (messages === "messages" && id !== undefined) return <RsmqMessagePage key={`${queue}\n${id}`} queue={queue} id={id} />;
+  }
   const Plain = PLAIN_PAGES[first];
   if (Plain && queue === undefined) return <Plain key={first} />;
   const offered = session.value?.pages.find((page) => page.id === first);
@@ -53,6 +59,7 @@ function Page() {
 
 function titleOf([first, queue, , id]: string[]): string {
   if (first === undefined) return "Restante";
+  if (first === "rsmq") return `${id ?? queue ?? "RSMQ"} · Restante`;
   if (first === "queues") return `${id ?? queue} · Restante`;
   return `${first.charAt(0).toUpperCase()}${first.slice(1)} · Restante`;
 }

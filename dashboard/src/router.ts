@@ -68,5 +68,11 @@ export const queueHref = (queue: string, values: Record<string, string> = {}): s
 export const messageHref = (queue: string, id: string): string =>
   `/queues/${encodeURIComponent(queue)}/messages/${encodeURIComponent(id)}`;
 
+/** Pages of RSMQ queues; the namespace travels along where it is not the usual one. */
+export const rsmqHref = (rest: string, values: Record<string, string> = {}): string => `/rsmq${rest && `/${rest}`}${search(values)}`;
+
+/** Their API's path. */
+export const rsmqApi = (rest: string, values: Record<string, string | number> = {}): string => `/api${rsmqHref(rest)}${search(values)}`;
+
 /** The API's path of a queue. */
 export const queueApi = (queue: string, rest = ""): string => `/api/queues/${encodeURIComponent(queue)}${rest}`;

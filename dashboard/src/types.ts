@@ -54,7 +54,36 @@ export type Queue = QueueCounts & {
   trends: Trends;
 };
 
-export type RsmqQueue = { queue: string; namespace: string; messages: number; hidden: number };
+export type RsmqQueue = {
+  queue: string;
+  namespace: string;
+  messages: number;
+  hidden: number;
+  lease_seconds: number;
+  delay_seconds: number;
+  max_payload_bytes: number | null;
+  sent: number;
+  received: number;
+  created_at: number;
+  modified_at: number;
+};
+
+export type RsmqMessage = {
+  id: string;
+  queue: string;
+  namespace: string;
+  state: "ready" | "scheduled" | "leased";
+  size: number;
+  attempts: number;
+  sent_at: number | null;
+  first_received_at: number | null;
+  due_at: number;
+  preview: string;
+  whole: boolean;
+};
+
+export type WholeRsmqMessage = RsmqMessage & { payload?: string; payload_base64?: string };
+export type RsmqQueuePage = { now: number; total: number; messages: RsmqMessage[]; next: string | null };
 export type Queues = { now: number; totals: Totals; queues: Queue[]; rsmq?: RsmqQueue[] };
 /** `gone` names queues that were dropped. */
 export type Counts = { now: number; totals: Totals; queues: QueueCounts[]; gone?: string[] };

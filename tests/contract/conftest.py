@@ -12,13 +12,14 @@ import restante
 from restante import Post, Queue
 from restante.server import ServerSettings, Serving
 from tests.contract.rooms import HTTP_CAN, Room, async_client, fresh_name, http_client, sync_client
+from tests.contract.rsmq_room import RSMQ_CAN, rsmq_client, rsmq_states
 from tests.harness.clock import FrozenClock
 from tests.harness.cluster import RedisCluster3
 from tests.harness.requirements import require
 from tests.harness.servers import RedisServer, debian_binary, embedded_binary
 
 #: Every room the contract runs on.
-ROOMS = ("sync", "sync-6.2", "async", "async-6.2", "cluster", "embedded", "http")
+ROOMS = ("sync", "sync-6.2", "async", "async-6.2", "cluster", "embedded", "http", "rsmq", "rsmq-6.2")
 
 
 @dataclass
@@ -83,6 +84,11 @@ async def room(request: pytest.FixtureRequest) -> AsyncIterator[Room]:
         server.clock.unfreeze()
         if kind == "http":
             made = Room(kind, http_client(request.getfixturevalue("_http")), server.plain, HTTP_CAN, clock=server.clock)
+        elif kind.startswith("rsmq"):
+            made = Room(
+                kind, rsmq_client(server.url), server.plain, RSMQ_CAN, clock=server.clock,
+                counted=rsmq_states(server.plain),
+            )  # fmt: skip
         else:
             opener = async_client if kind.startswith("async") else sync_client
             made = Room(kind, opener(server.url), server.plain, clock=server.clock)

@@ -10,7 +10,7 @@ import pytest
 from restante import InvalidInput
 from tests.contract.rooms import Room, needs
 
-pytestmark = needs("delay")
+pytestmark = needs("delay", "fractions")
 
 #: Seconds in a year, leap days ignored.
 YEAR = 365 * 86400.0

@@ -9,7 +9,7 @@ import pytest
 from restante import Draft, InvalidInput, State
 from tests.contract.rooms import Room, needs
 
-pytestmark = needs("delay")
+pytestmark = needs("expiry")
 
 
 async def test_it_is_delivered_within_its_time_and_removed_after_it(room: Room) -> None:

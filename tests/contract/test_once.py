@@ -101,7 +101,7 @@ async def test_what_is_already_there_takes_no_place(room: Room) -> None:
     assert [id.stored for id in ids] == [False, True]
 
 
-@needs("batch")
+@needs("batch", "priority", "dedup")
 async def test_a_batch_is_stored_whole_or_not_at_all(room: Room) -> None:
     queue = room.queue()
     for bad in (Draft("x", priority=999), Draft("x", id="not a name"), Draft(float("nan")), Draft("x", delay=-1)):

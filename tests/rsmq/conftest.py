@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
 
 import restante
 from restante import Post
+from restante.rsmq import AsyncRsmq, Rsmq
 from tests.harness.clock import START_MS, FrozenClock
 from tests.harness.servers import RedisServer, call, debian_binary, embedded_binary
 from tests.rsmq.clients import Client, Node, Pyrsmq
@@ -70,3 +74,39 @@ def writer(request: pytest.FixtureRequest, bench: Bench) -> Client:
 def node(bench: Bench) -> Node:
     """The quick one, for many messages."""
     return Node(bench.client)
+
+
+class Awaited:
+    """The asyncio client, asked as the synchronous one is."""
+
+    def __init__(self, url: str, **options: Any) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._client = AsyncRsmq(url, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._client, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            made = found(*args, **kwargs)
+            return self._loop.run_until_complete(made) if inspect.isawaitable(made) else made
+
+        return call if callable(found) else found
+
+    def close(self) -> None:
+        self._loop.run_until_complete(self._client.close())
+        self._loop.close()
+
+
+@pytest.fixture(params=["blocking", "asyncio"])
+def rsmq(request: pytest.FixtureRequest, bench: Bench) -> Iterator[Rsmq]:
+    """Our client, each kind in turn."""
+    made: Any = Rsmq(bench.server.url) if request.param == "blocking" else Awaited(bench.server.url)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def ours(debian: Bench) -> Iterator[Rsmq]:
+    """The synchronous client on Redis 7, for what neither kind changes."""
+    with Rsmq(debian.server.url) as client:
+        yield client

@@ -13,7 +13,7 @@ from redis.cluster import RedisCluster
 
 import restante
 from restante import Corrupt, InvalidInput, InvalidName, NotFound, Post, State
-from restante.rsmq import RsmqMessage, queues, split, walk
+from restante.rsmq import Rsmq, RsmqMessage, queues, split, walk
 from restante.rsmq.reading import MAX_PAGE, MAX_PARTS, SMALLEST_PART
 from tests.harness.cluster import RedisCluster3
 from tests.harness.servers import HOST, call, require
@@ -40,6 +40,20 @@ def contents(bench: Bench) -> tuple[object, ...]:
     names = sorted(call(client, "KEYS", "*"))
     assert names == [b"rsmq:QUEUES", b"rsmq:orders", b"rsmq:orders:Q"]
     return client.smembers(names[0]), client.zrange(names[1], 0, -1, withscores=True), client.hgetall(names[2])
+
+
+def test_what_our_own_client_wrote_is_read_as_any_others(bench: Bench) -> None:
+    rsmq = Rsmq(post=bench.post)
+    rsmq.create_queue("orders")
+    ready, held = rsmq.send_many("orders", ["a", "b"])
+    later = rsmq.send_message("orders", "c", delay=9)
+    rsmq.change_message_visibility("orders", ready, 1)
+    assert rsmq.receive_message("orders", vt=60) is not None
+    bench.clock.advance(2)
+    found = all_of(bench.post, "orders")
+    assert {id: (one.payload, one.state, one.attempts) for id, one in found.items()} == {
+        ready: (b"a", State.READY, 0), held: (b"b", State.LEASED, 1), later: (b"c", State.SCHEDULED, 0),
+    }  # fmt: skip
 
 
 class TestOneMessage:

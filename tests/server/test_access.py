@@ -14,6 +14,7 @@ from restante.server.access import Tokens
 from restante.server.app import UNGUARDED, create_app
 from tests.server.calls import Api
 
+_RSMQ_ID = "0" * 32
 _TICKET = {"messages": [{"id": "m1", "lease_token": "x"}]}
 #: (operation, body) for a call that would be understood if it were allowed.
 _BODIES: dict[str, Any] = {
@@ -23,7 +24,8 @@ _BODIES: dict[str, Any] = {
     "release_many": _TICKET, "extend_many": _TICKET, "configure": {"lease_seconds": 5}, "pause": {}, "resume": {},
     "purge": {"states": ["dead"]}, "delete_many": {"ids": ["m1"]}, "move": {"ids": ["m1"], "to": "other"},
     "replay": {"ids": ["m1"]}, "replay_events": {"ids": ["m1"]}, "edit": {"priority": 1},
-    "sign_in": {"token": "rst_no"},
+    "sign_in": {"token": "rst_no"}, "rsmq_delete_many": {"ids": [_RSMQ_ID]},
+    "rsmq_move": {"ids": [_RSMQ_ID], "to": "other"},
 }  # fmt: skip
 _NEEDS = {
     "send": "send", "receive": "consume", "receive_any": "consume", "ack": "consume", "nack": "consume",
@@ -31,7 +33,8 @@ _NEEDS = {
     "bury_many": "consume", "release_many": "consume", "extend_many": "consume", "configure": "operate",
     "drop": "operate", "pause": "operate", "resume": "operate", "purge": "operate", "delete_many": "operate",
     "move": "operate", "replay": "operate", "replay_events": "operate", "edit": "operate",
-    "delete": "operate", "import": "operate",
+    "delete": "operate", "import": "operate", "rsmq_delete": "operate", "rsmq_delete_many": "operate",
+    "rsmq_move": "operate",
 }  # fmt: skip
 
 
@@ -58,7 +61,8 @@ def _ask(api: Api, method: str, path: str, operation: str) -> int:
 def test_the_api_has_the_routes_its_design_names() -> None:
     assert {operation for _, _, operation in OPERATIONS} >= set(_BODIES) | set(_NEEDS) | {
         "queues", "queue", "messages", "message", "dead", "replays", "replay_task", "consumers", "anomalies", "audit",
-        "topics", "dead_events", "insights", "journal", "metrics", "healthz", "readyz", "session", "export",
+        "topics", "dead_events", "rsmq_queues", "rsmq_queue", "rsmq_messages", "rsmq_message",
+        "insights", "journal", "metrics", "healthz", "readyz", "session", "export",
     }  # fmt: skip
 
 

@@ -22,8 +22,11 @@ def as_lines(context: Any, value: Any) -> bytes:
 
 
 #: Whether a text is a file of messages is more than a description of text can say; and what is generated as a wrong
-#: list of queues travels as parameters of other names, which are passed over.
-EXCLUDED = {"import": [positive_data_acceptance], "journal": [negative_data_rejection]}
+#: list of queues, or a wrong namespace, travels as parameters of other names, which are passed over.
+EXCLUDED = {
+    "import": [positive_data_acceptance], "journal": [negative_data_rejection],
+    "rsmq_queues": [negative_data_rejection],
+}  # fmt: skip
 #: Requests per operation.
 EXAMPLES = 20
 

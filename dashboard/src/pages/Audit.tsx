@@ -5,10 +5,13 @@ import { Empty, Link } from "../parts/Marks";
 import { Ago } from "../parts/Times";
 import { Failed, Loading } from "../parts/Waiting";
 import { useResource } from "../resource";
-import { query, queueHref, search, setQuery, trail } from "../router";
+import { query, queueHref, rsmqHref, search, setQuery, trail } from "../router";
 import type { AuditEntry } from "../types";
 
 const PAGE = 100;
+
+/** What was done to an RSMQ queue is told with a prefix. */
+const hrefOf = (queue: string): string => (queue.startsWith("rsmq:") ? rsmqHref(queue.slice(5)) : queueHref(queue));
 
 export function AuditPage() {
   useFeed({ journal: "none" });
@@ -51,7 +54,7 @@ export function AuditPage() {
                   <td>
                     <b>{entry.verb}</b>
                   </td>
-                  <td class="clip">{entry.queue && <Link href={queueHref(entry.queue)}>{entry.queue}</Link>}</td>
+                  <td class="clip">{entry.queue && <Link href={hrefOf(entry.queue)}>{entry.queue}</Link>}</td>
                   <td class="right num">{entry.count > 0 ? count(entry.count) : "–"}</td>
                   <td class="clip mid-only" title={entry.detail}>
                     {entry.detail}

@@ -51,6 +51,12 @@ function DueIn({ at }: { at: number }) {
   return <span ref={element} title={`due ${instant(at)}`} />;
 }
 
+/** When an RSMQ message can be received: counted down to, then how long it has been so. */
+export function Receivable({ at }: { at: number }) {
+  const element = useTicking((now) => (now < at ? `in ${precise(at - now)}` : `waited ${duration(now - at)}`), null, [at]);
+  return <span ref={element} class="countdown" title={`receivable from ${instant(at)}`} data-testid="countdown" data-due-at={at} />;
+}
+
 /** The time of a message that matters in its state. */
 export function MessageTime({ message, state }: { message: Message; state: State }) {
   const { due_at, lease_expires_at, settled_at, sent_at } = message;

@@ -11,7 +11,19 @@ from typing import Annotated
 import orjson
 import typer
 
-from restante.cli import access, bus, looking, migrating, operating, pipeline, rabbitmq, running, traffic
+from restante.cli import (
+    access,
+    bridging,
+    bus,
+    looking,
+    migrating,
+    operating,
+    pipeline,
+    rabbitmq,
+    rsmq,
+    running,
+    traffic,
+)
 from restante.cli.session import Code, Context, Session, WrongUsage, code_of
 from restante.core.errors import RestanteError
 
@@ -24,7 +36,7 @@ EPILOG = (
 _VALUED = ("--url", "--directory")
 
 app = typer.Typer(name="restante", rich_markup_mode="rich", pretty_exceptions_enable=False)
-for part in (traffic, bus, looking, operating, access, migrating, rabbitmq, running, pipeline):
+for part in (traffic, bus, looking, operating, access, migrating, rabbitmq, rsmq, bridging, running, pipeline):
     part.add_to(app)
 
 
@@ -79,13 +91,14 @@ def complain(name: str, message: str, *, json: bool) -> None:
     print(text, file=sys.stderr)
 
 
-def run(args: Sequence[str]) -> int:
-    """One command from arguments to exit code."""
+def run(args: Sequence[str], *, program: typer.Typer = app, name: str = "restante") -> int:
+    """One command from arguments to exit code; of `restante`, or of a program that is a part of it."""
     session = Session(json="--json" in args)
     try:
         # Completion asks with its own variable and no arguments: it must not become a call for help.
-        asked = hoisted(args) or ([] if "_RESTANTE_COMPLETE" in os.environ else ["--help"])
-        result = app(asked, prog_name="restante", standalone_mode=False, obj=session)
+        completing = f"_{name.upper()}_COMPLETE" in os.environ
+        asked = (hoisted(args) if program is app else list(args)) or ([] if completing else ["--help"])
+        result = program(asked, prog_name=name, standalone_mode=False, obj=session)
         return int(result or Code.OK)
     except WrongUsage as error:
         complain("WrongUsage", str(error), json=session.json)

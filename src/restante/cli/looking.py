@@ -15,8 +15,10 @@ from rich.text import Text
 from restante import Admin, JournalEntry, Position, RestanteError, State
 from restante.cli import texts
 from restante.cli.names import MaybeQueue, OneQueue, complete_queue
-from restante.cli.session import Code, Context, Session, stopping
+from restante.cli.session import Code, Context, Session, WrongUsage, stopping
 from restante.core.doctor import examine
+from restante.rsmq import viewing as rsmq
+from restante.rsmq.keys import DEFAULT_NAMESPACE
 
 #: Seconds between two looks while following the journal.
 FOLLOW_PAUSE = 0.2
@@ -40,9 +42,19 @@ def ls(
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="Messages on a page.")] = 20,
     after: Annotated[str | None, typer.Option(metavar="PLACE", help="Continue where the page before said so.")] = None,
     newest: Annotated[bool, typer.Option("--newest", help="Newest first.")] = False,
+    neighbours: Annotated[bool, typer.Option("--rsmq", help="RSMQ queues, or the messages of one.")] = False,
+    namespace: Annotated[
+        str, typer.Option("--ns", metavar="NAMESPACE", help="With --rsmq: where its clients keep their queues.")
+    ] = DEFAULT_NAMESPACE,
 ) -> None:
     """Queues and their counts, one queue, or the messages of a state."""
     session = context.obj
+    if neighbours:
+        if state is not None or newest:
+            raise WrongUsage("RSMQ queues have no states to choose and one order: leave out --state and --newest")
+        if queue is None:
+            return list_neighbours(session, namespace)
+        return list_rsmq(session, queue, namespace, limit, after)
     if queue is None:
         return list_queues(session)
     session.existing(queue)
@@ -63,14 +75,46 @@ def ls(
 
 
 def list_queues(session: Session) -> None:
-    """Every queue with its counts."""
+    """Every queue with its counts, and the RSMQ queues beside them."""
     rows = session.admin.all_counts()
+    others = rsmq.neighbours(session.post)
     if session.json:
-        session.emit({"queues": [row.as_dict() for row in rows]})
-    elif rows:
-        session.out.print(texts.queues_table(rows))
-    if not rows:
+        session.emit({"queues": [row.as_dict() for row in rows], "rsmq": [texts.rsmq_dict(one) for one in others]})
+    else:
+        if rows:
+            session.out.print(texts.queues_table(rows))
+        if rows and others:
+            session.out.print()
+        if others:
+            session.out.print(texts.rsmq_table(others))
+    if not rows and not others:
         session.nothing("no queues yet: restante send QUEUE '{\"hello\": 1}'")
+
+
+def list_neighbours(session: Session, namespace: str) -> None:
+    """The RSMQ queues of a namespace."""
+    found = rsmq.every_count(session.post, namespace)
+    if session.json:
+        session.emit({"namespace": namespace, "rsmq": [texts.rsmq_dict(one) for one in found]})
+    elif found:
+        session.out.print(texts.rsmq_table(found))
+    if not found:
+        session.nothing(f"no RSMQ queues in the namespace {namespace}")
+
+
+def list_rsmq(session: Session, queue: str, namespace: str, limit: int, after: str | None) -> None:
+    """The messages of an RSMQ queue by when they can be received next."""
+    page = rsmq.page(session.post, queue, namespace, limit=min(limit, rsmq.LONGEST_PAGE), after=after)
+    if session.json:
+        found = [texts.rsmq_message_dict(message) for message in page.messages]
+        session.emit({"queue": queue, "namespace": namespace, "messages": found, "next": page.next})
+    elif page.messages:
+        session.out.print(texts.rsmq_messages_table(page.messages, page.now_ms))
+        if page.next:
+            where = "" if namespace == DEFAULT_NAMESPACE else f" --ns '{namespace}'"
+            session.note(f"more: restante ls {queue} --rsmq{where} --after '{page.next}'")
+    if not page.messages:
+        session.nothing(f"no messages in the RSMQ queue {queue}")
 
 
 def list_one(session: Session, queue: str) -> None:

@@ -17,6 +17,8 @@ from restante import InvalidPayload, JournalEntry, Message, QueueSettings, State
 from restante.cli.session import WrongUsage
 from restante.core.message import Attempt
 from restante.core.viewing import ConsumerInfo, Counts
+from restante.rsmq.reading import RsmqMessage
+from restante.rsmq.viewing import RsmqCounts
 
 #: The colour of each state, the same in the terminal as in the dashboard; the word always stands beside it.
 COLOURS = {
@@ -193,6 +195,43 @@ def messages_table(messages: list[Message], now: datetime, max_attempts: int) ->
     return made
 
 
+def rsmq_table(rows: list[RsmqCounts]) -> Table:
+    """RSMQ queues."""
+    made = table("RSMQ queue", "messages", "hidden", "sent", "received", "lease", "delay", "largest payload",
+                 right=("messages", "hidden", "sent", "received"), shrinking=("RSMQ queue",))  # fmt: skip
+    for row in rows:
+        largest = "no limit" if row.max_payload_bytes is None else f"{row.max_payload_bytes:,} bytes"
+        made.add_row(
+            cell(row.queue, "bold"), amount(row.messages, State.READY), amount(row.hidden, State.LEASED),
+            f"{row.sent:,}", f"{row.received:,}", span(row.lease_seconds),
+            span(row.delay_seconds) if row.delay_seconds else "", largest,
+        )  # fmt: skip
+    return made
+
+
+def rsmq_when(message: RsmqMessage, now_ms: int) -> str:
+    """How long until an RSMQ message can be received, or since when it can."""
+    left = (message.due_ms - now_ms) / 1000
+    if message.state is State.READY:
+        return f"waited {span(max(0.0, -left))}"
+    return f"{'lease' if message.state is State.LEASED else 'due in'} {span(max(0.0, left))}"
+
+
+def rsmq_messages_table(messages: list[RsmqMessage], now_ms: int) -> Table:
+    """Messages of an RSMQ queue."""
+    made = table(
+        "id", "state", "when", "attempts", "first received", "size", "payload",
+        right=("attempts", "size"), shrinking=("payload",),
+    )  # fmt: skip
+    for message in messages:
+        made.add_row(
+            Text(message.id, style="bold"), dotted(message.state), rsmq_when(message, now_ms), str(message.attempts),
+            clock(_moment(message.first_received_ms)), f"{len(message.payload):,}",
+            cell(oneline(message.payload[: 4 * GLANCE].decode(errors="replace")), "dim"),
+        )  # fmt: skip
+    return made
+
+
 def last_line(attempt: Attempt | None) -> str:
     """What an attempt's error comes to in one line."""
     if attempt is None:
@@ -203,6 +242,33 @@ def last_line(attempt: Attempt | None) -> str:
 
 def _iso(at: datetime | None) -> str | None:
     return at.isoformat() if at else None
+
+
+def _moment(at_ms: int | None) -> datetime | None:
+    return None if at_ms is None else datetime.fromtimestamp(at_ms / 1000, UTC)
+
+
+def rsmq_dict(row: RsmqCounts) -> dict[str, Any]:
+    """An RSMQ queue for programs."""
+    return {
+        "queue": row.queue, "namespace": row.namespace, "messages": row.messages, "hidden": row.hidden,
+        "sent": row.sent, "received": row.received, "lease_seconds": row.lease_seconds,
+        "delay_seconds": row.delay_seconds, "max_payload_bytes": row.max_payload_bytes,
+        "created_at": _iso(_moment(row.created_ms)), "modified_at": _iso(_moment(row.modified_ms)),
+    }  # fmt: skip
+
+
+def rsmq_message_dict(message: RsmqMessage) -> dict[str, Any]:
+    """A message of an RSMQ queue for programs; what is not text as base64."""
+    made: dict[str, Any] = {
+        "id": message.id, "state": message.state.value, "due_at": _iso(_moment(message.due_ms)),
+        "attempts": message.attempts, "first_received_at": _iso(_moment(message.first_received_ms)),
+        "sent_at": _iso(_moment(message.sent_ms)), "size": len(message.payload),
+    }  # fmt: skip
+    try:
+        return made | {"payload": message.payload.decode()}
+    except UnicodeDecodeError:
+        return made | {"payload_base64": base64.b64encode(message.payload).decode()}
 
 
 def message_dict(message: Message) -> dict[str, Any]:

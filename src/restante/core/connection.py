@@ -118,6 +118,12 @@ class Link:
     def fileno(self) -> int:
         return int(self._socket.fileno())
 
+    def ended(self) -> bool:
+        """Whether an idle connection was closed at the other end; only that makes it readable."""
+        poller = select.poll()
+        poller.register(self._socket, select.POLLIN)
+        return bool(poller.poll(0))
+
     def patient(self, seconds: float | None) -> None:
         """How long the next answers may take."""
         self._socket.settimeout(seconds)
@@ -253,6 +259,10 @@ class Connection:
             try:
                 address = ask or self.address_of(op.keys[0])
                 link = self._take(address)
+                if op.once and link.ended():
+                    # As long as nothing is written, another connection is no second try.
+                    link.close()
+                    link = self._make(address)
                 written = True
                 reply = self._call(op, address, link, ask is not None)
             except LOST as error:

@@ -71,6 +71,11 @@ class AsyncLink:
             raise failed
         return answers
 
+    def ended(self) -> bool:
+        """Whether an idle connection was closed at the other end, as far as the event loop has heard."""
+        reader = self.connection._reader
+        return reader is None or bool(reader.at_eof())
+
     async def close(self) -> None:
         await self.connection.disconnect(nowait=True)
 
@@ -198,6 +203,10 @@ class AsyncConnection:
             try:
                 address = ask or await self.address_of(op.keys[0])
                 link = await self._take(address)
+                if op.once and link.ended():
+                    # As long as nothing is written, another connection is no second try.
+                    await link.close()
+                    link = await self._make(address)
                 written = True
                 reply = await self._call(op, address, link, ask is not None)
             except LOST as error:

@@ -186,6 +186,10 @@ class Effort:
             return Step(error=_refusal(text, self.op.queue))
         # What remains are lost connections and answers that did not come in time.
         self.doubt = self.doubt or written
+        if self.doubt:
+            if self.op.once:
+                return Step(error=Unconfirmed(self.op.once))
+            self.op.doubt()
         what = f"{shown} cannot be reached: {text or type(error).__name__}; is the server running?"
         return self._again(Unavailable(what), remap=True)
 
@@ -320,9 +324,10 @@ def not_confirmed(op: Operation[Any]) -> Unconfirmed:
 
 def misplaced(op: Operation[Any], types: Sequence[bytes]) -> Corrupt:
     """Names the key whose type is not what the scripts made."""
-    for key, found in zip(op.keys, types, strict=True):
+    for place, (key, found) in enumerate(zip(op.keys, types, strict=True)):
         word = key.rpartition(b"}:")[2].partition(b":")[0].decode()
-        if found != b"none" and found.decode() != TYPES.get(word):
+        expected = op.script.types[place] if op.script.types else TYPES.get(word)
+        if found != b"none" and found.decode() != expected:
             return Corrupt(
                 f"the key {key.decode()} holds a {found.decode()} that Restante did not write: rename or delete it"
             )

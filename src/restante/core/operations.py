@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from importlib import resources
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import hiredis
 import orjson
@@ -41,6 +41,9 @@ _nonce = random.Random().getrandbits
 
 class Script:
     """A verb's Lua with the prelude before it, in the two dialects that servers need."""
+
+    #: The type each key must have, where its name does not tell.
+    types: tuple[str, ...] = ()
 
     def __init__(self, name: str, keys: str, *, when_full: bool = True) -> None:
         folder = resources.files("restante.core").joinpath("lua")
@@ -81,6 +84,9 @@ EXTEND = Script("extend", "queue journal deliveries leased consumers")
 class Operation(Generic[T]):
     """One call of one script."""
 
+    #: What is told of a call that must not be made again, when its answer is lost; empty for what may be repeated.
+    once: ClassVar[str] = ""
+
     __slots__ = ("_all_keys", "answer", "args", "durability", "keys", "parse", "question", "queue", "script", "sends")
 
     def __init__(
@@ -112,6 +118,9 @@ class Operation(Generic[T]):
     def packed(self, modern: bool) -> bytes:
         """The call as it goes over the wire."""
         return pack((b"EVALSHA", self.script.shas[modern], len(self.keys), *self.keys, *self.args))
+
+    def doubt(self) -> None:
+        """Told when a try may have been carried out without our hearing of it."""
 
     def repeat(self) -> None:
         """Told before the call is made again: a send may have been stored by the try before."""

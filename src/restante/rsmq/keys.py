@@ -6,6 +6,7 @@
 | `{ns}:{q}` | zset | id by the ms when it can next be received | send, receive, change of visibility | delete, pop |
 | `{ns}:{q}:Q` | hash | settings and totals; per message `id`, `id:rc`, `id:fr` | send, receive | delete, pop |
 | `{ns}:rt:{q}` | channel | length of the queue after a send, where realtime is on | send | – |
+| `restante:bridge:{ns}:{q}:{id}` | string | this message has crossed from a native queue | bridge | ends by itself |
 
 The names carry no hash tag: in Redis Cluster the keys of one queue lie in different slots, unless the namespace
 itself is one such as `{rsmq}`. A command therefore names one key.
@@ -81,3 +82,8 @@ def sent_ms(id: str) -> int | None:
     stamp = id[:STAMP]
     # int() alone would also take signs, spaces and underscores.
     return int(stamp, 36) // 1000 if len(stamp) == STAMP and stamp.isascii() and stamp.isalnum() else None
+
+
+def bridge_key(namespace: str, queue: str, id: str) -> bytes:
+    """That a message has crossed into an RSMQ queue; with a hash tag in the namespace it lies beside the queue."""
+    return f"restante:bridge:{valid_namespace(namespace)}:{valid_queue(queue)}:{id}".encode()

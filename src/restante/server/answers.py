@@ -119,6 +119,54 @@ class RsmqQueue(BaseModel):
     namespace: str
     messages: int
     hidden: int
+    lease_seconds: int
+    delay_seconds: int
+    max_payload_bytes: int | None
+    sent: int
+    received: int
+    created_at: int
+    modified_at: int
+
+
+class RsmqQueues(BaseModel):
+    now: int
+    queues: list[RsmqQueue]
+
+
+class OneRsmqQueue(BaseModel):
+    now: int
+    queue: RsmqQueue
+
+
+class RsmqMessageOut(BaseModel):
+    id: str
+    queue: str
+    namespace: str
+    state: Literal["ready", "scheduled", "leased"]
+    size: int
+    attempts: int
+    sent_at: int | None
+    first_received_at: int | None
+    due_at: int
+    preview: str
+    whole: bool
+
+
+class RsmqPageOut(BaseModel):
+    now: int
+    total: int
+    messages: list[RsmqMessageOut]
+    next: str | None
+
+
+class WholeRsmqMessage(RsmqMessageOut):
+    payload: str | None = None
+    payload_base64: str | None = None
+
+
+class OneRsmqMessage(BaseModel):
+    now: int
+    message: WholeRsmqMessage
 
 
 class Overview(BaseModel):

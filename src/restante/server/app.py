@@ -19,7 +19,8 @@ from starlette.staticfiles import StaticFiles
 from restante.bus.registry import cards
 from restante.core import errors
 from restante.core.errors import RestanteError
-from restante.server import answers, looking, operating, shapes, topics, traffic
+from restante.rsmq import viewing
+from restante.server import answers, looking, operating, rsmq, shapes, topics, traffic
 from restante.server.access import COOKIE, SESSION_SECONDS, Caller
 from restante.server.guard import BodyRefused, Guard
 from restante.server.office import Json, Office, Refused, ServerSettings
@@ -48,7 +49,7 @@ PAGES = (
 #: Paths that the dashboard itself routes.
 _DASHBOARD = (
     "/", "/queues/{rest:path}", "/dead", "/consumers", "/journal", "/anomalies", "/audit", "/insights", "/topics",
-    "/rsmq",
+    "/rsmq", "/rsmq/{rest:path}",
 )  # fmt: skip
 #: Operations that need no token.
 UNGUARDED = ("healthz", "readyz", "sign_in")
@@ -76,7 +77,7 @@ def create_app(url: str, settings: ServerSettings | None = None) -> Guard:
         openapi_url=None, redirect_slashes=False, generate_unique_id_function=_operation_id,
     )  # fmt: skip
     app.state.office = office
-    for part in (_session, traffic.api, looking.api, operating.api, topics.api):
+    for part in (_session, traffic.api, looking.api, operating.api, topics.api, rsmq.api):
         app.include_router(part, prefix="/api")
     app.include_router(looking.plain)
     _add_failures(app)
@@ -169,7 +170,7 @@ async def _told(here: Office, caller: Caller) -> dict[str, Any]:
     pages = [{"id": id, "title": title} for id, title in PAGES]
     if await here.call(cards, here.post):
         pages.insert(2, {"id": "topics", "title": "Topics"})
-    if await here.call(looking._rsmq, here):
+    if await here.call(viewing.any_queue, here.post):
         pages.append({"id": "rsmq", "title": "RSMQ"})
     return {
         "user": caller.name, "roles": sorted(caller.roles), "open": caller.open, "version": here.version,

@@ -14,12 +14,10 @@ from fastapi import Query, Request
 from starlette.responses import Response, StreamingResponse
 
 from restante.core.admin import Admin
-from restante.core.errors import InvalidInput
 from restante.core.journal import JournalEntry
 from restante.core.message import Event, Message, State
 from restante.core.viewing import Counts
-from restante.rsmq import reading as rsmq
-from restante.rsmq.keys import DEFAULT_NAMESPACE, RsmqKeys
+from restante.rsmq import viewing as rsmq
 from restante.server import answers, metrics
 from restante.server.access import Caller
 from restante.server.live import read_position, write_event
@@ -34,6 +32,7 @@ from restante.server.telling import (
     journal_out,
     message_out,
     ms,
+    rsmq_out,
     settings_out,
     task_out,
     whole_out,
@@ -80,21 +79,6 @@ def _worst_first(queue: dict[str, Any]) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def _rsmq(here: Office) -> list[dict[str, Any]]:
-    found = []
-    connection = here.post.connection
-    for name in rsmq.queues(here.post):
-        try:
-            key = RsmqKeys(name).due
-        except InvalidInput:
-            continue  # a name that breaks the protocol's own rule is no queue
-        now = Admin(here.post, operator="server")._now_ms()
-        hidden = connection.command("ZCOUNT", key, f"({now}", "+inf", key=key)
-        messages = connection.command("ZCARD", key, key=key)
-        found.append({"queue": name, "namespace": DEFAULT_NAMESPACE, "messages": messages, "hidden": hidden})
-    return found
-
-
 @answering(api.get, "/queues", answers.Overview, summary="Every queue, worst first")
 async def queues(here: Here, caller: Reader) -> Json:
     """Counts of this moment, trends of the last minutes, and what is wrong."""
@@ -103,7 +87,7 @@ async def queues(here: Here, caller: Reader) -> Json:
         admin = here.admin(caller)
         rows = admin.all_counts()
         now = max((ms(row.at) or 0 for row in rows), default=0) or admin._now_ms()
-        return rows, _rsmq(here), now
+        return rows, [rsmq_out(one) for one in rsmq.neighbours(here.post)], now
 
     rows, others, now = await here.call(look)
     made = sorted((queue_out(here, row) for row in rows), key=_worst_first)

@@ -306,6 +306,27 @@ class Configure(Strict):
         return made
 
 
+#: The rules of `restante.rsmq.keys` and of its ids as OpenAPI says them.
+RSMQ_NAMESPACE = r"^[A-Za-z0-9._:@/+{}-]{1,200}$"
+RSMQ_QUEUE = r"^[A-Za-z0-9._-]{1,160}$"
+RSMQ_ID = r"^[A-Za-z0-9:]{32}$"
+RsmqIds = Annotated[list[Annotated[str, Field(pattern=RSMQ_ID)]], Field(min_length=1, max_length=MAX_BATCH)]
+
+
+class RsmqSome(Strict):
+    """Messages of an RSMQ queue."""
+
+    ids: RsmqIds
+
+
+class RsmqMove(Strict):
+    """Messages of an RSMQ queue, and the queue they go to: a native one, or with `rsmq` another of the namespace."""
+
+    ids: RsmqIds
+    to: Name
+    rsmq: bool = False
+
+
 class SignIn(Strict):
     token: str = Field(min_length=1, max_length=200)
 

@@ -13,8 +13,13 @@ from restante.core.journal import JournalEntry
 from restante.core.message import Attempt, Message, State
 from restante.core.settings import DEFAULT_MAX_ATTEMPTS, QueueSettings
 from restante.core.viewing import AuditEntry, Counts
+from restante.rsmq.reading import RsmqMessage
+from restante.rsmq.viewing import RsmqCounts
 from restante.server.answers import TaskOut
 from restante.server.shapes import RENAMED
+
+#: Characters of a payload that a list shows.
+GLANCE = 1024
 
 
 def ms(at: datetime | None) -> int | None:
@@ -84,7 +89,7 @@ def message_out(message: Message, settings: QueueSettings | None, anomalies: lis
         "sent_at": message._stored.sent_ms, "due_at": ms(message.due_at),
         "lease_expires_at": ms(message.lease_expires_at), "received_at": ms(message.received_at),
         "settled_at": ms(message.settled_at), "expires_at": ms(message.expires_at), "unique": message.unique,
-        "headers": message.headers, "preview": message.preview[:1024].decode(errors="replace"),
+        "headers": message.headers, "preview": message.preview[:GLANCE].decode(errors="replace"),
         "whole": message.whole, "error_class": last.error_class if last else "",
         "error": lines[-1][:500] if lines else "", "anomalies": anomalies,
     }  # fmt: skip
@@ -116,6 +121,36 @@ def task_out(task: ReplayTask) -> dict[str, Any]:
 
 def audit_out(entry: AuditEntry) -> dict[str, Any]:
     return {**entry.as_dict(), "at": ms(entry.at)}
+
+
+def rsmq_out(counts: RsmqCounts) -> dict[str, Any]:
+    """An RSMQ queue."""
+    return {
+        "queue": counts.queue, "namespace": counts.namespace, "messages": counts.messages, "hidden": counts.hidden,
+        "lease_seconds": counts.lease_seconds, "delay_seconds": counts.delay_seconds,
+        "max_payload_bytes": counts.max_payload_bytes, "sent": counts.sent, "received": counts.received,
+        "created_at": counts.created_ms, "modified_at": counts.modified_ms,
+    }  # fmt: skip
+
+
+def rsmq_message_out(message: RsmqMessage, queue: str, namespace: str) -> dict[str, Any]:
+    """A message of an RSMQ queue, without most of its payload."""
+    start = message.payload[:GLANCE].decode(errors="replace")
+    return {
+        "id": message.id, "queue": queue, "namespace": namespace, "state": message.state.value,
+        "size": len(message.payload), "attempts": message.attempts, "sent_at": message.sent_ms,
+        "first_received_at": message.first_received_ms, "due_at": message.due_ms, "preview": start,
+        "whole": len(message.payload) <= GLANCE,
+    }  # fmt: skip
+
+
+def rsmq_whole_out(message: RsmqMessage, queue: str, namespace: str) -> dict[str, Any]:
+    """The same with its payload: the text it is, or bytes."""
+    made = rsmq_message_out(message, queue, namespace)
+    try:
+        return made | {"payload": message.payload.decode()}
+    except UnicodeDecodeError:
+        return made | {"payload_base64": base64.b64encode(message.payload).decode()}
 
 
 def export_out(message: Message) -> dict[str, Any]:

@@ -1,0 +1,314 @@
+"""The RSMQ client, synchronous and asyncio; both are thin: what a call is lies in `calls`.
+
+On failure every method raises a typed error: those of the protocol are in `restante.rsmq.errors`, those of the server
+in `restante.core.errors`. Nothing is half done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
+
+from redis.crc import key_slot
+
+from restante.connecting import connect
+from restante.core.connection import Bell
+from restante.core.errors import InvalidInput
+from restante.core.operations import Operation
+from restante.core.queue import AsyncPost, Post, check_timeout
+from restante.core.settings import ClientSettings
+from restante.rsmq import calls
+from restante.rsmq.calls import Book, RsmqReceived, Steps
+from restante.rsmq.keys import DEFAULT_NAMESPACE
+from restante.rsmq.listening import AsyncEar, Ear
+
+if TYPE_CHECKING:
+    from restante.rsmq.consuming import AsyncRsmqConsumer, RsmqConsumer
+
+__all__ = ["LOOK_EVERY", "AsyncRsmq", "Rsmq", "RsmqReceived", "blocking_twin"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+#: Seconds between two looks at a queue where nothing is known to become due: a send that nobody announces is
+#: noticed this late.
+LOOK_EVERY = 1.0
+
+
+def _book(namespace: str, realtime: bool, mode: str) -> Book:
+    made = Book(namespace, realtime)
+    if mode == "cluster" and key_slot(made.names) != key_slot(made.place("any")[0]):
+        raise InvalidInput(
+            f"the keys of the namespace {namespace} lie on different servers of the cluster: use a hash tag, such as "
+            f"namespace='{{{namespace}}}'"
+        )
+    return made
+
+
+def _calling(build: Callable[Concatenate[Book, P], Operation[T]]) -> Callable[Concatenate[Rsmq, P], T]:
+    """The call as a method that makes it."""
+
+    @functools.wraps(build)
+    def method(self: Rsmq, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._run(build(self._book, *args, **kwargs))
+
+    return method
+
+
+def _stepping(build: Callable[Concatenate[Book, P], Steps[T]]) -> Callable[Concatenate[Rsmq, P], T]:
+    """A call of several steps as a method that makes them."""
+
+    @functools.wraps(build)
+    def method(self: Rsmq, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        steps = build(self._book, *args, **kwargs)
+        try:
+            step = next(steps)
+            while True:
+                step = steps.send(self._run(step))
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+    return method
+
+
+def _awaiting(build: Callable[Concatenate[Book, P], Operation[T]]) -> Callable[Concatenate[AsyncRsmq, P], Awaitable[T]]:
+    """The call as a coroutine method."""
+
+    @functools.wraps(build)
+    async def method(self: AsyncRsmq, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._post.connection.run(build(self._book, *args, **kwargs))
+
+    return method
+
+
+def _awaiting_steps(
+    build: Callable[Concatenate[Book, P], Steps[T]],
+) -> Callable[Concatenate[AsyncRsmq, P], Awaitable[T]]:
+    """A call of several steps as a coroutine method."""
+
+    @functools.wraps(build)
+    async def method(self: AsyncRsmq, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        steps = build(self._book, *args, **kwargs)
+        try:
+            step = next(steps)
+            while True:
+                answer = await self._post.connection.run(step)
+                step = steps.send(answer)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+    return method
+
+
+class Rsmq:
+    """An RSMQ client; safe to share between threads.
+
+    `url` is what `restante.connect` takes; with `post` it uses a server that is open already, and leaves it open.
+    With `realtime` every send is announced on the protocol's channel, and `receive_waiting` listens there.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        namespace: str = DEFAULT_NAMESPACE,
+        realtime: bool = False,
+        post: Post | None = None,
+    ) -> None:
+        if url is not None and post is not None:
+            raise InvalidInput("give a url or an open post, not both")
+        self._owned = post is None
+        self._post = connect(url) if post is None else post
+        self._run = self._post.connection.run
+        try:
+            self._book = _book(namespace, realtime, self._post.connection.endpoint.mode)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def namespace(self) -> str:
+        return self._book.namespace
+
+    @property
+    def realtime(self) -> bool:
+        return self._book.realtime
+
+    create_queue = _calling(calls.create_queue)
+    delete_queue = _calling(calls.delete_queue)
+    list_queues = _calling(calls.list_queues)
+    get_queue_attributes = _calling(calls.get_queue_attributes)
+    set_queue_attributes = _calling(calls.set_queue_attributes)
+    send_message = _calling(calls.send_message)
+    receive_message = _calling(calls.receive_message)
+    pop_message = _calling(calls.pop_message)
+    delete_message = _calling(calls.delete_message)
+    change_message_visibility = _calling(calls.change_message_visibility)
+    send_many = _calling(calls.send_many)
+    receive_many = _calling(calls.receive_many)
+    delete_many = _calling(calls.delete_many)
+    peek = _calling(calls.peek)
+    purge = _calling(calls.purge)
+    move = _stepping(calls.move)
+    receive_or_dead_letter = _stepping(calls.receive_or_dead_letter)
+
+    def receive_waiting(self, qname: str, timeout: float, *, vt: int | None = None) -> RsmqReceived | None:
+        """The next message; waits for it up to `timeout` seconds.
+
+        A delayed or hidden message is noticed when it becomes due; one sent meanwhile at once where both sides
+        have `realtime` on, else at the next look, LOOK_EVERY seconds later at most.
+        """
+        with Ear(self._post.connection, self._book, qname) as ear:
+            return self._wait(qname, check_timeout(timeout), vt, ear)
+
+    def _wait(
+        self, qname: str, timeout: float, vt: int | None, ear: Ear, bell: Bell | None = None, every: float = LOOK_EVERY
+    ) -> RsmqReceived | None:
+        deadline = time.monotonic() + timeout
+        while True:
+            ear.open()
+            got = self._run(calls.receive_or_wait(self._book, qname, vt))
+            if isinstance(got, RsmqReceived):
+                return got
+            left = deadline - time.monotonic()
+            if left <= 0 or (bell is not None and bell.rung):
+                return None
+            ear.wait(min(left, every if got is None else min(got, every)), bell)
+
+    def consume(
+        self,
+        qname: str,
+        handler: Callable[[RsmqReceived], Any],
+        *,
+        vt: int | None = None,
+        dead: str | None = None,
+        max_receives: int | None = None,
+        retry_delay: int | None = None,
+        stop_when_empty: bool = False,
+        look_every: float = LOOK_EVERY,
+    ) -> RsmqConsumer:
+        """A consumer whose `run()` gives each message to the handler; see `restante.rsmq.consuming.RsmqConsumer`."""
+        from restante.rsmq.consuming import RsmqConsumer  # which is built on this module
+
+        return RsmqConsumer(
+            self, qname, handler, vt=vt, dead=dead, max_receives=max_receives, retry_delay=retry_delay,
+            stop_when_empty=stop_when_empty, look_every=look_every,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Closes what the constructor opened."""
+        if self._owned:
+            self._post.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class AsyncRsmq:
+    """The same for asyncio; belongs to the event loop it is first used in."""
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        namespace: str = DEFAULT_NAMESPACE,
+        realtime: bool = False,
+        post: AsyncPost | None = None,
+    ) -> None:
+        if url is not None and post is not None:
+            raise InvalidInput("give a url or an open post, not both")
+        from restante import aio
+
+        self._owned = post is None
+        self._post = aio.connect(url) if post is None else post
+        self._book = _book(namespace, realtime, self._post.connection.endpoint.mode)
+
+    @property
+    def namespace(self) -> str:
+        return self._book.namespace
+
+    @property
+    def realtime(self) -> bool:
+        return self._book.realtime
+
+    create_queue = _awaiting(calls.create_queue)
+    delete_queue = _awaiting(calls.delete_queue)
+    list_queues = _awaiting(calls.list_queues)
+    get_queue_attributes = _awaiting(calls.get_queue_attributes)
+    set_queue_attributes = _awaiting(calls.set_queue_attributes)
+    send_message = _awaiting(calls.send_message)
+    receive_message = _awaiting(calls.receive_message)
+    pop_message = _awaiting(calls.pop_message)
+    delete_message = _awaiting(calls.delete_message)
+    change_message_visibility = _awaiting(calls.change_message_visibility)
+    send_many = _awaiting(calls.send_many)
+    receive_many = _awaiting(calls.receive_many)
+    delete_many = _awaiting(calls.delete_many)
+    peek = _awaiting(calls.peek)
+    purge = _awaiting(calls.purge)
+    move = _awaiting_steps(calls.move)
+    receive_or_dead_letter = _awaiting_steps(calls.receive_or_dead_letter)
+
+    async def receive_waiting(self, qname: str, timeout: float, *, vt: int | None = None) -> RsmqReceived | None:
+        """The next message; waits for it up to `timeout` seconds, as its synchronous namesake."""
+        async with AsyncEar(self._post.connection, self._book, qname) as ear:
+            return await self._wait(qname, check_timeout(timeout), vt, ear)
+
+    async def _wait(
+        self, qname: str, timeout: float, vt: int | None, ear: AsyncEar,
+        stopped: asyncio.Event | None = None, every: float = LOOK_EVERY,
+    ) -> RsmqReceived | None:  # fmt: skip
+        deadline = time.monotonic() + timeout
+        while True:
+            await ear.open()
+            got = await self._post.connection.run(calls.receive_or_wait(self._book, qname, vt))
+            if isinstance(got, RsmqReceived):
+                return got
+            left = deadline - time.monotonic()
+            if left <= 0 or (stopped is not None and stopped.is_set()):
+                return None
+            await ear.wait(min(left, every if got is None else min(got, every)), stopped)
+
+    def consume(
+        self,
+        qname: str,
+        handler: Callable[[RsmqReceived], Awaitable[Any]],
+        *,
+        vt: int | None = None,
+        dead: str | None = None,
+        max_receives: int | None = None,
+        retry_delay: int | None = None,
+        stop_when_empty: bool = False,
+        look_every: float = LOOK_EVERY,
+    ) -> AsyncRsmqConsumer:
+        """A consumer whose `run()` awaits the handler for each message."""
+        from restante.rsmq.consuming import AsyncRsmqConsumer  # which is built on this module
+
+        return AsyncRsmqConsumer(
+            self, qname, handler, vt=vt, dead=dead, max_receives=max_receives, retry_delay=retry_delay,
+            stop_when_empty=stop_when_empty, look_every=look_every,
+        )  # fmt: skip
+
+    async def close(self) -> None:
+        """Closes what the constructor opened."""
+        if self._owned:
+            await self._post.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+def blocking_twin(client: AsyncRsmq) -> Rsmq:
+    """A synchronous client of the same queues, for threads beside an event loop. Close its post."""
+    settings: ClientSettings = client._post.connection.settings
+    post = Post(client._post.url, settings, consumer=client._post.consumer)
+    return Rsmq(namespace=client.namespace, realtime=client.realtime, post=post)

@@ -1,0 +1,309 @@
+"""Runs a handler for the messages of an RSMQ queue, and keeps each hidden from others while its handler works.
+
+On failure: a handler that raises leaves its message in the queue, where it is received again when its vt or
+`retry_delay` is over, or goes to the queue for the dead after `max_receives`; a lost server is waited for with
+jittered pauses. A stop lets the handler at work finish, and its message is deleted as ever.
+
+The protocol has no proof of who holds a message. A consumer that was away for longer than the vt (a stopped process,
+a server out of reach) may come back while another works on the same message: its delete then removes it for both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+from restante.core.connection import Bell
+from restante.core.errors import InvalidInput, RestanteError, Unavailable
+from restante.core.exchange import away
+from restante.core.iterating import stopping_by_signal
+from restante.core.settings import whole
+from restante.rsmq import calls, checks
+from restante.rsmq.calls import MOST_RECEIVES, RsmqReceived
+from restante.rsmq.client import LOOK_EVERY, AsyncRsmq, Rsmq, blocking_twin
+from restante.rsmq.listening import AsyncEar, Ear
+
+log = logging.getLogger("restante")
+
+#: Share of its vt after which a message at work is hidden anew: two tries may fail before it shows.
+EXTEND_AFTER = 1 / 3
+#: Seconds for which the queue's own vt is taken as known. Every receive of that time is told it, so that message and
+#: heartbeat agree; a change of the setting holds for a consumer this late.
+VT_KNOWN = 5.0
+#: Seconds; the longest `look_every`: beyond it a consumer would seem asleep.
+LONGEST_LOOK = 60.0
+#: Seconds of one wait for messages: what is known of the queue is asked anew after it.
+LONGEST_WAIT = VT_KNOWN
+
+
+class Heartbeat:
+    """Keeps a message hidden from a thread of its own while its handler works, so that a busy handler does not matter.
+
+    It ends with the handler, also with one that raised. A message that is gone ends it as well.
+    """
+
+    def __init__(self, rsmq: Rsmq) -> None:
+        self._rsmq = rsmq
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        #: Queue, id and vt of the message at work, and when it is hidden anew.
+        self._work: tuple[str, str, int, float] | None = None
+        self._awake_at = math.inf
+        self._closed = False
+
+    @contextmanager
+    def during(self, qname: str, id: str, vt: int) -> Iterator[None]:
+        """Around the handler; vt 0 hides nothing and so needs no beat."""
+        if vt == 0:
+            yield
+            return
+        due = time.monotonic() + vt * EXTEND_AFTER
+        with self._changed:
+            self._work = (qname, id, vt, due)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="rsmq-heartbeat", daemon=True)
+                self._thread.start()
+            elif due < self._awake_at:
+                self._changed.notify()
+        try:
+            yield
+        finally:
+            # A beat holds the lock: one on its way would otherwise hide again what a failed handler gave back.
+            with self._changed:
+                self._work = None
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        with self._changed:
+            while not self._closed:
+                if self._work is not None and self._work[3] <= time.monotonic():
+                    self._work = self._beat(*self._work[:3])
+                self._awake_at = math.inf if self._work is None else self._work[3]
+                self._changed.wait(None if self._work is None else max(0.0, self._awake_at - time.monotonic()))
+
+    def _beat(self, qname: str, id: str, vt: int) -> tuple[str, str, int, float] | None:
+        asked = time.monotonic()
+        try:
+            # Not longer than until the next beat: the handler's end waits for one that is on its way.
+            beat = calls.change_message_visibility(self._rsmq._book, qname, id, vt)
+            if not self._rsmq._run(beat, patience=vt * EXTEND_AFTER):
+                log.warning("extend found nothing queue=%s id=%s", qname, id)
+                return None
+        except RestanteError as error:
+            log.warning("extend failed queue=%s id=%s error=%s", qname, id, error)
+        return qname, id, vt, asked + vt * EXTEND_AFTER
+
+
+class _Plan:
+    """What both kinds of consumer are told, and how they count."""
+
+    def __init__(
+        self, qname: str, vt: int | None, dead: str | None, max_receives: int | None, retry_delay: int | None,
+        stop_when_empty: bool, look_every: float,
+    ) -> None:  # fmt: skip
+        self.qname = checks.queue_name(qname)
+        self.vt = None if vt is None else checks.seconds(vt, "vt")
+        if (dead is None) != (max_receives is None):
+            raise InvalidInput("dead and max_receives belong together: give both or none")
+        self.dead = None if dead is None else checks.queue_name(dead, "dead")
+        self.max_receives = None if max_receives is None else whole(max_receives, "max_receives", 1, MOST_RECEIVES)
+        self.retry_delay = None if retry_delay is None else checks.seconds(retry_delay, "retry_delay")
+        self.stop_when_empty = stop_when_empty
+        if not 0 < look_every <= LONGEST_LOOK:
+            raise InvalidInput(f"look_every must be a number of seconds up to {LONGEST_LOOK:g}, not {look_every!r}")
+        self.look_every = look_every
+        self._known = (0, -math.inf)
+        #: Messages since the start, by how their handler ended.
+        self.handled = 0
+        self.failed = 0
+
+    def _vt(self) -> int | None:
+        """The vt for the next receive; None where the queue must be asked."""
+        if self.vt is not None:
+            return self.vt
+        vt, since = self._known
+        return vt if time.monotonic() < since + VT_KNOWN else None
+
+    def _learn(self, vt: int) -> int:
+        self._known = (vt, time.monotonic())
+        return vt
+
+    def told(self, message: RsmqReceived, error: BaseException) -> None:
+        self.failed += 1
+        log.warning(
+            "failed queue=%s id=%s rc=%d error=%s: %s", self.qname, message.id, message.rc, type(error).__name__, error
+        )
+
+
+class RsmqConsumer(_Plan):
+    """Gives messages to a handler, one after the other, until `stop()`, SIGTERM or SIGINT.
+
+    A handler that returns has its message deleted. One that raises leaves it: it is received again when its vt is over,
+    or `retry_delay` seconds from then. With `dead` and `max_receives` a message that was received that often goes to
+    the queue `dead` instead. While the handler works the message is kept hidden, however long that takes. Several
+    consumers, in threads or processes, may serve one queue.
+    """
+
+    def __init__(
+        self,
+        rsmq: Rsmq,
+        qname: str,
+        handler: Callable[[RsmqReceived], Any],
+        *,
+        vt: int | None = None,
+        dead: str | None = None,
+        max_receives: int | None = None,
+        retry_delay: int | None = None,
+        stop_when_empty: bool = False,
+        look_every: float = LOOK_EVERY,
+    ) -> None:
+        super().__init__(qname, vt, dead, max_receives, retry_delay, stop_when_empty, look_every)
+        self._rsmq = rsmq
+        self._handler = handler
+        self._stopped = False
+        self._bell: Bell | None = None
+
+    def stop(self) -> None:
+        """Ends `run()` after the message at hand; callable from any thread and from signal handlers."""
+        self._stopped = True
+        if (bell := self._bell) is not None:
+            bell.ring()
+
+    def run(self) -> None:
+        """Serves until stopped."""
+        heartbeat = Heartbeat(self._rsmq)
+        failures = 0
+        ear = Ear(self._rsmq._post.connection, self._rsmq._book, self.qname)
+        self._bell = Bell()
+        with stopping_by_signal(self.stop), ear, closing(heartbeat), closing(self._bell):
+            while not self._stopped:
+                try:
+                    if (vt := self._vt()) is None:
+                        vt = self._learn(self._rsmq._run(calls.vt_of(self._rsmq._book, self.qname)))
+                    message = self._next(ear, vt)
+                    failures = 0
+                    if message is not None:
+                        self._work(message, vt, heartbeat)
+                    elif self.stop_when_empty:
+                        return
+                except Unavailable as error:
+                    failures += 1
+                    log.warning("server away queue=%s error=%s", self.qname, error)
+                    ear.close()
+                    ear.wait(away(failures), self._bell)
+
+    def _next(self, ear: Ear, vt: int) -> RsmqReceived | None:
+        if self.dead is not None and self.max_receives is not None:
+            got = self._rsmq.receive_or_dead_letter(self.qname, self.dead, self.max_receives, vt=vt)
+            if got is None and not self.stop_when_empty:
+                ear.open()
+                ear.wait(self.look_every, self._bell)
+            return got
+        timeout = 0.0 if self.stop_when_empty else LONGEST_WAIT
+        return self._rsmq._wait(self.qname, timeout, vt, ear, self._bell, self.look_every)
+
+    def _work(self, message: RsmqReceived, vt: int, heartbeat: Heartbeat) -> None:
+        try:
+            with heartbeat.during(self.qname, message.id, vt):
+                self._handler(message)
+        except Exception as error:
+            self.told(message, error)
+            if self.retry_delay is not None:
+                self._rsmq.change_message_visibility(self.qname, message.id, self.retry_delay)
+        else:
+            self._rsmq.delete_message(self.qname, message.id)
+            self.handled += 1
+
+
+class AsyncRsmqConsumer(_Plan):
+    """The same for asyncio: `await consumer.run()`. The heartbeat is a thread's, so a handler that blocks keeps it."""
+
+    def __init__(
+        self,
+        rsmq: AsyncRsmq,
+        qname: str,
+        handler: Callable[[RsmqReceived], Awaitable[Any]],
+        *,
+        vt: int | None = None,
+        dead: str | None = None,
+        max_receives: int | None = None,
+        retry_delay: int | None = None,
+        stop_when_empty: bool = False,
+        look_every: float = LOOK_EVERY,
+    ) -> None:
+        super().__init__(qname, vt, dead, max_receives, retry_delay, stop_when_empty, look_every)
+        self._rsmq = rsmq
+        self._handler = handler
+        self._stopped = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def stop(self) -> None:
+        """Ends `run()` after the message at hand; callable from any thread and from signal handlers."""
+        if self._loop is None:
+            self._stopped.set()
+        else:
+            self._loop.call_soon_threadsafe(self._stopped.set)
+
+    async def run(self) -> None:
+        """Serves until stopped."""
+        self._loop = asyncio.get_running_loop()
+        twin = blocking_twin(self._rsmq)
+        heartbeat = Heartbeat(twin)
+        failures = 0
+        ear = AsyncEar(self._rsmq._post.connection, self._rsmq._book, self.qname)
+        try:
+            with stopping_by_signal(self.stop):
+                while not self._stopped.is_set():
+                    try:
+                        if (vt := self._vt()) is None:
+                            asked = calls.vt_of(self._rsmq._book, self.qname)
+                            vt = self._learn(await self._rsmq._post.connection.run(asked))
+                        message = await self._next(ear, vt)
+                        failures = 0
+                        if message is not None:
+                            await self._work(message, vt, heartbeat)
+                        elif self.stop_when_empty:
+                            return
+                    except Unavailable as error:
+                        failures += 1
+                        log.warning("server away queue=%s error=%s", self.qname, error)
+                        await ear.close()
+                        await ear.wait(away(failures), self._stopped)
+        finally:
+            await ear.close()
+            heartbeat.close()
+            twin._post.close()
+
+    async def _next(self, ear: AsyncEar, vt: int) -> RsmqReceived | None:
+        if self.dead is not None and self.max_receives is not None:
+            got = await self._rsmq.receive_or_dead_letter(self.qname, self.dead, self.max_receives, vt=vt)
+            if got is None and not self.stop_when_empty:
+                await ear.open()
+                await ear.wait(self.look_every, self._stopped)
+            return got
+        timeout = 0.0 if self.stop_when_empty else LONGEST_WAIT
+        return await self._rsmq._wait(self.qname, timeout, vt, ear, self._stopped, self.look_every)
+
+    async def _work(self, message: RsmqReceived, vt: int, heartbeat: Heartbeat) -> None:
+        try:
+            with heartbeat.during(self.qname, message.id, vt):
+                await self._handler(message)
+        except Exception as error:
+            self.told(message, error)
+            if self.retry_delay is not None:
+                await self._rsmq.change_message_visibility(self.qname, message.id, self.retry_delay)
+        else:
+            await self._rsmq.delete_message(self.qname, message.id)
+            self.handled += 1

@@ -1,0 +1,137 @@
+"""Waits for the word by which RSMQ clients announce a send, or for a time to pass where nobody announces any.
+
+On failure: a lost connection is opened again before the next look at the queue; until then only the time is waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import time
+from typing import Any, Self
+
+from restante.core.connection import Bell, Connection, Link
+from restante.core.connection_aio import AsyncConnection, AsyncLink
+from restante.core.exchange import LOST
+from restante.core.operations import pack
+from restante.rsmq.calls import Book
+
+
+class Ear:
+    """A subscription to a queue's channel, on a connection of its own; nothing where realtime is off."""
+
+    def __init__(self, connection: Connection, book: Book, qname: str) -> None:
+        self._connection = connection
+        self._key = book.place(qname)[0]
+        self._channel = book.channel(qname)
+        self._link: Link | None = None
+
+    def open(self) -> None:
+        """Listens from now on; what is sent before is found by the look that follows."""
+        if not self._channel or self._link is not None:
+            return
+        try:
+            link = self._connection._make(self._connection.address_of(self._key))
+        except LOST:
+            return  # the look that follows says so, or finds the server back
+        try:
+            link.call(pack(("SUBSCRIBE", self._channel)))
+        except LOST:
+            link.close()
+        else:
+            self._link = link
+
+    def wait(self, seconds: float, bell: Bell | None = None) -> None:
+        """Sleeps until a word, the bell, or the time is over."""
+        if self._link is None and bell is None:
+            time.sleep(seconds)
+            return
+        poller = select.poll()
+        if self._link is not None:
+            poller.register(self._link, select.POLLIN)
+        if bell is not None:
+            poller.register(bell, select.POLLIN)
+        woken = {number for number, _ in poller.poll(seconds * 1000)}
+        if self._link is not None and self._link.fileno() in woken:
+            try:
+                self._link.read()
+            except LOST:
+                self.close()
+
+    def close(self) -> None:
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class AsyncEar:
+    """The same for asyncio."""
+
+    def __init__(self, connection: AsyncConnection, book: Book, qname: str) -> None:
+        self._connection = connection
+        self._key = book.place(qname)[0]
+        self._channel = book.channel(qname)
+        self._link: AsyncLink | None = None
+        self._reading: asyncio.Task[Any] | None = None
+
+    async def open(self) -> None:
+        """Listens from now on."""
+        if not self._channel or self._link is not None:
+            return
+        try:
+            link = await self._connection._make(await self._connection.address_of(self._key))
+        except LOST:
+            return  # the look that follows says so, or finds the server back
+        try:
+            await link.call(pack(("SUBSCRIBE", self._channel)))
+        except LOST:
+            await link.close()
+        else:
+            self._link = link
+
+    async def wait(self, seconds: float, stopped: asyncio.Event | None = None) -> None:
+        """Sleeps until a word, a stop, or the time is over."""
+        tasks: list[asyncio.Task[Any]] = []
+        if self._link is not None:
+            if self._reading is None:
+                # Kept from wait to wait: a read cut short could lose half a word.
+                reading = self._link.connection.read_response(True, timeout=None)
+                self._reading = asyncio.ensure_future(reading)
+            tasks.append(self._reading)
+        stopping = asyncio.ensure_future(stopped.wait()) if stopped is not None else None
+        if stopping is not None:
+            tasks.append(stopping)
+        if not tasks:
+            await asyncio.sleep(seconds)
+            return
+        try:
+            await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if stopping is not None:
+                stopping.cancel()
+        if self._reading is not None and self._reading.done():
+            failed = self._reading.exception() is not None
+            self._reading = None
+            if failed:
+                await self.close()
+
+    async def close(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
+            self._reading = None
+        if self._link is not None:
+            await self._link.close()
+            self._link = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()

@@ -1,0 +1,7 @@
+-- deleteQueue: the queue and every message in it.
+-- KEYS: names, due, messages. ARGV: queue.
+-- Returns 1; 0 = there was none.
+local names, due, messages = KEYS[1], KEYS[2], KEYS[3]
+local gone = redis.call('UNLINK', messages, due)
+redis.call('SREM', names, ARGV[1])
+return gone > 0 and 1 or 0
