@@ -5,6 +5,7 @@ MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
 # Spark's tests share what a file has set up; the others share servers by process, so idle processes take over tests.
 TWO := -n 2 --dist worksteal
+THREE := -n 3 --dist worksteal
 TWO_FILES := -n 2 --dist loadfile --no-loadscope-reorder
 # Not beside tests/browser: its driver keeps an event loop running in the process, where no other may run.
 FAULTS := tests/faults tests/bus tests/rabbitmq
@@ -26,11 +27,11 @@ test: setup dashboard lint ## Lint, then every test but the long fault runs (TES
 ifdef TESTS
 	$(BIN)/python -m pytest -m "not chaos" --durations=15 $(TESTS)
 else
-	@# Most tests wait half of the time, so two processes share the machine well; what has bounds of time is not mixed.
+	@# Most tests wait half of the time, so three processes share two cores well; what has bounds of time has two.
 	status=0; \
-	$(BIN)/python -m pytest -m "not chaos" --durations=15 $(TWO) $(addprefix --ignore=,$(FAULTS) $(DOORS) tests/spark) || status=1; \
+	$(BIN)/python -m pytest -m "not chaos" --durations=15 $(THREE) $(addprefix --ignore=,$(FAULTS) $(DOORS) tests/spark) || status=1; \
 	$(BIN)/python -m pytest -m "not chaos" --durations=15 $(TWO) $(FAULTS) || status=1; \
-	$(BIN)/python -m pytest -m "not chaos" --durations=15 $(TWO) $(DOORS) || status=1; \
+	$(BIN)/python -m pytest -m "not chaos" --durations=15 $(THREE) $(DOORS) || status=1; \
 	$(BIN)/python -m pytest -m "not chaos" --durations=15 $(TWO_FILES) tests/spark || status=1; \
 	exit $$status
 endif
