@@ -48,8 +48,12 @@ class Shop:
         return f"restante:{{{queue}}}:{word}"
 
     def one(self, state: State, queue: str = "orders") -> str:
-        """The id of some message."""
-        return Admin(self.post).messages(queue, state, limit=1).messages[0].id
+        """The id of some message, made where random traffic has left none."""
+        admin, place = Admin(self.post), self.post.queue(queue)
+        if not admin.messages(queue, state, limit=1).messages:
+            place.send_many(["left"] * 3)
+            place.bury_many(place.receive_many(1, lease=60), error=KeyError("price"))
+        return admin.messages(queue, state, limit=1).messages[0].id
 
 
 @pytest.fixture(scope="module")
