@@ -212,14 +212,14 @@ def measure(quick: bool, progress: Progress) -> list[Row]:
         ]
         say("RabbitMQ: publishing")
         kinds = [("bus", True), ("plain", False), ("plain", True), ("many", True)]
-        ours, stock, sure, many = publishing(without, count, rounds, kinds)
+        ours, them, sure, many = publishing(without, count, rounds, kinds)
         journalled = publishing(on_rabbit, count, rounds, [("bus", True)])[0]
         rows += [
             Row("RabbitMQ: publish with confirms", ours, "/s", "mandatory, persistent"),
-            Row("RabbitMQ: publish with confirms, against send_task", ours / stock, "×", f"{stock:,.0f}/s, unconfirmed"),
+            Row("RabbitMQ: publish with confirms, against send_task", ours / them, "×", f"{them:,.0f}/s, unconfirmed"),
             Row("RabbitMQ: publish with confirms, against send_task with confirms", ours / sure, "×", f"{sure:,.0f}/s"),
             Row("RabbitMQ: publish_many with confirms", many, "/s", "batches of 100"),
-            Row("RabbitMQ: publish_many with confirms, against send_task", many / stock, "×"),
+            Row("RabbitMQ: publish_many with confirms, against send_task", many / them, "×"),
             Row("RabbitMQ: publish with confirms and journal", journalled, "/s", "with a store in Redis"),
         ]  # fmt: skip
         for name, environment in (("Redis", on_redis), ("RabbitMQ", on_rabbit)):
