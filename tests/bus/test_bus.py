@@ -335,6 +335,22 @@ class TestDeclaring:
             assert f"{place.named('billing')}.paid" in Admin(post).elsewhere()
 
 
+class TestStore:
+    def test_no_event_dies_because_the_store_of_a_bus_on_rabbitmq_is_away(self, rabbit: Any, tmp_path: Path) -> None:
+        with RedisServer() as store:
+            place = OnRabbitMQ(tmp_path, rabbit, store)
+            with Service(place, "billing", ["paid", "failing"], delays=(0.5, 0.5, 60)), Client(place.url) as client:
+                store.stop()
+                sent = client.publish("shop.order.paid", {"order": 1})
+                time.sleep(3)
+                assert place.rows() == []  # whether it had run before cannot be known
+                letters = place.dead("billing")
+                assert letters.list() == []
+                store.start()
+                assert [row["id"] for row in place.wait_rows(1, "paid", timeout=40)] == [sent.id]
+                assert [row["id"] for row in place.wait_rows(1, "failing", timeout=40)] == [sent.id]
+
+
 class TestArchive:
     def test_a_full_archive_refuses_and_nothing_is_lost(self, rabbit: Any, redis: RedisServer, tmp_path: Path) -> None:
         place = OnRabbitMQ(tmp_path, rabbit, redis)

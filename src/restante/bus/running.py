@@ -53,7 +53,12 @@ def handle(bus: Bus, handler: Handler, task: Any, delivery: Delivery, text: str)
         bus.note(delivery, Event.DELETED, "gone", detail="expired")
         return
     line = bus.line(delivery, Event.RECEIVED, State.LEASED)
-    taken = bus.records.take(name, envelope.id, delivery.turn, line, seize=not bus.on_rabbitmq)
+    try:
+        taken = bus.records.take(name, envelope.id, delivery.turn, line, seize=not bus.on_rabbitmq)
+    except RestanteError as error:
+        # Nothing has run: the event is as good as before, and must not be dead because the store is away.
+        pause = handler.retrying.policy.next(envelope.attempts) or AGAIN
+        raise Retry(f"the records are away: {error}", exc=error, when=pause) from None
     if taken is Taken.DONE:
         log.info("done before subscription=%s id=%s", name, envelope.id)
         return
@@ -66,12 +71,12 @@ def handle(bus: Bus, handler: Handler, task: Any, delivery: Delivery, text: str)
     try:
         handler.run(task, envelope, handler.value(envelope, text))
     except (Ignore, Reject, Retry):
-        bus.records.release(name, envelope.id, delivery.turn)
+        release(bus, name, delivery)
         raise
     except Exception as error:
         if next(_failures) % FAILURES == 0:
             gc.collect()
-        bus.records.release(name, envelope.id, delivery.turn)
+        release(bus, name, delivery)
         delay = handler.retrying.delay(envelope.attempts, error)
         if delay is None:
             raise
@@ -83,6 +88,14 @@ def handle(bus: Bus, handler: Handler, task: Any, delivery: Delivery, text: str)
     except RestanteError as error:
         # It is done: a double that comes within the window would run, which is better than this one running again.
         log.warning("not confirmed subscription=%s id=%s error=%s", name, envelope.id, error)
+
+
+def release(bus: Bus, name: str, delivery: Delivery) -> None:
+    """Gives the record of a failed run back. One that stays hinders no later attempt, which counts one more."""
+    try:
+        bus.records.release(name, delivery.envelope.id, delivery.turn)
+    except RestanteError as error:
+        log.warning("not released subscription=%s id=%s error=%s", name, delivery.envelope.id, error)
 
 
 def answer(bus: Bus, handler: Handler, task: Any, delivery: Delivery, text: str) -> None:

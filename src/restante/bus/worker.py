@@ -21,6 +21,7 @@ from celery.worker import request as celery_request
 
 from restante.bus.broker import Answer
 from restante.bus.envelope import Malformed
+from restante.bus.running import release
 from restante.core.errors import RestanteError
 from restante.core.message import ToldError
 
@@ -73,7 +74,9 @@ def handing(c: Any, inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
             try:
                 bus.keeper.bury(message, None, ToldError(type(error).__name__, str(error)))
             except (RestanteError, OSError) as failure:
+                # Given back, or its place among those at hand would be taken for good; on RabbitMQ by the ladder.
                 log.error("not buried queue=%s error=%s", queue, failure)
+                message.reject_log_error(log, c.connection_errors, requeue=not bus.on_rabbitmq)
             return None
         return inner(message)
 
@@ -154,7 +157,7 @@ class Request(celery_request.Request):
             told = ToldError(name, str(text))
             if delay is None:
                 # A process that ended without a word left its record: a replay must not find it at work.
-                bus.records.release(handler.subscription, delivery.envelope.id, delivery.turn)
+                release(bus, handler.subscription, delivery)
                 bus.keeper.bury(message, self, told)
             else:
                 bus.keeper.retry(message, self, delay, told)
