@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -15,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from celery.exceptions import Retry
 from pydantic import BaseModel
 
 import restante
 from restante import Admin, State, fixed
-from restante.bus import Bus, Client, Envelope
+from restante.bus import Bus, Client, Envelope, running
 from restante.bus.dead import Choice
+from restante.bus.delivery import Delivery
 from restante.bus.envelope import seal
 from restante.bus.handlers import Handler, Retrying
 from restante.bus.once import MemoryRecords, Records, RedisRecords
@@ -335,7 +338,39 @@ class TestDeclaring:
             assert f"{place.named('billing')}.paid" in Admin(post).elsewhere()
 
 
+class _Away(MemoryRecords):
+    """Records that cannot be reached for some verbs."""
+
+    def __init__(self, *verbs: str) -> None:
+        super().__init__()
+        for verb in verbs:
+            setattr(self, verb, self._fail)
+
+    def _fail(self, *_: Any, **__: Any) -> Any:
+        raise errors.Unavailable("the store is away")
+
+
 class TestStore:
+    @pytest.mark.parametrize(
+        ("away", "fails", "again"), [("take", False, True), ("release", True, True), ("confirm", False, False)]
+    )
+    def test_records_that_are_away_decide_no_verdict(self, away: str, fails: bool, again: bool) -> None:
+        ran = []
+
+        def work(data: Any) -> None:
+            ran.append(data)
+            if fails:
+                raise KeyError("price")
+
+        bus = Bus("billing", "amqp://localhost", dedup="memory")
+        bus.subscribe("a.b", retry=fixed(7), autoretry_for=(KeyError,))(work)
+        bus.__dict__["records"] = _Away(away)
+        delivery = Delivery(seal("a.b", "tests"), queue="billing.work")
+        with pytest.raises(Retry) if again else nullcontext() as ended:
+            running.handle(bus, bus.subscriptions["billing.work"], None, delivery, "1")
+        assert ended is None or ended.value.when == 7
+        assert ran == ([] if away == "take" else [1])
+
     def test_no_event_dies_because_the_store_of_a_bus_on_rabbitmq_is_away(self, rabbit: Any, tmp_path: Path) -> None:
         with RedisServer() as store:
             place = OnRabbitMQ(tmp_path, rabbit, store)
