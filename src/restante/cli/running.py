@@ -6,6 +6,7 @@ import logging
 import threading
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import typer
 from rich.markup import escape
@@ -43,6 +44,8 @@ def up(
         from restante.server import ServerSettings, Serving  # what it imports is for this command alone
     except ModuleNotFoundError as error:
         raise WrongUsage(f"the server needs {error.name}: pip install 'restante[server]'") from None
+    if broker is not None and urlsplit(broker).scheme not in ("amqp", "amqps"):
+        raise WrongUsage("--broker names the RabbitMQ whose archives are shown: amqp://…")
     session = context.obj
     admin = session.admin
     admin.queues()  # a server that is not there ends this at once
