@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness import deadlines
+
 #: Folders and modules whose tests start Spark.
 _SPARK = ("tests/spark/", "tests/docs/")
 
@@ -21,3 +23,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(*capabilities): the rooms of the contract this test is for")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    deadlines.timed = any(item.get_closest_marker(name) for name in ("timed", "chaos"))
