@@ -16,6 +16,7 @@ import redis
 from redis.crc import key_slot
 
 from tests.harness.clock import FrozenClock
+from tests.harness.deadlines import PATIENCE
 from tests.harness.servers import HOST, RedisServer, ServerFailed, call, require
 
 #: Masters; Redis Cluster needs at least this many to agree on anything.
@@ -29,7 +30,7 @@ NODE_TIMEOUT_MS: Final = 3000
 NODE_TIMEOUT_MOVED_MS: Final = 100 * 365 * 86_400_000
 
 #: Seconds for the nodes to agree.
-JOIN_TIMEOUT: Final = 60.0
+JOIN_TIMEOUT: Final = PATIENCE
 
 #: Milliseconds one MIGRATE may take.
 MIGRATE_TIMEOUT_MS: Final = 5000

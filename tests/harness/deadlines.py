@@ -18,7 +18,7 @@ from typing import Final, TypeVar
 T = TypeVar("T")
 
 #: Seconds any wait may last before the test fails; shorter fails on a busy machine, longer only delays the message.
-PATIENCE: Final = 120.0
+PATIENCE: Final = 300.0
 
 #: Seconds between two looks at a condition; longer only slows the tests.
 POLL: Final = 0.02

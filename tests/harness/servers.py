@@ -25,6 +25,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from tests.harness.clock import FrozenClock
+from tests.harness.deadlines import PATIENCE
 from tests.harness.processes import SIGNAL_TIMEOUT, pause_process, spawn
 from tests.harness.requirements import (
     Version,
@@ -64,7 +65,7 @@ PORT_ATTEMPTS: Final = 20
 POLL: Final = 0.005
 
 #: Seconds one look may take; a stranger that accepts and stays silent costs this much.
-PROBE_TIMEOUT: Final = 0.25
+PROBE_TIMEOUT: Final = 1.0
 
 Fsync = Literal["everysec", "always"]
 
@@ -120,7 +121,7 @@ class RedisServer:
         unix_socket: bool = False,
         clock: FrozenClock | None = None,
         cluster: bool = False,
-        start_timeout: float = 10.0,
+        start_timeout: float = PATIENCE,
     ) -> None:
         if clock is not None and clock.frozen and cluster:
             raise ValueError("a cluster does not form under a frozen clock")
