@@ -3,13 +3,9 @@
 .PHONY: help setup dashboard run test lint screenshots chaos bench bench-bus bench-celery bench-http bench-rsmq bench-spark lock clean
 MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
-# Spark's tests share what a file has set up; the others share servers by process, so idle processes take over tests.
-TWO := -n 2 --dist worksteal
-THREE := -n 3 --dist worksteal
-TWO_FILES := -n 2 --dist loadfile --no-loadscope-reorder
-# Not beside tests/browser: its driver keeps an event loop running in the process, where no other may run.
-FAULTS := tests/faults tests/bus tests/rabbitmq
-DOORS := tests/celery tests/server tests/browser
+# Most tests wait half of the time, so two processes per core share the cores well. Tests that share something slow to
+# start form a group (tests/conftest.py), which runs in one process; the groups begin first.
+PROCESSES = $(shell echo $$(( 2 * $$(nproc) )))
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,17 +20,7 @@ run: setup dashboard ## Start the sample shop with server and dashboard, and wat
 	@$(BIN)/restante demo $(if $(SECONDS),--seconds $(SECONDS))
 
 test: setup dashboard lint ## Lint, then every test but the long fault runs (TESTS=path to choose)
-ifdef TESTS
-	$(BIN)/python -m pytest -m "not chaos" --durations=15 $(TESTS)
-else
-	@# Most tests wait half of the time, so three processes share two cores well; what has bounds of time has two.
-	status=0; \
-	$(BIN)/python -m pytest -m "not chaos" --durations=15 $(THREE) $(addprefix --ignore=,$(FAULTS) $(DOORS) tests/spark) || status=1; \
-	$(BIN)/python -m pytest -m "not chaos" --durations=15 $(TWO) $(FAULTS) || status=1; \
-	$(BIN)/python -m pytest -m "not chaos" --durations=15 $(THREE) $(DOORS) || status=1; \
-	$(BIN)/python -m pytest -m "not chaos" --durations=15 $(TWO_FILES) tests/spark || status=1; \
-	exit $$status
-endif
+	$(BIN)/python -m pytest -m "not chaos" --durations=15 $(if $(TESTS),$(TESTS),-n $(PROCESSES) --dist loadgroup)
 
 lint: setup ## Check style, types and which room imports which
 	$(BIN)/ruff check
@@ -42,8 +28,8 @@ lint: setup ## Check style, types and which room imports which
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-chaos: setup ## The long fault runs, and more random histories
-	RESTANTE_EXAMPLES=3000 $(BIN)/python -m pytest -m chaos --durations=15 $(TESTS)
+chaos: setup ## The long fault runs, more random histories, and every bound of time, on a quiet machine
+	RESTANTE_EXAMPLES=3000 RESTANTE_BOUNDS=1 $(BIN)/python -m pytest -m "chaos or timed" --durations=15 $(TESTS)
 
 bench: setup ## Measure against Redis' own limit and against peers
 	$(BIN)/python -m benchmarks.run

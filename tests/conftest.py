@@ -1,23 +1,69 @@
-"""What every test folder shares."""
+"""What every test folder shares: which tests run in one process, and the one Spark session of a process."""
 
 from __future__ import annotations
 
+import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
-#: Folders and modules whose tests start Spark.
-_SPARK = ("tests/spark/", "tests/docs/")
+from tests.harness import deadlines
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_TESTS: Final = Path(__file__).parent
+#: Files whose tests share the second Spark session: about half of the work.
+_SECOND_SPARK: Final = {"test_cluster.py", "test_pipeline.py", "test_pipeline_cli.py", "test_writers.py"}
+#: With fewer tests than this the class archive of Spark costs more than it saves.
+_MANY: Final = 50
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    found = [Path(item.path).as_posix() for item in session.items]
-    if shutil.which("java") and len(found) > 50 and any(part in path for path in found for part in _SPARK):
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "needs(*capabilities): the rooms of the contract this test is for")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that share something slow to start run in one process, all others wherever there is room."""
+    for item in items:
+        if (group := _group(item)) is not None:
+            item.add_marker(pytest.mark.xdist_group(group))
+
+
+def _group(item: pytest.Item) -> str | None:
+    fixtures = getattr(item, "fixturenames", ())
+    if "spark" in fixtures:
+        return "spark-2" if item.path.name in _SECOND_SPARK else "spark-1"
+    folder = item.path.relative_to(_TESTS).parts[0]
+    if folder == "browser":
+        return folder
+    params = getattr(getattr(item, "callspec", None), "params", {})
+    node = "server" if folder == "rabbitmq" else "rabbit"
+    return f"{folder}-rabbitmq" if node in fixtures or "rabbitmq" in params.values() else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    deadlines.timed = any(item.get_closest_marker(name) for name in ("timed", "chaos"))
+    starts_spark = "spark" in getattr(item, "fixturenames", ()) or item.path.parent.name == "spark"
+    # At the first test that needs it, so that other processes go on meanwhile.
+    if starts_spark and len(item.session.items) > _MANY and shutil.which("java"):
         from tests.harness.spark_archive import make_archive
 
         make_archive()
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "needs(*capabilities): the rooms of the contract this test is for")
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """The one Spark session of a process; the first run of all leaves the class archive for the next."""
+    from tests.harness.spark_session import quick_session
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RESTANTE_SPARK_ARCHIVE", os.environ.get("RESTANTE_SPARK_ARCHIVE", "1"))
+        running = quick_session()
+    yield running
+    running.stop()

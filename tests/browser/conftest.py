@@ -18,7 +18,8 @@ from tests.harness.requirements import lack, require
 from tests.harness.servers import RedisServer, call
 
 
-@pytest.fixture(scope="session")
+# Not for the whole session: its driver keeps an event loop running in the process, where no other may run.
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     executable = require("chromium")
     if not (static() / "index.html").is_file():

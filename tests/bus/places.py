@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,8 @@ import restante
 from restante.bus import Client
 from restante.bus.dead import DeadLetters, dead_letters
 from restante.core.stored import Json
-from tests.celery.workers import _PROGRAM, STARTING, read_ledger, wait_for
+from tests.celery.workers import _PROGRAM, read_ledger, wait_for
+from tests.harness.deadlines import PATIENCE
 from tests.harness.processes import PythonProcess
 from tests.harness.rabbitmq import RabbitServer
 from tests.harness.servers import RedisServer
@@ -48,11 +48,8 @@ class Service(PythonProcess):
             self.wait_ready()
 
     def wait_ready(self) -> None:
-        deadline = time.monotonic() + STARTING
-        while " ready." not in self.stderr:
-            assert self.returncode is None, self.stderr[-3000:]
-            assert time.monotonic() < deadline, self.stderr[-3000:]
-            time.sleep(0.02)
+        wait_for(lambda: " ready." in self.stderr or self.returncode is not None, told=lambda: self.stderr[-3000:])
+        assert " ready." in self.stderr, self.stderr[-3000:]
 
     def kill_all(self) -> None:
         """SIGKILL to the worker and its pool at once, as a machine that loses power."""
@@ -85,7 +82,7 @@ class Place:
             if (not kind or row["kind"] == kind) and (not full or row.get("service") == full)
         ]  # fmt: skip
 
-    def wait_rows(self, count: int, kind: str, service: str = "", timeout: float = 30.0) -> list[dict[str, Any]]:
+    def wait_rows(self, count: int, kind: str, service: str = "", timeout: float = PATIENCE) -> list[dict[str, Any]]:
         wait_for(
             lambda: len(self.rows(kind, service)) >= count, timeout,
             lambda: f"{len(self.rows(kind, service))} of {count} {kind}",
@@ -99,7 +96,7 @@ class Place:
     def dead(self, service: str) -> DeadLetters:
         return dead_letters(self.url, self.named(service))
 
-    def wait_dead(self, service: str, count: int, timeout: float = 30.0) -> list[Any]:
+    def wait_dead(self, service: str, count: int, timeout: float = PATIENCE) -> list[Any]:
         letters = self.dead(service)
         try:
             wait_for(lambda: len(letters.list()) >= count, timeout, lambda: str(letters.list()))

@@ -51,7 +51,7 @@ class TestEvents:
         assert letters.replay() == 1
         row = place.wait_rows(5, "failing", "billing")[-1]
         assert (row["attempts"], row["mended"], row["data"]) == (1, True, {"order": 1, "amount": "0.30"})
-        wait_for(lambda: letters.list() == [], 10)
+        wait_for(lambda: letters.list() == [])
         letters.close()
         assert len(place.rows("paid")) == 2  # a replay is for the one service, and the one handler
 
@@ -166,7 +166,7 @@ class TestPoison:
             client.publish("shop.killer", "bang")
             client.publish("shop.limit", "forever")
             client.publish(Paid(order=1))
-        dead = place.wait_dead("billing", 7, timeout=60)
+        dead = place.wait_dead("billing", 7)
         classes = Counter(one.error_class for one in dead)
         # On Redis text that is none is found by the transport already.
         assert classes["Malformed"] + classes["UnicodeDecodeError"] == 4
@@ -237,10 +237,10 @@ class TestFaults:
             client.publish("shop.order.other", 2, delay=4)
             place.restart()
             client.publish("shop.order.paid", 3)
-            place.wait_rows(2, "paid", timeout=40)
-            rows = place.wait_rows(5, "failing", timeout=40)
+            place.wait_rows(2, "paid")
+            rows = place.wait_rows(5, "failing")
             assert Counter(row["data"] for row in rows) >= Counter({1: 2, 2: 1, 3: 1})
-            wait_for(lambda: client.call(Price(sku="x"), timeout=20) == Decimal("10.10"), 40)
+            wait_for(lambda: client.call(Price(sku="x"), timeout=20) == Decimal("10.10"))
         assert billing.returncode is None
 
 
@@ -304,7 +304,7 @@ class TestCalls:
             threads = [threading.Thread(target=many, args=(client,)) for _ in range(4)]
             for thread in threads:
                 thread.start()
-            wait_for(lambda: len(answered) > 200, 60)
+            wait_for(lambda: len(answered) > 200)
             doomed.kill_all()
             for thread in threads:
                 thread.join()
@@ -347,11 +347,11 @@ class TestMemory:
             before = memory(billing.pid)
             for number in range(200, count):
                 client.publish("shop.order.paid", number)
-        place.wait_rows(count, "failing", timeout=300)
-        wait_for(lambda: settled(place, count), 30)
+        place.wait_rows(count, "failing")
+        wait_for(lambda: settled(place, count))
         assert memory(billing.pid) - before < 12_000_000
         os.kill(billing.pid, signal.SIGTERM)
-        assert billing.wait(30) == 0
+        assert billing.wait() == 0
 
 
 def settled(place: Place, count: int) -> bool:

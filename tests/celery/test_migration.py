@@ -104,7 +104,7 @@ class TestThere:
         )
         for at in ("500", "1500"):
             with PythonProcess(program, url, source) as process:
-                process.wait_line(at if at == "500" else "700", timeout=30)
+                process.wait_line(at if at == "500" else "700")
                 process.kill9()
         connection, moving = work(url, source)
         with connection:

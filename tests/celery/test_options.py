@@ -98,7 +98,7 @@ class TestAddresses:
             "app.send_task('shop.add', args=(1, 2))\nprint('sent')\n"
         )
         with PythonProcess(program) as process:
-            process.wait_line("sent", timeout=30)
+            process.wait_line("sent")
 
     def test_a_server_that_is_not_there_is_a_connection_error(self) -> None:
         connection = Connection("restante://127.0.0.1:1/0", transport_options={"patience": 0.1})

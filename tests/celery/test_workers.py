@@ -18,11 +18,11 @@ from celery.canvas import Signature
 
 from restante import Admin, State
 from tests.celery.workers import Worker, wait_for
+from tests.harness.deadlines import PATIENCE
 from tests.harness.proxy import FaultProxy
 from tests.harness.servers import RedisServer, call
 
 Start = Callable[..., Worker]
-PATIENCE = 30.0
 
 
 def task(worker: Worker, name: str, *args: Any, **options: Any) -> Signature:
@@ -198,7 +198,7 @@ class TestFailures:
         one = worker(conf={"task_acks_late": False})
         one.send("note", 1, 3)
         one.wait_rows(1, "begun")
-        wait_for(lambda: admin.counts("celery").totals["acked"] == 1, 2.0)
+        wait_for(lambda: admin.counts("celery").totals["acked"] == 1)
         assert not one.rows("done")
 
     def test_sigterm_finishes_what_runs_and_hands_the_rest_back_uncounted(self, worker: Start, admin: Admin) -> None:

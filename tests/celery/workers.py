@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,6 +10,7 @@ from typing import Any, Protocol
 from celery import Celery
 
 from tests.celery.shop import make_app
+from tests.harness.deadlines import PATIENCE, wait_until
 from tests.harness.processes import PythonProcess
 
 
@@ -20,9 +20,6 @@ class Address(Protocol):
     @property
     def url(self) -> str: ...
 
-
-#: Seconds a worker may take to start on a busy machine.
-STARTING = 60.0
 
 _PROGRAM = """
 import sys
@@ -63,11 +60,8 @@ class Worker(PythonProcess):
             self.wait_ready()
 
     def wait_ready(self) -> None:
-        deadline = time.monotonic() + STARTING
-        while " ready." not in self.stderr:
-            assert self.returncode is None, self.stderr[-3000:]
-            assert time.monotonic() < deadline, self.stderr[-3000:]
-            time.sleep(0.05)
+        wait_for(lambda: " ready." in self.stderr or self.returncode is not None, told=lambda: self.stderr[-3000:])
+        assert " ready." in self.stderr, self.stderr[-3000:]
 
     def send(self, task: str, *args: Any, **options: Any) -> Any:
         if task == "note":
@@ -78,7 +72,7 @@ class Worker(PythonProcess):
         """What tasks wrote to the ledger."""
         return [row for row in read_ledger(self.ledger) if not kind or row["kind"] == kind]
 
-    def wait_rows(self, count: int, kind: str = "", timeout: float = 30.0) -> list[dict[str, Any]]:
+    def wait_rows(self, count: int, kind: str = "", timeout: float = PATIENCE) -> list[dict[str, Any]]:
         wait_for(
             lambda: len(self.rows(kind)) >= count, timeout, lambda: f"{self.rows(kind)[-5:]} {self.stderr[-3000:]}"
         )
@@ -91,8 +85,5 @@ def read_ledger(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
 
 
-def wait_for(true: Callable[[], Any], timeout: float, told: Callable[[], str] = lambda: "") -> None:
-    deadline = time.monotonic() + timeout
-    while not true():
-        assert time.monotonic() < deadline, f"not within {timeout} s: {told()}"
-        time.sleep(0.02)
+def wait_for(true: Callable[[], Any], timeout: float = PATIENCE, told: Callable[[], str] = lambda: "") -> None:
+    wait_until(true, told, timeout=timeout)

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import unittest.mock
 import uuid
 from collections.abc import Iterator
@@ -22,13 +21,12 @@ import pytest
 import restante
 from restante import Admin, Post
 from restante.cli.entry import run
+from tests.harness.deadlines import PATIENCE, wait_until
 from tests.harness.processes import is_alive, spawn
 from tests.harness.servers import RedisServer, call
 
 #: The command as it is installed beside this interpreter.
 RESTANTE = Path(sys.executable).with_name("restante")
-#: Seconds a command may take on a busy machine.
-PATIENCE = 20.0
 
 
 class Ran:
@@ -69,11 +67,12 @@ class Running:
 
     def wait_for(self, text: str, timeout: float = PATIENCE) -> str:
         """Waits until the output contains the text."""
-        deadline = time.monotonic() + timeout
-        while text not in self.output:
-            assert time.monotonic() < deadline, f"no {text!r} in {self.output}"
-            assert self._child.poll() is None, f"ended with {self._child.returncode}: {self.output}"
-            time.sleep(0.02)
+        wait_until(
+            lambda: text in self.output or self._child.poll() is not None,
+            lambda: f"no {text!r} in {self.output}",
+            timeout=timeout,
+        )
+        assert text in self.output, f"ended with {self._child.returncode}: {self.output}"
         return self.output
 
     def interrupt(self) -> None:
@@ -88,7 +87,7 @@ class Running:
 
     def close(self) -> None:
         self._child.kill()
-        self._child.wait(5)
+        self._child.wait(PATIENCE)
         self._out.close()
 
 
@@ -142,12 +141,12 @@ class Cli:
                 continue
         return [pid for pid in found if is_alive(pid)]
 
-    def leaves_nobody(self, within: float = 5.0) -> None:
-        """Asserts that no process is left."""
-        deadline = time.monotonic() + within
-        while family := self.family():
-            assert time.monotonic() < deadline, [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in family]
-            time.sleep(0.05)
+    def leaves_nobody(self) -> None:
+        """Asserts that no process is left, as soon as none is."""
+        wait_until(
+            lambda: not self.family(),
+            lambda: [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in self.family()],
+        )
 
     def close(self) -> None:
         for one in self._running:

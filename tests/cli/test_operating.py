@@ -11,7 +11,8 @@ import sys
 import time
 
 from restante import Admin, Post, State
-from tests.cli.conftest import PATIENCE, RESTANTE, Cli
+from tests.cli.conftest import RESTANTE, Cli
+from tests.harness.deadlines import PATIENCE, wait_until
 
 _TAKE_TERMINAL = (
     "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
@@ -87,10 +88,8 @@ def test_replay_filters_counts_and_reports(cli: Cli, post: Post, admin: Admin) -
 
 def test_an_interrupted_replay_goes_on_by_its_task(cli: Cli, post: Post, admin: Admin) -> None:
     bury(post, 300)
-    running = cli.start("replay", "orders", "--rate", "50")
-    deadline = time.monotonic() + PATIENCE
-    while admin.counts("orders").ready == 0 and time.monotonic() < deadline:
-        time.sleep(0.02)
+    running = cli.start("replay", "orders", "--rate", "10")
+    wait_until(lambda: admin.counts("orders").ready)
     running.interrupt()
     assert running.wait() == 1
     told = re.search(r"restante replay orders --task (\S+)", running.output)

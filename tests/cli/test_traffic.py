@@ -83,7 +83,7 @@ def test_a_line_is_sent_before_the_next_one_comes(cli: Cli, post: Post) -> None:
         assert message is not None
         assert message.payload == "first"
         child.stdin.close()
-        assert child.wait(10) == 0
+        assert child.wait() == 0
 
 
 def test_what_cannot_be_stored_is_refused_in_one_line(cli: Cli, admin: Admin) -> None:
@@ -152,7 +152,7 @@ def test_sigterm_stops_an_idle_consumer(cli: Cli) -> None:
     running = cli.start("consume", "app:orders")
     running.wait_for("consuming orders")
     running.signal(signal.SIGTERM)
-    assert running.wait(5) == 0
+    assert running.wait() == 0
 
 
 def test_what_cannot_be_consumed_is_said(cli: Cli) -> None:

@@ -2,7 +2,7 @@
 
 A test is a coroutine that gets a `Room`. It opens queues with `room.queue()` and calls every method through
 `room.call`, which awaits what is awaitable and runs what blocks in a thread. What an implementation cannot do it
-does not declare among its capabilities, and a test marked `needs("tokens")` is not run on it.
+does not declare among its capabilities, and a test marked `needs("tokens")` is not collected for it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from tests.harness.clock import FrozenClock
 CAPABILITIES: Final = {
     "admin": "an operator's view: counts, pages, replay, delete, purge, edit, move",
     "batch": "many messages by one call",
+    "cancel": "calls that are coroutines, which a task's cancellation ends",
     "bytes": "raw bytes with a content type",
     "dead": "a state for what has failed for good",
     "dedup": "the same id again stores nothing",
@@ -46,6 +47,8 @@ CAPABILITIES: Final = {
     "unique": "at most one message per key in chosen states",
 }
 ALL: Final = frozenset(CAPABILITIES)
+#: What a client can do whose calls block.
+BLOCKING: Final = ALL - {"cancel"}
 
 _numbers = itertools.count(1)
 
@@ -165,7 +168,7 @@ def sync_client(url: str) -> Callable[..., Any]:
 
 
 #: What a queue behind an HTTP server can do: everything; operators look at the same Redis.
-HTTP_CAN: Final = ALL
+HTTP_CAN: Final = BLOCKING
 
 
 def http_client(address: str) -> Callable[..., Any]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import pytest
 import restante
 from restante import Unconfirmed, UnsafeServer
 from tests.contract.rooms import Room, async_client, fresh_name, sync_client
+from tests.harness.deadlines import at_most, wait_until_async
 from tests.harness.servers import RedisServer, call, debian_binary, embedded_binary
 
 #: Opens a client of a server, synchronous or asyncio.
@@ -89,10 +88,9 @@ async def test_disk_outlives_a_killed_server(binary: Path, opener: Opener) -> No
 async def test_a_replica_confirms(server: RedisServer, binary: Path, opener: Opener) -> None:
     with RedisServer(binary) as replica:
         call(replica.client(), "REPLICAOF", "127.0.0.1", server.port)
-        deadline = time.monotonic() + 20
-        while replica.info("replication").get("master_link_status") != "up":
-            assert time.monotonic() < deadline, replica.log[-1000:]
-            await asyncio.sleep(0.05)
+        await wait_until_async(
+            lambda: replica.info("replication").get("master_link_status") == "up", lambda: replica.log[-1000:]
+        )
         room = await room_on(server, opener)
         queue = room.queue(durability="replica:1")
         id = await room.send(queue, "x")
@@ -105,14 +103,13 @@ async def test_a_replica_confirms(server: RedisServer, binary: Path, opener: Ope
         await leave(room)
 
 
+@pytest.mark.timed
 async def test_without_a_replica_a_send_is_unconfirmed_and_stored_once(server: RedisServer, opener: Opener) -> None:
     room = Room("durability", opener(server.url), restante.connect(server.url))
     client = room.client(socket_timeout=0.5)
     queue = client.queue(fresh_name())
-    started = time.monotonic()
-    with pytest.raises(Unconfirmed, match="replica:1") as doubt:
+    with at_most(5), pytest.raises(Unconfirmed, match="replica:1") as doubt:
         await room.send(queue, "x", durability="replica:1")
-    assert time.monotonic() - started < 5
     [id] = doubt.value.ids
     again = await room.send(queue, "x", id=id)
     assert (again, again.stored) == (id, False)

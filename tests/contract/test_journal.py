@@ -13,6 +13,7 @@ from restante.core.journal_reader import Block, JournalReader
 from restante.core.message import LIFECYCLE
 from restante.core.stored import Stored
 from tests.contract.rooms import Room, needs
+from tests.harness.deadlines import PATIENCE, wait_until_async
 
 pytestmark = needs("journal")
 
@@ -164,18 +165,29 @@ async def test_payloads_beside_the_lines_change_nothing_for_their_readers(room: 
     assert told[0] == told[1]
 
 
+class Looks:
+    """Never stops a follower, and counts how often it asked: at the second time it knows where it stands."""
+
+    count = 0
+
+    def __call__(self) -> bool:
+        self.count += 1
+        return False
+
+
 async def test_following_a_journal_of_payloads_shows_its_lines(room: Room) -> None:
     queue = room.queue(journal="payloads")
     await room.send(queue, "before")
-    following = room.admin.follow([queue.name], pause=0.01, stop=lambda: False)
+    looks = Looks()
+    following = room.admin.follow([queue.name], pause=0.01, stop=looks)
 
     def next_two() -> list[str]:
         return [next(following).event.value for _ in range(2)]
 
     reading = asyncio.create_task(asyncio.to_thread(next_two))
-    await asyncio.sleep(0.3)
+    await wait_until_async(lambda: looks.count > 1)
     await room.call(queue.send_many, ["after", "it"])
-    assert await asyncio.wait_for(reading, 10) == ["sent", "sent"]
+    assert await asyncio.wait_for(reading, PATIENCE) == ["sent", "sent"]
 
 
 async def test_the_last_line_of_a_removed_message_begins_with_the_state_it_was_in(room: Room) -> None:
@@ -259,18 +271,19 @@ async def test_following_shows_what_happens_from_now_on(room: Room) -> None:
     queue = room.queue()
     await room.send(queue, "before")
     seen: list[JournalEntry] = []
+    looks = Looks()
 
     def follow() -> None:
-        for entry in room.admin.follow([queue.name], pause=0.01):
+        for entry in room.admin.follow([queue.name], pause=0.01, stop=looks):
             seen.append(entry)
             if len(seen) == 4:
                 return
 
     following = asyncio.create_task(asyncio.to_thread(follow))
-    await asyncio.sleep(0.3)
+    await wait_until_async(lambda: looks.count > 1)
     await room.send(queue, "after")
     assert await room.drain(queue) == ["before", "after"]
-    await asyncio.wait_for(following, 10)
+    await asyncio.wait_for(following, PATIENCE)
     assert [entry.event.value for entry in seen] == ["sent", "received", "acked", "received"]
 
 

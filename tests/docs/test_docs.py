@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from runpy import run_path
+from runpy import run_module, run_path
 from typing import Any
 
 import pytest
@@ -37,8 +37,14 @@ EXAMPLES = sorted(
     [path.stem for path in (ROOT / "examples").glob("*.py") if path.stem != "__init__"]
     + [path.parent.name for path in (ROOT / "examples").glob("*/__main__.py")]
 )
-#: Seconds one page's programs or commands may take together; those that start Spark need a minute on two quiet cores.
-PATIENCE = 280
+#: How a program starts Spark: the active session is taken, so that all of them share the one of the tests.
+STARTS_SPARK = "session()"
+SPARK_EXAMPLES = [
+    name for name in EXAMPLES
+    if (ROOT / "examples" / f"{name}.py").exists() and STARTS_SPARK in (ROOT / "examples" / f"{name}.py").read_text()
+]  # fmt: skip
+#: Seconds one page's programs or commands may take together.
+PATIENCE = 600
 #: Members of public classes that are for the rooms above, not for users.
 INTERNAL = {"connection of Post"} | {
     f"{name} of Bus" for name in ("handles", "handler_of", "knows_begun", "records", "keeper", "line", "note", "reply")
@@ -60,8 +66,6 @@ def place(tmp_path: Path) -> Path:
 def run(command: list[str], place: Path, *, expected: int = 0) -> str:
     """Runs a program as a reader would, in its own place; returns what it said."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("RESTANTE_", "PYTHONPATH"))}
-    # Programs that start Spark end before Java's second compiler would pay.
-    environment["JDK_JAVA_OPTIONS"] = "-XX:TieredStopAtLevel=1"
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
     done = subprocess.run(
         command, cwd=place, env=environment, timeout=PATIENCE, text=True, stdin=subprocess.DEVNULL,
@@ -74,12 +78,39 @@ def run(command: list[str], place: Path, *, expected: int = 0) -> str:
 # -- what runs -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.timeout(PATIENCE + 20)
-@pytest.mark.parametrize("page", [named(page) for page in PAGES if page.program()])
-def test_the_programs_of_a_page_run_in_their_order(page: Page, place: Path) -> None:
+def written(page: Page, place: Path) -> Path:
+    """The page's programs as one file."""
     program = place / f"{page.path.stem.lower().replace('-', '_')}_page.py"
     program.write_text(page.program())
-    run([sys.executable, "-W", "error", str(program)], place)
+    return program
+
+
+@pytest.mark.parametrize("page", [named(one) for one in PAGES if one.program() and STARTS_SPARK not in one.program()])
+def test_the_programs_of_a_page_run_in_their_order(page: Page, place: Path) -> None:
+    run([sys.executable, "-W", "error", str(written(page, place))], place)
+
+
+@pytest.fixture
+def in_session(spark: Any, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process as a program finds its own, with a Spark session that is active and stays so."""
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(sys, "argv", ["program"])
+    monkeypatch.setattr(type(spark), "stop", lambda self: None)
+    for name in [name for name in os.environ if name.startswith("RESTANTE_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.mark.usefixtures("in_session")
+@pytest.mark.parametrize("page", [named(page) for page in PAGES if STARTS_SPARK in page.program()])
+def test_the_programs_of_a_page_that_needs_spark_run_in_their_order(page: Page, place: Path) -> None:
+    run_path(str(written(page, place)), run_name="__main__")
+
+
+@pytest.mark.usefixtures("in_session")
+@pytest.mark.parametrize("name", SPARK_EXAMPLES)
+def test_an_example_that_needs_spark_runs_as_it_is(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run_module(f"examples.{name}", run_name="__main__")
+    assert capsys.readouterr().out
 
 
 @pytest.mark.parametrize("page", [named(page) for page in PAGES if page.commands()])
@@ -95,8 +126,7 @@ def test_the_commands_of_a_page_end_as_it_says(page: Page, place: Path) -> None:
             run(words, place, expected=code)
 
 
-@pytest.mark.timeout(PATIENCE + 20)
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name not in SPARK_EXAMPLES])
 def test_an_example_runs_as_it_is(name: str, place: Path) -> None:
     assert run([sys.executable, "-W", "error", "-m", f"examples.{name}"], place)
 

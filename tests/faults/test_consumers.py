@@ -35,7 +35,7 @@ def test_consumers_killed_at_random_moments_lose_nothing(
 
         alive = [hire() for _ in range(4)]
         for worker in alive:
-            worker.wait_line("up", timeout=30)
+            worker.wait_line("up")
         until = time.monotonic() + seconds
         next_kill = time.monotonic() + 0.5
         while time.monotonic() < until:
@@ -97,7 +97,7 @@ def test_a_consumer_killed_between_receive_and_handler_loses_nothing(
             for _ in range(rounds)
         ]
         for worker in workers:
-            held.add(worker.wait_line("start", timeout=60).split()[1])
+            held.add(worker.wait_line("start").split()[1])
             worker.kill9()
     found: dict[str, int] = {}
     while len(found) < rounds:
@@ -116,10 +116,10 @@ def test_a_consumer_killed_after_its_work_and_before_its_ack_runs_exactly_twice(
     queue = post.queue(name, lease=0.5)
     id = queue.send("work")
     with Worker(server.url, name, handler="exit on", payload="work") as first:
-        first.wait_line("start", timeout=30)
-        first.wait(10)
+        first.wait_line("start")
+        first.wait()
     with Worker(server.url, name) as second:
-        second.wait_line("end", timeout=30)
+        second.wait_line("end")
         [line] = second.said("start")
     assert (line.id, line.attempts) == (id, 2)
     verdict(3, n=1)
@@ -132,11 +132,11 @@ def test_a_terminated_consumer_finishes_what_runs_and_hands_back_the_rest_uncoun
     queue = post.queue(name)
     sent = queue.send_many(list(range(400)))
     with Worker(server.url, name, handler=handler, seconds=0.02, concurrency=4, prefetch=50) as first:
-        first.wait_line("end", timeout=30)
+        first.wait_line("end")
         time.sleep(0.5)
         asked = time.monotonic()
         first.terminate()
-        assert first.wait(15) == 0, first.stderr
+        assert first.wait() == 0, first.stderr
         took = time.monotonic() - asked
         done = {line.id for line in first.said("end")}
         started = {line.id for line in first.said("start")}
@@ -149,7 +149,7 @@ def test_a_terminated_consumer_finishes_what_runs_and_hands_back_the_rest_uncoun
         wait_until(lambda: view.counts(name).waiting == 0, 30, "the second consumer")
         # Its last lines are read for certain once it has ended.
         second.terminate()
-        second.wait(15)
+        second.wait()
         rest = [line.id for line in second.said("start")]
     verdict(
         4, n=400, lost=len(set(sent) - done - set(rest)), dup=len(rest) - len(set(rest)) + len(done & set(rest)),
@@ -165,7 +165,7 @@ def test_a_second_signal_hands_back_everything_at_once(
     queue = post.queue(name)
     queue.send_many(list(range(20)))
     with Worker(server.url, name, handler=handler, seconds=60, concurrency=2, prefetch=10, grace=60) as worker:
-        worker.wait_line("start", timeout=30)
+        worker.wait_line("start")
         wait_until(lambda: len(worker.said("start")) >= 2, 10, "two running")
         time.sleep(0.2)
         worker.terminate()
@@ -174,7 +174,7 @@ def test_a_second_signal_hands_back_everything_at_once(
         time.sleep(gap)
         asked = time.monotonic()
         worker.terminate()
-        worker.wait(15)
+        worker.wait()
         took = time.monotonic() - asked
     counts = view.counts(name)
     # What had not started keeps its attempts; what was begun may have had effects, so its attempt counts.
@@ -190,11 +190,11 @@ def test_a_first_signal_hands_back_what_has_not_started_while_a_long_handler_run
     queue = post.queue(name)
     queue.send_many(list(range(10)))
     with Worker(server.url, name, seconds=4, concurrency=1, prefetch=5, grace=20) as worker:
-        worker.wait_line("start", timeout=30)
+        worker.wait_line("start")
         time.sleep(0.2)
         worker.terminate()
         took = wait_until(lambda: view.counts(name).leased <= 1, 3, "handing back")
-        assert worker.wait(20) == 0
+        assert worker.wait() == 0
     assert view.counts(name).ready == 9
     verdict("4c", n=10, max_recovery_s=took)
 
@@ -205,7 +205,7 @@ def test_a_zombie_that_wakes_after_its_lease_settles_nothing(
     queue = post.queue(name, lease=LEASE)
     sent = queue.send_many(list(range(10)))
     with Worker(server.url, name, handler="zombie", count=10, seconds=1.5) as worker:
-        worker.wait_line("start", timeout=30)
+        worker.wait_line("start")
         wait_until(lambda: len(worker.said("start")) == 10, 10, "ten leases")
         worker.stop()
         time.sleep(2 * LEASE)
@@ -214,7 +214,7 @@ def test_a_zombie_that_wakes_after_its_lease_settles_nothing(
             again += queue.receive_many(10, 5)
         assert {message.attempts for message in again} == {2}
         worker.cont()
-        worker.wait(15)
+        worker.wait()
         assert len([line for line in worker.lines if line.startswith("lost")]) == 10, worker.lines
     queue.ack_many(again)
     assert view.counts(name).totals["received"] == 20  # no third delivery
@@ -226,7 +226,7 @@ def test_a_busy_handler_keeps_its_lease(server: RedisServer, post: Post, view: A
     queue = post.queue(name, lease=LEASE)
     sent = queue.send_many(list(range(2)))
     with Worker(server.url, name, handler=handler, seconds=3 * LEASE, concurrency=2) as worker:
-        worker.wait_line("start", timeout=30)
+        worker.wait_line("start")
         # A rival that would get the message if the lease were lost.
         rival = []
         while view.counts(name).waiting:

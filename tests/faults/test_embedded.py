@@ -37,10 +37,10 @@ def gone(directory: Path) -> bool:
 
 def test_two_processes_share_one_server_and_it_stops_after_the_last(directory: Path) -> None:
     with PythonProcess(USER, str(directory), "a", "wait") as first:
-        pid = first.wait_line("pid", timeout=30)
+        pid = first.wait_line("pid")
         with PythonProcess(USER, str(directory), "b", "go") as second:
-            assert second.wait_line("pid", timeout=30) == pid
-            assert second.wait(20) == 0, second.stderr
+            assert second.wait_line("pid") == pid
+            assert second.wait() == 0, second.stderr
         time.sleep(0.5)
         assert not gone(directory)
         with restante.connect(directory=directory) as post:
@@ -55,7 +55,7 @@ def test_users_that_are_killed_all_at_once_leave_no_server_and_lose_nothing(dire
     users = [PythonProcess(USER, str(directory), str(number), "wait") for number in range(3)]
     try:
         for user in users:
-            user.wait_line("pid", timeout=30)
+            user.wait_line("pid")
         for user in users:
             user.kill9()
         wait_until(lambda: gone(directory), 10, "stopping")
@@ -72,8 +72,8 @@ def test_users_that_are_killed_all_at_once_leave_no_server_and_lose_nothing(dire
 def test_many_users_that_start_together_find_one_server(directory: Path) -> None:
     users = [PythonProcess(USER, str(directory), str(number), "go") for number in range(4)]
     try:
-        pids = {user.wait_line("pid", timeout=60) for user in users}
-        assert [user.wait(30) for user in users] == [0] * 4
+        pids = {user.wait_line("pid") for user in users}
+        assert [user.wait() for user in users] == [0] * 4
     finally:
         for user in users:
             user.close()

@@ -28,7 +28,7 @@ def test_a_killed_server_loses_nothing_confirmed_and_consumers_go_on(
         sent = [queue.send("first")]
         workers = [ending.enter_context(Worker(server.url, name, seconds=0.002, concurrency=2)) for _ in range(2)]
         for worker in workers:
-            worker.wait_line("up", timeout=30)
+            worker.wait_line("up")
         over = threading.Event()
 
         def produce() -> None:
@@ -99,7 +99,7 @@ def test_a_silent_server_doubles_nothing_and_is_served_again_at_once(name: str) 
         queue = post.queue(name, lease=10)
         sent = queue.send_many(list(range(50)))
         with Worker(server.url, name, seconds=0.05, concurrency=2) as worker:
-            worker.wait_line("end", timeout=30)
+            worker.wait_line("end")
             server.pause()
             time.sleep(3)
             server.resume()
@@ -125,7 +125,7 @@ def test_a_loading_server_is_not_ready_and_then_goes_on(name: str) -> None:
         call(server.client(), "BGREWRITEAOF")
         wait_until(lambda: server.info("persistence")["aof_rewrite_in_progress"] == "0", 20, "rewriting")
         with Worker(server.url, name, client={"patience": 1.0}) as worker:
-            worker.wait_line("end", timeout=30)
+            worker.wait_line("end")
             wait_until(lambda: len(worker.said("end")) == 200, 20, "the first batch")
             with restante.connect(server.url) as post:
                 sent += post.queue(name).send_many(list(range(300)), delay=3)
@@ -243,7 +243,7 @@ def test_forgotten_scripts_are_no_error_to_anybody(name: str, seconds: float) ->
         queue = post.queue(name)
         workers = [ending.enter_context(Worker(server.url, name, concurrency=2)) for _ in range(2)]
         for worker in workers:
-            worker.wait_line("up", timeout=30)
+            worker.wait_line("up")
         errors: list[Exception] = []
         sent: list[str] = []
         until = time.monotonic() + seconds

@@ -15,6 +15,8 @@ from typing import Final, Literal, Self
 import redis
 from redis.crc import key_slot
 
+from tests.harness.clock import FrozenClock
+from tests.harness.deadlines import PATIENCE
 from tests.harness.servers import HOST, RedisServer, ServerFailed, call, require
 
 #: Masters; Redis Cluster needs at least this many to agree on anything.
@@ -24,8 +26,11 @@ MASTERS: Final = 3
 #: declare healthy nodes dead, longer slows tests that kill one.
 NODE_TIMEOUT_MS: Final = 3000
 
+#: Milliseconds for a cluster under a clock that tests move: no step of the clock may look like a silent node.
+NODE_TIMEOUT_MOVED_MS: Final = 100 * 365 * 86_400_000
+
 #: Seconds for the nodes to agree.
-JOIN_TIMEOUT: Final = 20.0
+JOIN_TIMEOUT: Final = PATIENCE
 
 #: Milliseconds one MIGRATE may take.
 MIGRATE_TIMEOUT_MS: Final = 5000
@@ -42,10 +47,13 @@ class RedisCluster3:
         *,
         appendonly: Literal[False, "everysec", "always"] = False,
         config: Mapping[str, str] | None = None,
+        clock: FrozenClock | None = None,
     ) -> None:
-        settings = {"cluster-node-timeout": str(NODE_TIMEOUT_MS), **(config or {})}
+        silent = NODE_TIMEOUT_MS if clock is None else NODE_TIMEOUT_MOVED_MS
+        settings = {"cluster-node-timeout": str(silent), **(config or {})}
         self.nodes: list[RedisServer] = [
-            RedisServer(binary, cluster=True, appendonly=appendonly, config=settings) for _ in range(MASTERS)
+            RedisServer(binary, cluster=True, appendonly=appendonly, config=settings, clock=clock)
+            for _ in range(MASTERS)
         ]
         self._clients: dict[int, redis.Redis] = {}
 

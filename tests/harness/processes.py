@@ -19,14 +19,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Final, Self
 
+from tests.harness.deadlines import PATIENCE
+
 if TYPE_CHECKING:
     from tests.harness.clock import FrozenClock
 
 #: The checkout, from which children import `tests` and, below `src`, the product.
 CHECKOUT: Final = Path(__file__).resolve().parents[2]
 
+#: Seconds to wait for the last output of a child that has ended, as long as a grandchild may still write.
+GRANDCHILD_TIMEOUT: Final = 10.0
+
 #: Seconds to wait for a signal to take effect; shorter fails on a busy machine.
-SIGNAL_TIMEOUT: Final = 5.0
+SIGNAL_TIMEOUT: Final = PATIENCE
 
 # The child sets its own parent-death signal and then becomes the program, keeping its pid.
 # A preexec_fn would be shorter, but it runs Python between fork and exec of a process with
@@ -176,7 +181,7 @@ class PythonProcess:
         """The exit code, minus the signal's number after a signal, None while it runs."""
         return self._child.poll()
 
-    def wait_line(self, containing: str = "", *, after: int = 0, timeout: float = 10.0) -> str:
+    def wait_line(self, containing: str = "", *, after: int = 0, timeout: float = PATIENCE) -> str:
         """The first line from index `after` on that contains the text; waits for it."""
         deadline = time.monotonic() + timeout
         with self._news:
@@ -192,11 +197,11 @@ class PythonProcess:
                     )
                 self._news.wait(left)
 
-    def wait(self, timeout: float = 10.0) -> int:
+    def wait(self, timeout: float = PATIENCE) -> int:
         """Wait for the leader's end and for its last output; returns the exit code."""
         code = self._child.wait(timeout)
         # A surviving grandchild may hold the pipe open: do not wait for it for long.
-        self._reader.join(1.0)
+        self._reader.join(GRANDCHILD_TIMEOUT)
         return code
 
     def terminate(self) -> None:

@@ -22,6 +22,7 @@ from typing import Final, Self
 
 import amqp
 
+from tests.harness.deadlines import PATIENCE
 from tests.harness.processes import SIGNAL_TIMEOUT, is_alive, spawn
 from tests.harness.requirements import lack, require
 from tests.harness.servers import HOST, PortTaken, ServerFailed, free_port
@@ -35,16 +36,16 @@ DEBIAN_SCRIPT: Final = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 PORT_ATTEMPTS: Final = 3
 
 #: Seconds a node may take to answer; alone it needs about four, most of them spent loading code.
-START_TIMEOUT: Final = 60.0
+START_TIMEOUT: Final = PATIENCE
 
 #: Seconds a node may take to end in order; a quiet one needs one.
-STOP_TIMEOUT: Final = 20.0
+STOP_TIMEOUT: Final = PATIENCE
 
 #: Seconds between two looks at a starting node; longer only slows the tests.
 POLL: Final = 0.02
 
 #: Seconds one look may take.
-PROBE_TIMEOUT: Final = 5.0
+PROBE_TIMEOUT: Final = 30.0
 
 #: Two schedulers that sleep when idle and go where there is room: by default a node takes a thread per core, bound to
 #: it, and spins for work.

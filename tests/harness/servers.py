@@ -25,6 +25,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from tests.harness.clock import FrozenClock
+from tests.harness.deadlines import PATIENCE
 from tests.harness.processes import SIGNAL_TIMEOUT, pause_process, spawn
 from tests.harness.requirements import (
     Version,
@@ -64,7 +65,7 @@ PORT_ATTEMPTS: Final = 20
 POLL: Final = 0.005
 
 #: Seconds one look may take; a stranger that accepts and stays silent costs this much.
-PROBE_TIMEOUT: Final = 0.25
+PROBE_TIMEOUT: Final = 1.0
 
 Fsync = Literal["everysec", "always"]
 
@@ -105,8 +106,8 @@ class RedisServer:
     """One redis-server child. Use as a context manager, or call `start` and `close`.
 
     `config` holds further lines of redis.conf and wins over the defaults. `directory` keeps the
-    data; without it a temporary one lives until `close`. A `clock` and `cluster` exclude each
-    other, because cluster nodes find each other by timeouts of the wall clock.
+    data; without it a temporary one lives until `close`. A `clock` must run while a `cluster`
+    forms, because its nodes find each other by timeouts of the wall clock.
     """
 
     def __init__(
@@ -120,9 +121,9 @@ class RedisServer:
         unix_socket: bool = False,
         clock: FrozenClock | None = None,
         cluster: bool = False,
-        start_timeout: float = 10.0,
+        start_timeout: float = PATIENCE,
     ) -> None:
-        if clock is not None and cluster:
+        if clock is not None and clock.frozen and cluster:
             raise ValueError("a cluster does not form under a frozen clock")
         self.binary = binary or debian_binary()
         self.clock = clock

@@ -5,6 +5,7 @@ seconds shorter. Run as a program it does some of everything, so that the archiv
 from __future__ import annotations
 
 import fcntl
+import functools
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 PATIENCE = 300.0
 
 
+@functools.cache
 def make_archive() -> None:
     """Once per machine; where it cannot be made the tests run without."""
     from restante.spark import session

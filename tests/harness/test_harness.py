@@ -20,6 +20,7 @@ from redis.retry import Retry
 from tests.harness import requirements
 from tests.harness.clock import START_MS, FrozenClock, shim
 from tests.harness.cluster import RedisCluster3
+from tests.harness.deadlines import PATIENCE, at_most, wait_until
 from tests.harness.processes import CHECKOUT, PythonProcess, is_alive
 from tests.harness.proxy import FaultProxy, RequestFramer
 from tests.harness.servers import (
@@ -39,14 +40,11 @@ from tests.harness.servers import (
 QUIET = 0.3
 
 
-def gone_within(pid: int, seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while is_alive(pid) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return not is_alive(pid)
+def wait_gone(pid: int) -> None:
+    wait_until(lambda: not is_alive(pid), f"{pid} is alive")
 
 
-def impatient(port: int, timeout: float = 1.0) -> redis.Redis:
+def impatient(port: int, timeout: float = PATIENCE) -> redis.Redis:
     return redis.Redis(host=HOST, port=port, retry=Retry(NoBackoff(), 0), socket_timeout=timeout)
 
 
@@ -140,10 +138,7 @@ class TestRedisServer:
             client = server.client()
             call(client, "DEBUG", "POPULATE", 20_000)
             call(client, "BGREWRITEAOF")
-            deadline = time.monotonic() + 10
-            while server.info("persistence")["aof_rewrite_in_progress"] == "1":
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
+            wait_until(lambda: server.info("persistence")["aof_rewrite_in_progress"] == "0")
             server.restart(wait=False)
             with pytest.raises(redis.exceptions.BusyLoadingError):
                 call(server.client(), "GET", "a")
@@ -223,7 +218,7 @@ class TestRedisServer:
             pid, directory = test_run.wait_line().split()
             # Only the leader: the server is in a group of its own and must die by itself.
             os.kill(test_run.pid, signal.SIGKILL)
-            assert gone_within(int(pid), 3.0)
+            wait_gone(int(pid))
             for file in Path(directory).iterdir():
                 file.unlink()
             Path(directory).rmdir()
@@ -289,15 +284,17 @@ class TestFaultProxy:
             pipeline.set("a", "1").incr("b", 5).set("c", "1")
             with pytest.raises(redis.ConnectionError):
                 pipeline.execute()
-        deadline = time.monotonic() + 2
-        while call(server.client(), "EXISTS", "a") == 0:
-            assert time.monotonic() < deadline
+        wait_until(lambda: call(server.client(), "EXISTS", "a"))
         assert call(server.client(), "EXISTS", "b", "c") == 0
 
     def test_a_blackhole_leaves_its_connections_half_open_for_good(
         self, proxy: FaultProxy, server: RedisServer
     ) -> None:
-        with impatient(proxy.port, QUIET) as old, impatient(proxy.port, QUIET) as new:
+        with (
+            impatient(proxy.port, QUIET) as old,
+            impatient(proxy.port, QUIET) as new,
+            impatient(proxy.port) as patient,
+        ):
             connection = old.connection_pool.get_connection()
             connection.send_command("PING")
             assert connection.read_response() == b"PONG"
@@ -310,7 +307,7 @@ class TestFaultProxy:
             proxy.heal()
             with pytest.raises(redis.TimeoutError):
                 connection.read_response(disconnect_on_error=False)
-            assert call(new, "PING") is True
+            assert call(patient, "PING") is True
             assert call(server.client(), "EXISTS", "a") == 0
             before = int(server.info("clients")["connected_clients"])
             connection.disconnect()
@@ -319,19 +316,19 @@ class TestFaultProxy:
         assert proxy.counters.discarded_bytes > 0
 
     def test_a_blackhole_swallows_the_reply_of_a_blocked_request(self, proxy: FaultProxy, server: RedisServer) -> None:
-        with impatient(proxy.port, 5.0) as client:
+        with impatient(proxy.port) as client:
             connection = client.connection_pool.get_connection()
             connection.send_command("BLPOP", "list", 0)
             direct = server.client()
-            while int(server.info("clients")["blocked_clients"]) == 0:
-                time.sleep(0.01)
+            wait_until(lambda: int(server.info("clients")["blocked_clients"]))
             proxy.blackhole()
             call(direct, "RPUSH", "list", "x")
             assert call(direct, "LLEN", "list") == 0
             assert not connection.can_read(QUIET)
 
+    @pytest.mark.timed
     def test_a_delay_holds_both_directions_and_keeps_the_order(self, proxy: FaultProxy) -> None:
-        with impatient(proxy.port, 5.0) as client:
+        with impatient(proxy.port) as client:
             call(client, "PING")
             proxy.delay(0.1, jitter=0.05)
             started = time.monotonic()
@@ -343,9 +340,8 @@ class TestFaultProxy:
             expected = [str(number).encode() * 50 for number in range(2000)]
             assert pipeline.execute() == expected
             proxy.delay(0)
-            started = time.monotonic()
-            call(client, "PING")
-            assert time.monotonic() - started < 0.2
+            with at_most(0.2):
+                call(client, "PING")
 
     def test_split_sends_single_bytes(self, proxy: FaultProxy) -> None:
         proxy.split(gap=0.002)
@@ -425,10 +421,10 @@ class TestFrozenClock:
             assert shown_ms() == START_MS + 1500 - 7_200_000
             clock.set(1_000)
             assert shown_ms() == clock.now_ms == 1_000
-            clock.unfreeze()
-            assert abs(shown_ms() - time.time() * 1000) < 1000
-            clock.offset(3600)
-            assert abs(shown_ms() - time.time() * 1000 - 3_600_000) < 1000
+            for offset in (0, 3600):
+                clock.offset(offset)
+                before = time.time_ns() // 1_000_000
+                assert before <= shown_ms() - offset * 1000 <= time.time() * 1000 + 1
 
     def test_keys_expire_by_the_frozen_time(self, binary: Path) -> None:
         with FrozenClock() as clock, RedisServer(binary, clock=clock) as server:
@@ -449,14 +445,14 @@ class TestFrozenClock:
             with pytest.raises(TimeoutError):
                 blocked.result(0.5)
             clock.advance(0.3)
-            assert blocked.result(2) is None
+            assert blocked.result(PATIENCE) is None
 
             blocked = thread.submit(call, server.client(), "BZPOPMIN", "zset", 0.2)
             with pytest.raises(TimeoutError):
                 blocked.result(0.1)
             clock.back(3600)
             call(server.client(), "ZADD", "zset", 1, "member")
-            assert blocked.result(2)[:2] == (b"zset", b"member")
+            assert blocked.result(PATIENCE)[:2] == (b"zset", b"member")
 
     def test_the_server_restarts_and_persists_under_the_clock(self, binary: Path) -> None:
         with (
@@ -482,13 +478,15 @@ class TestFrozenClock:
             "print(time.time(), datetime.datetime.now().timestamp(), slept)\n"
         )
         for hour in (3600.25, -3600.25):
+            begun = time.time()
             with FrozenClock() as clock:
                 clock.offset(hour)
                 with PythonProcess(program, clock=clock) as child:
                     now, also_now, slept = map(float, child.wait_line().split())
-            assert abs(now - time.time() - hour) < 5
-            assert abs(also_now - now) < 1
-            assert 0.1 <= slept < 1
+            ended = time.time()
+            assert begun <= now - hour <= ended
+            assert now <= also_now <= ended + hour
+            assert 0.1 <= slept <= ended - begun
 
     def test_a_time_before_the_epoch_is_refused(self) -> None:
         with FrozenClock(1000) as clock:
@@ -506,6 +504,19 @@ class TestFrozenClock:
     def test_a_cluster_under_a_frozen_clock_is_refused(self) -> None:
         with FrozenClock() as clock, pytest.raises(ValueError, match="cluster"):
             RedisServer(clock=clock, cluster=True)
+
+    def test_a_cluster_that_has_formed_goes_on_when_its_clock_stops_and_leaps(self) -> None:
+        require("redis-cli")
+        with FrozenClock() as clock:
+            clock.unfreeze()
+            with RedisCluster3(clock=clock) as cluster:
+                clock.set(START_MS)
+                for leap in (0, 3600, 10 * 365 * 86_400, -86_400):
+                    clock.advance(leap)
+                    for key in ("a", "b", "c"):
+                        node = cluster.node_of_key(key)
+                        call(node.client(), "SET", key, leap)
+                        assert call(node.client(), "TIME")[0] * 1000 == clock.now_ms
 
 
 class TestRedisCluster:
@@ -557,7 +568,7 @@ class TestPythonProcess:
             assert child.lines == ["one", "two arg"]
             assert child.stderr == "bad\n"
             with pytest.raises(TimeoutError, match="bad"):
-                child.wait_line("three", timeout=5)
+                child.wait_line("three")
 
     def test_a_script_imports_from_the_checkout(self, tmp_path: Path) -> None:
         script = tmp_path / "script.py"
@@ -576,7 +587,7 @@ class TestPythonProcess:
             inner = int(child.wait_line())
             child.kill9()
             assert child.returncode == -signal.SIGKILL
-            assert gone_within(inner, 2.0)
+            wait_gone(inner)
 
     def test_terminate_lets_the_program_finish(self) -> None:
         program = (
@@ -595,7 +606,7 @@ class TestPythonProcess:
         with PythonProcess(program) as child:
             child.wait_line("tick")
             child.stop()
-            time.sleep(0.05)
+            time.sleep(QUIET)  # what it wrote before is read meanwhile
             count = len(child.lines)
             time.sleep(0.1)
             assert len(child.lines) == count
@@ -612,14 +623,14 @@ class TestPythonProcess:
         with PythonProcess(program) as test_run:
             inner = int(test_run.wait_line())
             os.kill(test_run.pid, signal.SIGKILL)
-            assert gone_within(inner, 3.0)
+            wait_gone(inner)
 
 
 def test_no_children_are_left_behind() -> None:
     before = _children()
     with RedisServer(), PythonProcess("import time; time.sleep(60)"):
-        assert len(_children()) == len(before) + 2
-    assert _children() == before
+        assert len(_children() - before) == 2
+    assert _children() <= before  # others' children may have ended meanwhile
 
 
 def _children() -> set[str]:

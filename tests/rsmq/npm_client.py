@@ -17,13 +17,12 @@ from pathlib import Path
 from queue import Queue
 from typing import Any, Self
 
+from tests.harness.deadlines import PATIENCE
 from tests.harness.requirements import lack, require
 
 _SOURCES = Path(__file__).with_name("npm")
 #: Seconds npm may take to install seven small packages.
-INSTALL_PATIENCE = 120
-#: Seconds an answer may take, besides the time a call is told to run.
-PATIENCE = 30.0
+INSTALL_PATIENCE = 600
 
 
 class NodeError(Exception):
@@ -102,11 +101,11 @@ class NodeRsmq:
         assert self._child.stdout is not None
         self._child.stdin.close()
         try:
-            self._child.wait(5)
+            self._child.wait(PATIENCE)
         except subprocess.TimeoutExpired:
             self._child.kill()
-            self._child.wait(5)
-        self._reader.join(5)
+            self._child.wait(PATIENCE)
+        self._reader.join(PATIENCE)
         self._child.stdout.close()
 
     def __enter__(self) -> Self:

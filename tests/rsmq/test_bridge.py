@@ -340,7 +340,7 @@ def test_killed_again_and_again_each_message_arrives_once(server: RedisServer, k
         opened.callback(traffic.close)
         for kill in range(kills):
             way = ways[kill % 2]
-            running[way].wait_line("carrying", timeout=30)
+            running[way].wait_line("carrying")
             time.sleep(rng.random() * 0.25)
             running[way].kill9()
             running[way] = start(way)

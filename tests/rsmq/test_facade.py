@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +20,7 @@ from restante.rsmq.facade import (
     RedisSMQConsumerThread,
     RedisSMQException,
 )
+from tests.harness.deadlines import PATIENCE, wait_until
 from tests.rsmq.clients import Pyrsmq
 from tests.rsmq.conftest import Bench
 
@@ -132,13 +132,6 @@ def test_options_of_redis_py_become_a_url(options: dict[str, Any], url: str) -> 
         assert _url(redis.Redis(**options), "", 0, {}) == url
 
 
-def wait_until(done: Any, seconds: float = 10) -> None:
-    deadline = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_a_consumer_thread_makes_the_queue_decodes_and_tries_again(debian: Bench) -> None:
     debian.clock.unfreeze()
     seen: list[tuple[Any, int]] = []
@@ -154,8 +147,8 @@ def test_a_consumer_thread_makes_the_queue_decodes_and_tries_again(debian: Bench
         client.send_message("orders", '{"total": 3}')
         client.send_message("orders", "again")
         wait_until(lambda: client.get_queue_attributes("orders").msgs == 0)
-    assert thread.stop(wait=5) is True
-    thread.join(5)
+    assert thread.stop(wait=PATIENCE) is True
+    thread.join(PATIENCE)
     assert sorted(seen, key=str) == sorted([({"total": 3}, 1), ("again", 1), ("again", 2)], key=str)
 
 

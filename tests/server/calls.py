@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from restante import Post
+from tests.harness.deadlines import PATIENCE, wait_until
 from tests.harness.processes import PythonProcess
 
 _PROGRAM = """
@@ -45,7 +46,7 @@ class Api:
 
     def call(
         self, method: str, path: str, body: Any = None, *, headers: dict[str, str] | None = None,
-        raw: bytes | None = None, timeout: float = 30,
+        raw: bytes | None = None, timeout: float = PATIENCE,
     ) -> Answer:  # fmt: skip
         link = http.client.HTTPConnection(self.host, self.port, timeout=timeout)
         told = {**self._headers, **(headers or {})}
@@ -66,7 +67,7 @@ class Api:
     def post(self, path: str, body: Any = None, **options: Any) -> Answer:
         return self.call("POST", path, {} if body is None else body, **options)
 
-    def events(self, path: str, *, after: str = "", timeout: float = 15) -> Stream:
+    def events(self, path: str, *, after: str = "", timeout: float = PATIENCE) -> Stream:
         return Stream(self, path, after, timeout)
 
 
@@ -103,7 +104,7 @@ class Stream:
                 yield Told(name, id, json.loads(data))
                 name, id, data = "", "", ""
 
-    def until(self, name: str, seconds: float = 30) -> Told:
+    def until(self, name: str, seconds: float = PATIENCE) -> Told:
         """The next event of that name."""
         deadline = time.monotonic() + seconds
         for told in self:
@@ -133,10 +134,7 @@ class Up(PythonProcess):
 
     def __init__(self, post: Post, *words: str) -> None:
         super().__init__(_PROGRAM, "--url", post.url, "--json", "up", "--port", "0", *words)
-        deadline = time.monotonic() + 60
-        while not self.lines:
-            assert self.returncode is None, self.stderr[-3000:]
-            assert time.monotonic() < deadline, self.stderr[-3000:]
-            time.sleep(0.02)
+        wait_until(lambda: self.lines or self.returncode is not None, lambda: self.stderr[-3000:])
+        assert self.lines, self.stderr[-3000:]
         self.address: str = json.loads(self.lines[0])["address"]
         self.api = Api(self.address)

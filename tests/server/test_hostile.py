@@ -148,5 +148,5 @@ def test_logs_tell_no_payloads_and_no_secrets(up, post: Post) -> None:  # type: 
         server.api.post(path, body)
     server.api.get("/api/queues", headers={"Authorization": "Bearer rst_SECRET"})
     server.terminate()
-    server.wait(10)
+    server.wait()
     assert "SECRET" not in server.stderr + "\n".join(server.lines)

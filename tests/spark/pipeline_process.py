@@ -13,10 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.harness.deadlines import PATIENCE
 from tests.harness.processes import PythonProcess
-
-#: Seconds until Spark runs, on a busy machine.
-STARTING = 150.0
 
 
 def say(*words: object) -> None:
@@ -35,7 +33,7 @@ class SparkProcess(PythonProcess):
         super().__init__(Path(__file__), json.dumps({"work": work, **told}), env={"RESTANTE_SPARK_ARCHIVE": archive})
 
     def wait_up(self) -> None:
-        self.wait_line("up", timeout=STARTING)
+        self.wait_line("up", timeout=PATIENCE)
 
     def go(self) -> None:
         self.wait_up()

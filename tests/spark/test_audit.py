@@ -73,7 +73,7 @@ def shop(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
         post.queue("seasonal").send_many([1, 2])
         for _ in range(3):
             with Worker(server.url, "orders", seconds=0.01) as worker, going_on(traffic, pause=0.005):
-                worker.wait_line("start", timeout=60)
+                worker.wait_line("start")
                 time.sleep(0.5)
                 worker.kill9()
         traffic.play(30)

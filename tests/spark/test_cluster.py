@@ -17,14 +17,13 @@ import restante
 from restante import Post
 from restante.spark.pipeline import Pipeline, PipelineOptions
 from tests.harness.cluster import RedisCluster3
+from tests.harness.deadlines import PATIENCE
 from tests.harness.processes import CHECKOUT
 from tests.harness.requirements import require
 from tests.harness.servers import RedisServer
 from tests.harness.spark_session import QUICK
 from tests.spark.lake_proof import assert_every_line_once, assert_tables_follow, written
 
-#: Seconds for three JVMs to start and work on a busy machine.
-PATIENCE = 170
 JOB = Path(__file__).with_name("submitted_job.py")
 
 

@@ -24,12 +24,10 @@ from restante.spark.leases import DEFAULT_ROWS
 from restante.spark.schemas import LEASES
 from restante.spark.verdicts import Bury, RetryLater, try_map
 from restante.spark.writing import Written
+from tests.harness.deadlines import PATIENCE
 from tests.harness.servers import call
 from tests.spark.driving import Row, fresh_name, rows_of, stream_reader
 from tests.spark.leased_work import LEASE, OWNED, Desk, Work, ids
-
-#: Seconds a program of these tests may take; a JVM starts slowly on a busy machine.
-PATIENCE = 150
 
 
 class TestBatches:
@@ -313,7 +311,7 @@ class TestWithSpark:
 
             leased = spark.readStream.format("restante").options(kind="leases", **told).load()
             writing = leased.writeStream.foreachBatch(each).option("checkpointLocation", str(tmp_path))
-            assert writing.trigger(availableNow=True).start().awaitTermination(PATIENCE)
+            assert writing.trigger(availableNow=True).start().awaitTermination(int(PATIENCE))
 
         for number in range(3):
             run(number)

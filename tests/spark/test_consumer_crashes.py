@@ -20,12 +20,10 @@ from restante.core.errors import Held
 from restante.core.lease_journal import LeaseJournal
 from restante.core.retry import fixed
 from restante.spark.writing import Written
+from tests.harness.deadlines import PATIENCE
 from tests.harness.processes import PythonProcess
 from tests.spark.driving import fresh_name
 from tests.spark.leased_work import LEASE, Desk, Work, ids
-
-#: Seconds a program of these tests may take; a JVM starts slowly on a busy machine.
-PATIENCE = 150
 
 
 class TestCrashes:
@@ -195,7 +193,6 @@ class TestCrashes:
             work.settle(chance.sample(rows, len(rows) // 2) if last == "part" else rows)
 
 
-@pytest.mark.timeout(2 * PATIENCE)
 def test_killed_with_all_its_processes_it_goes_on_without_loss_or_doubles(post: Post, tmp_path: Path) -> None:
     queue = post.queue(fresh_name("killed"))
     sent = [str(id) for id in queue.send_many([{"n": number} for number in range(50)])]

@@ -414,5 +414,5 @@ def test_a_session_that_was_told_nothing_knows_the_format_and_makes_tables_of_it
     post.queue(fresh_name("other")).send(1)
     # In a folder of its own: a table makes Spark leave its warehouse where it runs.
     with PythonProcess(FRESH, post.url, blocks, cwd=tmp_path) as program:
-        assert program.wait_line("lines", timeout=150) == "lines 46"
-        assert program.wait_line("table", timeout=60) == "table sent 45 45"
+        assert program.wait_line("lines") == "lines 46"
+        assert program.wait_line("table") == "table sent 45 45"

@@ -472,7 +472,7 @@ class TestKilled:
                 process.go()
                 if number + 1 < len(moments):
                     following = starting(number + 1)
-                process.wait_line(f"step {moment}", timeout=90)
+                process.wait_line(f"step {moment}")
                 time.sleep(chance.uniform(0, 0.7))
                 process.kill9()
                 process = following

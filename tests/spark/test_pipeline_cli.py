@@ -19,12 +19,10 @@ from restante.spark.lake import Lake
 from restante.spark.pipeline import Pipeline, PipelineOptions
 from tests.cli.conftest import Cli, Ran
 from tests.faults.rows import wait_until
+from tests.harness.deadlines import PATIENCE
 from tests.harness.processes import CHECKOUT
 from tests.harness.servers import RedisServer, call
 from tests.spark.lake_proof import assert_every_line_once, assert_tables_follow, by_arrow, copied, written
-
-#: Seconds until a command with its own Spark has done something, on a busy machine.
-PATIENCE = 150.0
 
 
 @dataclass

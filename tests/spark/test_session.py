@@ -15,12 +15,10 @@ from pyspark.sql import functions as f
 from restante.core.errors import InvalidInput
 from restante.spark import session as module
 from restante.spark.session import session
+from tests.harness.deadlines import PATIENCE
 from tests.harness.processes import CHECKOUT
 from tests.harness.requirements import require
 from tests.harness.spark_session import MASTER, QUICK
-
-#: Seconds a program of these tests may take; a JVM starts slowly on a busy machine.
-PATIENCE = 150
 
 TELL = "print(s.sparkContext.master, s.sparkContext.appName, s.conf.get('spark.sql.shuffle.partitions'))"
 
