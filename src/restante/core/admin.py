@@ -174,10 +174,16 @@ class Admin(Viewer):
         self.note("purge", queue, total, ", ".join(State(state).value for state in states))
         return total
 
-    def drop(self, queue: str) -> None:
-        """Removes a queue with all it holds, its settings and its journal. Refused while messages are leased."""
-        if self.counts(queue).leased:
-            raise Held(f"{queue} has leased messages: stop its consumers first")
+    def drop(self, queue: str, *, force: bool = False) -> None:
+        """Removes a queue with all it holds, its settings and its journal.
+
+        Held while messages are leased; with `force` those go too, and the verdicts of their consumers have no effect.
+        """
+        if not self._post.connection.command("SISMEMBER", QUEUES, valid_name(queue), key=QUEUES):
+            raise NotFound(f"no queue {queue}: {nearest(queue, self.queues())}")
+        leased = self.counts(queue).leased
+        if leased and not force:
+            raise Held(f"{queue} has {leased} leased messages: stop its consumers first, or drop it by force")
         self.purge(queue)
         keys = self._ref(queue).keys
         fields = self._post.connection.command("HKEYS", keys["queue"], key=keys["queue"])
@@ -186,7 +192,7 @@ class Admin(Viewer):
         self._post.connection.command("UNLINK", *keys.by_name.values(), *copies, key=keys["queue"])
         self._post.connection.command("SREM", QUEUES, queue, key=QUEUES)
         self._ref(queue).opened = False
-        self.note("drop", queue)
+        self.note("drop", queue, leased, "by force" if leased else "")
 
     def edit(
         self,

@@ -25,7 +25,7 @@ import orjson
 from restante.core.connection import Bell
 from restante.core.errors import InvalidInput, LeaseLost, RestanteError, Unavailable, UnsafeServer
 from restante.core.exchange import BLOCK, away
-from restante.core.iterating import Pace, alone, hand_back, stopping_by_signal
+from restante.core.iterating import Pace, alone, hand_back, stopping_by_signal, tell_paused
 from restante.core.keywords import known_keywords
 from restante.core.leased_message import LeasedMessage
 from restante.core.operations import MAX_BATCH, QueueRef
@@ -71,12 +71,7 @@ class Source:
         if self.queue._ref.opened:
             return
         self.queue._open()
-        paused = self.queue.settings.paused
-        if paused and not self.paused:
-            log.warning("paused queue=%s: nothing is received until restante resume", self.queue.name)
-        elif self.paused and not paused:
-            log.info("resumed queue=%s", self.queue.name)
-        self.paused = paused
+        self.paused = tell_paused(self.queue.name, self.queue.settings.paused, self.paused)
 
 
 class Consumer:

@@ -87,6 +87,15 @@ def hand_back(queue: Queue, messages: Sequence[LeasedMessage]) -> None:
         log.warning("hand-back failed queue=%s error=%s", queue.name, error)
 
 
+def tell_paused(name: str, paused: bool, before: bool) -> bool:
+    """Logs that a queue was paused or resumed: a consumer that gets nothing must not look idle. Returns `paused`."""
+    if paused and not before:
+        log.warning("paused queue=%s: nothing is received until it is resumed, by restante resume", name)
+    elif before and not paused:
+        log.info("resumed queue=%s", name)
+    return paused
+
+
 @contextlib.contextmanager
 def stopping_by_signal(stop: Callable[[], None]) -> Iterator[None]:
     """SIGTERM and SIGINT call `stop` while this is entered, where signals can be had: the main thread."""
@@ -115,7 +124,7 @@ def iterate(queue: Queue, *, prefetch: int = 100, stop_when_empty: bool = False)
     pace = Pace(1, prefetch)
     bell = Bell()
     failures = 0
-    suspected = False
+    suspected = paused = False
     if not ref.opened:
         queue._open()
 
@@ -173,6 +182,7 @@ def iterate(queue: Queue, *, prefetch: int = 100, stop_when_empty: bool = False)
                         continue
                     settle(acks)
                     if got is None or not got.messages:
+                        paused = tell_paused(queue.name, queue.settings.paused, paused)
                         if stop_when_empty and not acks:
                             return
                         continue
@@ -208,6 +218,7 @@ async def iterate_async(queue: AsyncQueue, *, stop_when_empty: bool = False) -> 
     keeper = Connection(queue._connection.url, queue._connection.settings)
     renewal = Renewal(keeper)
     failures = 0
+    paused = False
     try:
         while True:
             try:
@@ -219,6 +230,7 @@ async def iterate_async(queue: AsyncQueue, *, stop_when_empty: bool = False) -> 
                 await asyncio.sleep(away(failures))
                 continue
             if message is None:
+                paused = tell_paused(queue.name, queue.settings.paused, paused)
                 if stop_when_empty:
                     return
                 continue

@@ -19,10 +19,16 @@ LISTED = 20
 
 def nearest(word: str, known: Collection[str]) -> str:
     """A hint for an unknown word: the known word it resembles, or the words there are."""
-    near = difflib.get_close_matches(word, known, 1)
-    if near:
-        return f"did you mean {near[0]}?"
-    return f"known are {', '.join(sorted(known)[:LISTED])}"
+    near = resembling(word, known)
+    if near is not None:
+        return f"did you mean {near}?"
+    return f"known are {', '.join(sorted(known)[:LISTED])}" if known else "there are none yet"
+
+
+def resembling(word: str, known: Collection[str]) -> str | None:
+    """The known word of which this may be a misspelling."""
+    found = difflib.get_close_matches(word, known, 1)
+    return found[0] if found else None
 
 
 def check_keywords(given: Iterable[str], known: Collection[str], what: str) -> None:
