@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from restante.core.admin import Admin
     from restante.core.consumer import Consumer
     from restante.core.errors import (
+        AccessDenied,
+        AlreadySettled,
         CallFailed,
         CallTimeout,
         Corrupt,
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
         JournalLost,
         LeaseLost,
         Mismatch,
+        MissingExtra,
         NoHandler,
         NotFound,
         NotReady,
@@ -51,9 +54,9 @@ _HOMES = {
     "restante.core.admin": "Admin",
     "restante.core.consumer": "Consumer",
     "restante.core.errors": (
-        "CallFailed CallTimeout Corrupt Declined Held InvalidInput InvalidName InvalidPayload JournalLost "
-        "LeaseLost Mismatch NoHandler NotFound NotReady PayloadTooLarge QueueFull ReadOnly RestanteError "
-        "Unavailable Unconfirmed Unroutable UnsafeServer"
+        "AccessDenied AlreadySettled CallFailed CallTimeout Corrupt Declined Held InvalidInput InvalidName "
+        "InvalidPayload JournalLost LeaseLost Mismatch MissingExtra NoHandler NotFound NotReady PayloadTooLarge "
+        "QueueFull ReadOnly RestanteError Unavailable Unconfirmed Unroutable UnsafeServer"
     ),
     "restante.core.journal": "JournalEntry Position",
     "restante.core.message": "Draft Event Message MessageId State",
@@ -64,7 +67,9 @@ _HOMES = {
 }
 
 __all__ = [
+    "AccessDenied",
     "Admin",
+    "AlreadySettled",
     "Bus",
     "CallFailed",
     "CallTimeout",
@@ -85,6 +90,7 @@ __all__ = [
     "Message",
     "MessageId",
     "Mismatch",
+    "MissingExtra",
     "NoHandler",
     "NotFound",
     "NotReady",
@@ -111,13 +117,25 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    for home, names in _HOMES.items():
-        if name in names.split():
-            module = importlib.import_module(f"{home}.{name}" if home == __name__ else home)
-            found = globals()[name] = module if home == __name__ else getattr(module, name)
-            return found
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def _imported(name: str) -> Any:
+    if not name.startswith("restante.bus"):
+        return importlib.import_module(name)
+    from restante.core.extras import needs_extra
+
+    with needs_extra("bus", "restante.Bus"):
+        return importlib.import_module(name)
+
+
+# Hidden from type checkers, to which every misspelt name would be an Any.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        for home, names in _HOMES.items():
+            if name in names.split():
+                module = _imported(f"{home}.{name}" if home == __name__ else home)
+                found = globals()[name] = module if home == __name__ else getattr(module, name)
+                return found
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
-from restante.connecting import resolve
+from restante.connecting import OWN_KEYWORDS, resolve
 from restante.core.queue import AsyncLeasedMessage, AsyncPost, AsyncQueue
-from restante.core.settings import ClientSettings
+from restante.core.settings import ClientOptions, ClientSettings
 
 __all__ = ["AsyncLeasedMessage", "AsyncPost", "AsyncQueue", "connect"]
 
 
 def connect(
-    url: str | None = None, *, consumer: str | None = None, directory: str | Path | None = None, **settings: Any
+    url: str | None = None,
+    *,
+    consumer: str | None = None,
+    directory: str | Path | None = None,
+    **settings: Unpack[ClientOptions],
 ) -> AsyncPost:
     """A post whose calls are awaited; the arguments are those of `restante.connect`."""
+    client = ClientSettings.parse(settings, *OWN_KEYWORDS)
     found, on_close = resolve(url, directory)
-    return AsyncPost(found, ClientSettings(**settings), consumer=consumer, on_close=on_close)
+    return AsyncPost(found, client, consumer=consumer, on_close=on_close)

@@ -17,19 +17,21 @@ import traceback
 from collections import deque
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Self
+from typing import Any, Self, Unpack
 from urllib.parse import quote, urlsplit
 
 import orjson
 
 from restante.core import errors
 from restante.core.errors import InvalidInput, LeaseLost, RestanteError, Unavailable, Unconfirmed
+from restante.core.keywords import check_keywords, known_keywords
+from restante.core.leased_message import LeasedMessage
 from restante.core.message import MAX_ERROR, Draft, MessageId, State, new_id
 from restante.core.names import valid_name
-from restante.core.operations import JSON_TYPES, MAX_BATCH
-from restante.core.queue import LeasedMessage, check_count, check_timeout
+from restante.core.operations import JSON_TYPES, MAX_BATCH, SendOptions, check_batch
+from restante.core.queue import check_count, check_timeout, queue_names
 from restante.core.retry import RetryPolicy, seconds
-from restante.core.settings import QueueSettings, queue_fields, whole
+from restante.core.settings import QueueOptions, QueueSettings, queue_fields, whole
 from restante.core.stored import Stored, decode_json, encode, encode_json
 
 __all__ = ["HttpMessage", "HttpPost", "HttpQueue", "connect"]
@@ -44,9 +46,11 @@ IDLE = 16
 _RENAMED = {"lease": "lease_seconds", "dedup": "dedup_seconds", "max_payload": "max_payload_bytes"}
 _OURS = {theirs: ours for ours, theirs in _RENAMED.items()}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_VERDICTS = {"ack": "acked", "nack": "nacked", "bury": "buried", "release": "released"}
 _LOST = (OSError, http.client.HTTPException)
 
 
+@known_keywords
 def connect(
     address: str = "http://localhost:8025", *, token: str | None = None, consumer: str | None = None,
     timeout: float = 10.0,
@@ -74,18 +78,21 @@ class HttpPost:
         self.address = address
         self.consumer = consumer or f"{platform.node() or 'host'}:{os.getpid()}"
 
-    def queue(self, name: str, **options: Any) -> HttpQueue:
+    def queue(self, name: str, **options: Unpack[QueueOptions]) -> HttpQueue:
         """The queue of that name. Options are stored with its first use; that needs the role operate."""
-        queue_fields(options)  # type: ignore[arg-type]  # checked inside, by name
+        queue_fields(options)
         return HttpQueue(self, name, options)
 
     def receive_many(
         self, queues: Sequence[str], count: int = 1, timeout: float = 0, *, lease: float | timedelta | None = None
     ) -> list[HttpMessage]:
         """Up to `count` messages from the first of several queues that has any, in the order given."""
-        if not queues:
-            raise InvalidInput("name at least one queue")
-        body = {"queues": list(queues), "count": check_count(count), "consumer": self.consumer, "pid": os.getpid()}
+        body = {
+            "queues": list(queue_names(queues)),
+            "count": check_count(count),
+            "consumer": self.consumer,
+            "pid": os.getpid(),
+        }
         return self._receive("/api/receive", body, check_timeout(timeout), lease, {})
 
     def _receive(
@@ -183,7 +190,7 @@ class HttpPost:
 class HttpQueue:
     """A queue behind an HTTP server."""
 
-    def __init__(self, post: HttpPost, name: str, options: dict[str, Any]) -> None:
+    def __init__(self, post: HttpPost, name: str, options: QueueOptions) -> None:
         self.name = valid_name(name)
         self._post = post
         self._path = f"/api/queues/{quote(name, safe='')}"
@@ -196,9 +203,9 @@ class HttpQueue:
         if self._pending:
             self.configure()
 
-    def configure(self, **options: Any) -> QueueSettings:
+    def configure(self, **options: Unpack[QueueOptions]) -> QueueSettings:
         """Changes settings for every client of the queue, from now on."""
-        queue_fields(options)  # type: ignore[arg-type]  # checked inside, by name
+        queue_fields(options)
         body: dict[str, Any] = {}
         for name, value in {**self._pending, **options}.items():
             if isinstance(value, timedelta):
@@ -216,16 +223,21 @@ class HttpQueue:
 
     # -- sending -------------------------------------------------------------------------------------------------
 
-    def send(self, payload: Any, *, durability: str | None = None, **options: Any) -> MessageId:
+    def send(
+        self, payload: Any, *, id: str | None = None, durability: str | None = None, **options: Unpack[SendOptions]
+    ) -> MessageId:
         """Puts one message in and returns its id; the options are those of `Queue.send`."""
-        return self.send_many([Draft(payload, **options)], durability=durability)[0]
+        check_keywords(options, (*SendOptions.__annotations__, "id", "durability"), "send()")
+        return self.send_many([Draft(payload, id=id, **options)], durability=durability)[0]
 
-    def send_many(self, messages: Sequence[Any], *, durability: str | None = None, **options: Any) -> list[MessageId]:
+    def send_many(
+        self, messages: Sequence[Any], *, durability: str | None = None, **options: Unpack[SendOptions]
+    ) -> list[MessageId]:
         """Puts up to a thousand messages in by one call, all or none; items are payloads or `Draft`s."""
-        if not 1 <= len(messages) <= MAX_BATCH:
-            raise InvalidInput(f"send_many takes 1 to {MAX_BATCH} messages, not {len(messages)}")
-        if options.get("id") is not None:
+        check_batch(messages)
+        if "id" in options:
             raise InvalidInput("send_many cannot give every message the same id: use Draft(payload, id=…) per message")
+        check_keywords(options, (*SendOptions.__annotations__, "durability"), "send_many()")
         items: list[dict[str, Any]]
         if not options and all(type(item) in JSON_TYPES for item in messages):
             items = [{"id": new_id(), "payload": item} for item in messages]
@@ -267,7 +279,11 @@ class HttpQueue:
         if not 1 <= len(messages) <= MAX_BATCH:
             raise InvalidInput(f"give 1 to {MAX_BATCH} messages, not {len(messages)}")
         words = {name: value for name, value in body.items() if value is not None}
-        return self._post.ask("POST", f"{self._path}/{verb}", {"messages": _tickets(messages), **words})
+        answer = self._post.ask("POST", f"{self._path}/{verb}", {"messages": _tickets(messages), **words})
+        if verb in _VERDICTS:
+            for message in messages:
+                message.settled, message.verdict = True, _VERDICTS[verb]
+        return answer
 
     def ack_many(self, messages: Sequence[HttpMessage]) -> None:
         """Ends messages in success. Those whose lease is lost are named by LeaseLost; the others are acked."""

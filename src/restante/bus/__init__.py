@@ -20,10 +20,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from restante.bus.broker import Answer, Published
-from restante.bus.client import AsyncClient, Client
-from restante.bus.envelope import Envelope
-from restante.bus.schema import Event
+from restante.core.extras import needs_extra
+
+with needs_extra("bus", "restante.bus"):
+    from restante.bus.broker import Answer, Published
+    from restante.bus.client import AsyncClient, Client
+    from restante.bus.envelope import Envelope
+    from restante.bus.schema import Event
 
 if TYPE_CHECKING:
     from restante.bus.app import Bus
@@ -34,7 +37,8 @@ __all__ = ["Answer", "AsyncClient", "Bus", "Client", "Envelope", "Event", "Publi
 def __getattr__(name: str) -> Any:
     """The bus itself needs Celery; publishers do not and must not pay for its import."""
     if name == "Bus":
-        from restante.bus.app import Bus
+        with needs_extra("bus", "restante.Bus"):
+            from restante.bus.app import Bus
 
         return Bus
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

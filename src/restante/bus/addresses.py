@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
+from restante.core.embedded import DEFAULT_DIRECTORY, EMBEDDED, tell_private_server
 from restante.core.errors import InvalidInput
 
 AMQP = ("amqp", "amqps", "pyamqp")
@@ -12,7 +14,10 @@ AMQP = ("amqp", "amqps", "pyamqp")
 
 def chosen(url: str | None) -> str:
     """The URL given, RESTANTE_BROKER, RESTANTE_URL, or an embedded server."""
-    return url or os.environ.get("RESTANTE_BROKER") or os.environ.get("RESTANTE_URL") or "restante+embedded://"
+    found = url or os.environ.get("RESTANTE_BROKER") or os.environ.get("RESTANTE_URL")
+    if not found:
+        tell_private_server(Path(DEFAULT_DIRECTORY).absolute())
+    return found if found and found != EMBEDDED else "restante+embedded://"
 
 
 def is_rabbitmq(url: str) -> bool:

@@ -15,6 +15,7 @@ from restante.bus.broker import Answer, AsyncBroker, Broker, Nobody, Published, 
 from restante.bus.envelope import Envelope, seal
 from restante.bus.schema import Event, encode
 from restante.core.errors import InvalidInput
+from restante.core.extras import needs_extra
 from restante.core.retry import seconds
 
 if TYPE_CHECKING:
@@ -77,7 +78,8 @@ class Client:
         self.source = source
         self._broker: Broker
         if is_rabbitmq(self.url):
-            from restante.bus.on_rabbitmq import RabbitBroker
+            with needs_extra("rabbitmq", "a client of RabbitMQ"):
+                from restante.bus.on_rabbitmq import RabbitBroker
 
             self._broker = RabbitBroker(self.url, store=store, **settings)
         else:
@@ -156,7 +158,8 @@ class AsyncClient:
         self.source = source
         self._broker: AsyncBroker
         if is_rabbitmq(self.url):
-            from restante.bus.on_rabbitmq_aio import AsyncRabbitBroker
+            with needs_extra("rabbitmq", "an asyncio client of RabbitMQ"):
+                from restante.bus.on_rabbitmq_aio import AsyncRabbitBroker
 
             self._broker = AsyncRabbitBroker(self.url, store=store, **settings)
         else:

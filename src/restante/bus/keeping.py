@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from restante.bus.broker import CALLS, CALLS_ALL, EVENTS, REPLY_GRACE, Answer
 from restante.bus.delivery import Delivery
 from restante.bus.envelope import Envelope, Malformed
-from restante.core.settings import QueueSettings
+from restante.core.settings import QueueOptions, QueueSettings
 
 if TYPE_CHECKING:
     from restante.bus.app import Bus
@@ -115,7 +115,7 @@ class RedisKeeper:
         every = f"{bus.service}.calls"
         bind(self._post, self._prefix, CALLS_ALL, "direct", [(every, topic) for topic in topics], (every,))
         for name, handler in bus.subscriptions.items():
-            wanted = {"max_attempts": handler.retrying.max_attempts, "retry": handler.retrying.policy}
+            wanted: QueueOptions = {"max_attempts": handler.retrying.max_attempts, "retry": handler.retrying.policy}
             queue = self._post.queue(self._prefix + name)
             queue._open()
             settings: QueueSettings = queue.settings

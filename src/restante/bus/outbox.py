@@ -13,9 +13,25 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 import orjson
-from sqlalchemy import BigInteger, Column, Connection, Engine, Integer, MetaData, String, Table, Text, delete, select
-from sqlalchemy import func as sql
-from sqlalchemy import insert as sql_insert
+
+from restante.core.extras import needs_extra
+
+with needs_extra("outbox", "the outbox"):
+    from sqlalchemy import (
+        BigInteger,
+        Column,
+        Connection,
+        Engine,
+        Integer,
+        MetaData,
+        String,
+        Table,
+        Text,
+        delete,
+        select,
+    )
+    from sqlalchemy import func as sql
+    from sqlalchemy import insert as sql_insert
 
 from restante.bus.broker import Nobody, Sending
 from restante.bus.client import Client, Topic, say

@@ -26,13 +26,12 @@ the remedy.
 
 from __future__ import annotations
 
-import kombu_restante  # noqa: F401 - makes the URL schemes known
+from restante.core.extras import needs_extra
 
-try:
+with needs_extra("celery", "restante.celery"):
+    import kombu_restante  # noqa: F401 - makes the URL schemes known
     from restante.celery.channel import Unroutable
     from restante.celery.transport import Transport
     from restante.celery.worker import install
-except ModuleNotFoundError as missing:
-    raise ModuleNotFoundError("Celery is not installed: pip install 'restante[celery]'", name=missing.name) from missing
 
 __all__ = ["Transport", "Unroutable", "install"]

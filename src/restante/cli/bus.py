@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
@@ -9,6 +10,7 @@ import typer
 
 from restante.cli import texts
 from restante.cli.session import Context, Session, WrongUsage
+from restante.core.embedded import DEFAULT_DIRECTORY, EMBEDDED, tell_private_server
 from restante.core.errors import InvalidInput
 from restante.core.stored import decode_json
 
@@ -42,7 +44,12 @@ def _broker(session: Session, given: str | None) -> str:
 
     if found := given or os.environ.get("RESTANTE_BROKER"):
         return found
-    return session.url or os.environ.get("RESTANTE_URL") or f"restante+embedded://{session.directory or '.restante'}"
+    named = session.url or (None if session.directory else os.environ.get("RESTANTE_URL"))
+    if named and named != EMBEDDED:
+        return named
+    if not named and not session.directory:
+        tell_private_server(Path(DEFAULT_DIRECTORY).absolute())
+    return f"restante+embedded://{session.directory or DEFAULT_DIRECTORY}"
 
 
 def _value(text: str) -> Any:

@@ -10,7 +10,7 @@ import typer
 
 import restante
 from restante import Admin
-from restante.core.embedded import DEFAULT_DIRECTORY, answers, socket_path
+from restante.core.embedded import DEFAULT_DIRECTORY, EMBEDDED, answers, socket_path
 
 #: Seconds; a person who presses Tab does not wait for a dead server.
 _QUICK: dict[str, Any] = {"connect_timeout": 0.3, "socket_timeout": 0.5, "patience": 0.0}
@@ -19,7 +19,7 @@ _QUICK: dict[str, Any] = {"connect_timeout": 0.3, "socket_timeout": 0.5, "patien
 def complete_queue(incomplete: str) -> list[str]:
     """Names that begin so. Never starts a server and never fails: then there is just nothing to complete."""
     url = os.environ.get("RESTANTE_URL")
-    if not url:
+    if not url or url == EMBEDDED:
         socket = socket_path(Path(os.environ.get("RESTANTE_DIRECTORY") or DEFAULT_DIRECTORY).absolute())
         if not answers(socket):
             return []

@@ -1,26 +1,30 @@
-"""Commands of the operator: replay, delete, purge, pause, resume, move, edit, configure."""
+"""Commands of the operator: replay, delete, purge, drop, pause, resume, move, edit, configure."""
 
 from __future__ import annotations
 
+import os
+import platform
 import threading
 from typing import Annotated, Any
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from restante import QueueSettings, RetryPolicy, State
+from restante import Held, QueueSettings, RetryPolicy, State
 from restante.cli import texts
 from restante.cli.names import OneQueue, complete_queue
 from restante.cli.session import Context, Session, WrongUsage, stopping
 from restante.core.admin import ReplayTask
+from restante.core.viewing import ConsumerInfo
 
 Ids = Annotated[list[str], typer.Argument(metavar="IDS…", help="Message ids.")]
+Create = Annotated[bool, typer.Option("--create", help="Make the queue though its name resembles another's.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
 def add_to(app: typer.Typer) -> None:
     """Registers the commands."""
-    for command in (replay, delete, purge, pause, resume, move, edit, configure):
+    for command in (replay, delete, purge, drop, pause, resume, move, edit, configure):
         app.command(rich_help_panel="Operate")(command)
 
 
@@ -131,6 +135,53 @@ def purge(
     _report(session, "purged", queue, count, f"nothing to purge in {queue}")
 
 
+def drop(
+    context: Context,
+    queue: OneQueue,
+    force: Annotated[bool, typer.Option("--force", help="Also while consumers take from it or hold messages.")] = False,
+    yes: Yes = False,
+) -> None:
+    """Remove a queue with its messages, settings and journal."""
+    session = context.obj
+    admin = session.admin
+    counts = admin.counts(session.existing(queue))
+    if not force:
+        _refuse_while_used(session, queue, counts.leased)
+    held = {one: getattr(counts, one.value) for one in State}
+    total = sum(held.values())
+    words = ", ".join(f"{count:,} {one.value}" for one, count in held.items() if count)
+    question = f"Remove {queue} with {f'its {total:,} messages ({words})' if total else 'its settings'} for good?"
+    session.confirm(question, yes=yes, needed=True)
+    admin.drop(queue, force=force)
+    if session.json:
+        return session.emit({"queue": queue, "dropped": True, "messages": total})
+    session.note(f"{queue} dropped, {total:,} messages with it")
+    return None
+
+
+def _refuse_while_used(session: Session, queue: str, leased: int) -> None:
+    """A consumer of a dropped queue would make it anew with its next receive."""
+    if leased:
+        raise Held(f"{queue} has {leased:,} leased messages: stop its consumers, or say --force")
+    users = [one for one in session.admin.consumers() if queue in one.queues and is_running(one)]
+    if users:
+        names = ", ".join(one.name for one in users[:5])
+        raise Held(f"{queue} is consumed by {names}, seen within the last minute: stop them, or say --force")
+
+
+def is_running(consumer: ConsumerInfo) -> bool:
+    """Whether a consumer may still be there; of this host's processes it is known."""
+    if consumer.host != platform.node() or not consumer.pid:
+        return True
+    try:
+        os.kill(consumer.pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # somebody else's process: it is there
+    return True
+
+
 def pause(context: Context, queue: OneQueue) -> None:
     """Let nothing be received until resumed; sends go on."""
     context.obj.admin.pause(context.obj.existing(queue))
@@ -154,10 +205,11 @@ def move(
     queue: OneQueue,
     target: Annotated[str, typer.Argument(help="The queue to move to.", autocompletion=complete_queue)],
     ids: Ids,
+    create: Create = False,
 ) -> None:
     """Move messages that nobody holds to another queue."""
     session = context.obj
-    count = session.admin.move(session.existing(queue), target, ids)
+    count = session.admin.move(session.existing(queue), session.new_or_existing(target, create=create), ids)
     _report(session, "moved", queue, count, f"none of these messages of {queue} could be moved", target=target)
 
 
@@ -194,6 +246,7 @@ def configure(
     pairs: Annotated[
         list[str] | None, typer.Argument(metavar="[NAME=VALUE…]", help="Settings; an empty value restores the default.")
     ] = None,
+    create: Create = False,
 ) -> None:
     """Show or change a queue's settings, for every client from now on.
 
@@ -202,7 +255,7 @@ def configure(
     session = context.obj
     if pairs:
         options = {name: _setting(name, value) for name, value in (texts.pair(one, "a setting") for one in pairs)}
-        settings: QueueSettings = session.admin.configure(queue, **options)
+        settings: QueueSettings = session.admin.configure(session.new_or_existing(queue, create=create), **options)
     else:
         settings = session.admin.counts(session.existing(queue)).settings
     if session.json:

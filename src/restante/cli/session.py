@@ -19,6 +19,8 @@ from rich.console import Console
 import restante
 from restante import Admin, Post
 from restante.core import errors
+from restante.core.keywords import nearest, resembling
+from restante.core.names import valid_name
 
 #: Columns where nobody watches: a pipe or a file is for searching in, so nothing is cut to a screen's width.
 PLAIN_WIDTH = 200
@@ -91,8 +93,14 @@ class Session:
         """The queue's name, or NotFound: a typing slip must not make a new queue."""
         names = self.admin.queues()
         if queue not in names:
-            known = f"there are {', '.join(names[:10])}" if names else "there are none yet"
-            raise errors.NotFound(f"no queue {queue}; {known}")
+            raise errors.NotFound(f"no queue {valid_name(queue)}: {nearest(queue, names)}")
+        return queue
+
+    def new_or_existing(self, queue: str, *, create: bool) -> str:
+        """The queue's name, for commands that may make it: one that resembles another needs --create."""
+        names = self.admin.queues()
+        if queue not in names and not create and (near := resembling(valid_name(queue), names)):
+            raise errors.NotFound(f"no queue {queue}: did you mean {near}? Say --create to make a new one")
         return queue
 
     def emit(self, value: Any) -> None:

@@ -34,6 +34,7 @@ from restante import (
 from restante.cli import texts
 from restante.cli.names import OneQueue
 from restante.cli.session import QUICK, Context, Session, WrongUsage, stopping
+from restante.core.keywords import resembling
 from restante.core.operations import MAX_BATCH
 
 #: Messages sent by one call while reading standard input; larger ones make Ctrl-C and the bar sluggish.
@@ -98,12 +99,15 @@ def send(
         if sys.stdin.isatty():
             raise WrongUsage("give PAYLOAD, or lines of JSON on standard input")
         return send_lines(session, queue, cast(BufferedReader, sys.stdin.buffer), options, durability)
+    near = resembling(queue, known) if queue not in (known := session.admin.queues()) else None
     made = session.post.queue(queue).send(value, id=id, durability=durability, **options)
     if session.json:
         return session.emit({"queue": queue, "id": made, "stored": made.stored})
     session.out.print(Text(made))
     if not made.stored:
         session.note("nothing stored: that message is there already")
+    if near is not None:
+        session.note(f"{queue} is a new queue; there is also {near}")
     return None
 
 
@@ -182,7 +186,7 @@ def receive(
 ) -> None:
     """Receive messages; without --ack they return when their lease ends, with one attempt counted."""
     session = context.obj
-    opened = session.post.queue(queue)
+    opened = session.post.queue(session.existing(queue))
     got = 0
     deadline = time.monotonic() + timeout
     while got < count:
@@ -198,6 +202,8 @@ def receive(
             opened.ack_many(batch)
         got += len(batch)
     if not got:
+        if session.admin.counts(queue).paused:
+            session.nothing(f"{queue} is paused: nothing is received until restante resume {queue}")
         session.nothing(f"nothing to receive in {queue}")
     if not ack:
         session.note(f"not acked: back in {queue} in {texts.span(lease or opened.settings.lease)}")
@@ -247,8 +253,10 @@ def consume(
         Consumer(group, concurrency=concurrency, prefetch=prefetch, grace=grace, stop_when_empty=stop_when_empty)
         for group in groups.values()
     ]
-    shown = ", ".join(queue.name for group in groups.values() for queue in group)
-    session.note(f"consuming {shown} with concurrency {concurrency}; Ctrl-C to stop")
+    for group in groups.values():
+        names_ = ", ".join(queue.name for queue in group)
+        server = group[0]._connection.endpoint.shown
+        session.note(f"consuming {names_} on {server} with concurrency {concurrency}; Ctrl-C to stop")
     try:
         run_all(made)
     finally:

@@ -12,18 +12,19 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Unpack
 
 import orjson
 
 from restante.core import operations as ops
 from restante.core.errors import Held, InvalidInput, NotFound, RestanteError
 from restante.core.keys import AUDIT, QUEUES
+from restante.core.keywords import known_keywords, nearest
 from restante.core.message import STATE_LETTERS, Message, State, new_id
 from restante.core.names import valid_name
 from restante.core.operations import Script
 from restante.core.queue import Post, open_queue
-from restante.core.settings import QueueSettings, milliseconds, queue_fields, whole
+from restante.core.settings import QueueOptions, QueueSettings, milliseconds, queue_fields, whole
 from restante.core.stored import encode
 from restante.core.viewing import SHOW, Viewer, parse_message
 
@@ -45,6 +46,24 @@ SLICE = 200
 #: Operators' actions kept.
 AUDIT_KEEP = 10_000
 _PURGEABLE = (State.READY, State.SCHEDULED, State.RETRYING, State.DEAD, State.DONE)
+
+
+def check_ids(ids: Sequence[str]) -> None:
+    """Refuses what is no list of message ids; of a text, each letter would be one."""
+    if isinstance(ids, str) or not isinstance(ids, Sequence):
+        raise InvalidInput(f"give a list of message ids, not {ids!r}")
+    for id in ids:
+        valid_name(id, "message id")
+
+
+def _states(states: Sequence[State | str]) -> list[State]:
+    if isinstance(states, str) or not isinstance(states, Sequence):
+        raise InvalidInput(f"give a list of states such as [State.DEAD], not {states!r}")
+    known = [state.value for state in State]
+    for state in states:
+        if state not in known:
+            raise InvalidInput(f"{state!r} is no state: {nearest(str(state), known)}")
+    return [State(state) for state in states]
 
 
 @dataclass(slots=True)
@@ -77,6 +96,7 @@ class Admin(Viewer):
     A program that tidies up after itself is no operator: with `audited=False` it leaves no line in the audit.
     """
 
+    @known_keywords
     def __init__(self, post: Post, *, operator: str | None = None, audited: bool = True) -> None:
         super().__init__(post)
         self._audited = audited
@@ -96,9 +116,9 @@ class Admin(Viewer):
 
     # -- changing ------------------------------------------------------------------------------------------------
 
-    def configure(self, queue: str, **options: Any) -> QueueSettings:
+    def configure(self, queue: str, **options: Unpack[QueueOptions]) -> QueueSettings:
         """Changes settings for every client of the queue."""
-        made = self._configure(queue, queue_fields(options), "configured")  # type: ignore[arg-type]  # by name
+        made = self._configure(queue, queue_fields(options), "configured")
         self.note("configure", queue, detail=", ".join(sorted(options)))
         return made
 
@@ -121,8 +141,7 @@ class Admin(Viewer):
 
     def delete(self, queue: str, ids: Sequence[str], *, detail: str = "") -> int:
         """Removes messages by id, in any state but leased (Held); returns how many there were."""
-        for id in ids:
-            valid_name(id, "message id")
+        check_ids(ids)
         count, held = 0, []
         for start in range(0, len(ids), SLICE):
             part = ids[start : start + SLICE]
@@ -143,7 +162,7 @@ class Admin(Viewer):
     ) -> int:
         """Removes every message of these states; leased ones stay. Returns how many went."""
         total = 0
-        for state in map(State, states):
+        for state in _states(states):
             if state is State.LEASED:
                 raise InvalidInput("leased messages cannot be purged: stop the consumers, or wait for their leases")
             key = self._ref(queue).keys[state.value]
@@ -155,10 +174,16 @@ class Admin(Viewer):
         self.note("purge", queue, total, ", ".join(State(state).value for state in states))
         return total
 
-    def drop(self, queue: str) -> None:
-        """Removes a queue with all it holds, its settings and its journal. Refused while messages are leased."""
-        if self.counts(queue).leased:
-            raise Held(f"{queue} has leased messages: stop its consumers first")
+    def drop(self, queue: str, *, force: bool = False) -> None:
+        """Removes a queue with all it holds, its settings and its journal.
+
+        Held while messages are leased; with `force` those go too, and the verdicts of their consumers have no effect.
+        """
+        if not self._post.connection.command("SISMEMBER", QUEUES, valid_name(queue), key=QUEUES):
+            raise NotFound(f"no queue {queue}: {nearest(queue, self.queues())}")
+        leased = self.counts(queue).leased
+        if leased and not force:
+            raise Held(f"{queue} has {leased} leased messages: stop its consumers first, or drop it by force")
         self.purge(queue)
         keys = self._ref(queue).keys
         fields = self._post.connection.command("HKEYS", keys["queue"], key=keys["queue"])
@@ -167,7 +192,7 @@ class Admin(Viewer):
         self._post.connection.command("UNLINK", *keys.by_name.values(), *copies, key=keys["queue"])
         self._post.connection.command("SREM", QUEUES, queue, key=QUEUES)
         self._ref(queue).opened = False
-        self.note("drop", queue)
+        self.note("drop", queue, leased, "by force" if leased else "")
 
     def edit(
         self,
@@ -214,8 +239,9 @@ class Admin(Viewer):
         """Moves messages that nobody holds to another queue; returns how many. One script per page on one server."""
         if queue == target:
             raise InvalidInput("source and target are the same queue")
+        check_ids(ids)
         to = self._ref(target)
-        if not any(self._run(SHOW, queue, [valid_name(id, "message id")])[1] for id in ids):
+        if not any(self._run(SHOW, queue, [id])[1] for id in ids):
             return 0  # a target that gets nothing must not come into being
         self._post.connection.command("SADD", QUEUES, target, key=QUEUES)
         moved = 0
@@ -345,8 +371,7 @@ class Admin(Viewer):
         if ids is not None:
             if kind is not None or error_class is not None:
                 raise InvalidInput("name ids, or filter by kind and error class, not both")
-            for id in ids:
-                valid_name(id, "message id")
+            check_ids(ids)
         id = valid_name(name, "task id") if name else new_id()
         return ReplayTask(
             id, queue, self._now_ms(), kind, error_class, tuple(ids) if ids is not None else None,

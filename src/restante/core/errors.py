@@ -7,9 +7,11 @@ RestanteError
 │   └── PayloadTooLarge
 ├── QueueFull                           the queue or the server has no room
 ├── LeaseLost                           the message is no longer yours
+│   └── AlreadySettled                  this consumer has given its verdict before
 ├── NotFound                            no such message, queue or task
 ├── Held                                somebody holds the message now
 ├── Unavailable                         the server cannot be reached or does not answer
+│   ├── AccessDenied                    it refuses the login, a command or a key; a socket or directory is closed to us
 │   ├── NotReady                        it is loading its data or waiting for its cluster
 │   └── ReadOnly                        it refuses writes
 ├── Unconfirmed                         a send whose outcome cannot be known
@@ -19,6 +21,7 @@ RestanteError
 ├── CallFailed                          a call's handler failed
 ├── Declined                            a call's handler said no, with data
 ├── Mismatch                            the broker has an object that differs from the one asked for
+├── MissingExtra (also ImportError)     a part of Restante is used whose packages are not installed
 ├── UnsafeServer                        the server would lose messages as configured
 ├── JournalLost                         lines of a journal are gone that a reader had not seen
 └── Corrupt                             stored data is not what was written
@@ -79,6 +82,24 @@ class LeaseLost(RestanteError):
         self.ids = tuple(ids)
 
 
+class AlreadySettled(LeaseLost):
+    """This consumer has already settled the message, so a second verdict has no effect. Give one verdict per delivery.
+
+    It is a `LeaseLost`, because a verdict ends the lease. No other consumer is involved, and a longer lease would not
+    help: look for the place in the handler that settles the message first.
+    """
+
+    def __init__(self, message: str | None = None, *, ids: Sequence[str] = (), verdict: str = "settled") -> None:
+        super().__init__(
+            message
+            or f"{', '.join(ids) or 'the message'} was already {verdict} by this consumer: this call had no effect; "
+            "give one verdict per delivery",
+            ids=ids,
+        )
+        #: What was decided: acked, nacked, buried, released, or settled where that is not known.
+        self.verdict = verdict
+
+
 class NotFound(RestanteError):
     """There is no such message, queue or task. Check the id and the queue's name with `restante ls`."""
 
@@ -89,6 +110,10 @@ class Held(RestanteError):
 
 class Unavailable(RestanteError):
     """The Redis server cannot be reached. Check the URL, that the server runs, and the network between."""
+
+
+class AccessDenied(Unavailable):
+    """The Redis server, its socket or its directory refuses access. Check user and password in the URL, and the ACL."""
 
 
 class NotReady(Unavailable):
@@ -144,6 +169,15 @@ class Declined(RestanteError):
 
 class Mismatch(RestanteError):
     """The broker has an object of this name that differs. Use the same options, or delete it once it is empty."""
+
+
+class MissingExtra(RestanteError, ModuleNotFoundError):
+    """This part of Restante needs packages that are not installed. Install the extra that brings them."""
+
+    def __init__(self, message: str | None = None, *, name: str | None = None) -> None:
+        super().__init__(message)
+        #: The module that was not found, as in `ImportError`.
+        self.name = name
 
 
 class UnsafeServer(RestanteError):

@@ -1,4 +1,4 @@
-"""What both runners share: addresses, what is known of a server, and what to do after each failure, all without I/O."""
+"""What both runners share: what is known of a server, and what to do after each failure, all without I/O."""
 
 from __future__ import annotations
 
@@ -7,20 +7,14 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 from redis import exceptions as foreign
-from redis.asyncio.retry import Retry as AsyncRetry
-from redis.backoff import NoBackoff
-from redis.connection import parse_url
 from redis.crc import key_slot
-from redis.retry import Retry
 
+from restante.core.endpoint import Address, Endpoint
 from restante.core.errors import (
     Corrupt,
-    InvalidInput,
     NotReady,
-    PayloadTooLarge,
     QueueFull,
     ReadOnly,
     RestanteError,
@@ -28,10 +22,9 @@ from restante.core.errors import (
     Unconfirmed,
     UnsafeServer,
 )
+from restante.core.failures import access_denied, refusal, unreachable
 from restante.core.operations import SEND, Operation, pack
 from restante.core.settings import ClientSettings
-
-Address = tuple[str, int]
 
 #: Seconds a consumer sleeps on the marker at most: a lost wake-up costs no more than this.
 BLOCK = 5.0
@@ -45,90 +38,9 @@ LONGEST_AWAY = 1.0
 OLDEST = (6, 2)
 
 
-_BAD_URL = (
-    "the Redis URL is not valid: it reads redis://user:password@host:port/database, with user and password "
-    "percent-encoded and the port a number"
-)
-
-
 def away(failures: int) -> float:
     """Seconds a service pauses after this many failures in a row, spread so that many do not return at once."""
     return random.random() * min(LONGEST_AWAY, 0.05 * 2.0 ** min(failures, 10))
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """A server address as parsed from its URL: one server, a cluster, or a name that sentinels resolve."""
-
-    shown: str
-    mode: str
-    options: dict[str, Any]
-    seeds: tuple[Address, ...] = ()
-    service: str = ""
-
-    @classmethod
-    def parse(cls, url: str, settings: ClientSettings) -> Endpoint:
-        try:
-            parts = urlsplit(url)
-        except ValueError:
-            raise InvalidInput(_BAD_URL) from None
-        scheme, _, mode = parts.scheme.partition("+")
-        if scheme not in ("redis", "rediss", "unix") or mode not in ("", "cluster", "sentinel"):
-            raise InvalidInput(
-                f"the URL scheme {parts.scheme!r} is not known: use redis://, rediss://, unix://, redis+cluster:// "
-                "or redis+sentinel://"
-            )
-        seeds: list[Address] = []
-        path, netloc = parts.path, parts.netloc
-        service = ""
-        if mode:
-            login, _, hosts = netloc.rpartition("@")
-            for host in hosts.split(","):
-                name, _, port = host.partition(":")
-                if port and not port.isdecimal():
-                    raise InvalidInput(_BAD_URL)
-                seeds.append((name or "127.0.0.1", int(port or (26379 if mode == "sentinel" else 6379))))
-            if mode == "sentinel":
-                service, _, database = path.strip("/").partition("/")
-                if not service:
-                    raise InvalidInput("a sentinel URL names the service: redis+sentinel://host:26379/mymaster/0")
-                path = f"/{database}" if database else ""
-            netloc = f"{login}@{hosts.split(',')[0]}" if login else hosts.split(",")[0]
-        try:
-            plain = urlunsplit((scheme, netloc, path, parts.query, "")) if mode else url
-            options = dict(parse_url(plain))  # type: ignore[no-untyped-call]
-        except ValueError:
-            # The driver's own words may quote part of a password.
-            raise InvalidInput(_BAD_URL) from None
-        kind = options.pop("connection_class", None)
-        if kind is not None:
-            options["connection_class"] = kind
-        options.setdefault("socket_timeout", settings.socket_timeout)
-        options.setdefault("socket_connect_timeout", settings.connect_timeout)
-        if scheme != "unix":
-            options.setdefault("socket_keepalive", True)
-        # Never the login: this text is for messages and logs.
-        shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-        return cls(shown, mode or "single", options, tuple(seeds), service)
-
-    def kwargs(self, address: Address | None, *, aio: bool = False) -> dict[str, Any]:
-        """For the driver's connection class; the driver's own retries stay off."""
-        made = {key: value for key, value in self.options.items() if key != "connection_class"}
-        if address is not None:
-            made["host"], made["port"] = address
-        made["retry"] = AsyncRetry(NoBackoff(), 0) if aio else Retry(NoBackoff(), 0)
-        made["protocol"] = 2
-        return made
-
-    def sentinel_kwargs(self, seed: Address, *, aio: bool = False) -> dict[str, Any]:
-        """For a connection to a sentinel, which has no database and a login of its own."""
-        made = self.kwargs(seed, aio=aio)
-        return {key: value for key, value in made.items() if key not in ("db", "username", "password")}
-
-    @property
-    def sentinel_question(self) -> bytes:
-        """Where is the master now?"""
-        return pack(("SENTINEL", "get-master-addr-by-name", self.service))
 
 
 @dataclass(slots=True)
@@ -168,10 +80,8 @@ class Effort:
             return self._again(NotReady(f"the cluster is moving {self.op.queue} or incomplete: {text}"), remap=True)
         if isinstance(error, foreign.BusyLoadingError) or text.startswith(("LOADING", "BUSY", "MASTERDOWN")):
             return self._again(NotReady(f"{shown} is not ready: {text}"))
-        if isinstance(error, foreign.AuthenticationError | foreign.AuthorizationError) or text.startswith(
-            ("NOAUTH", "WRONGPASS", "NOPERM")
-        ):
-            return Step(error=Unavailable(f"{shown} refused the login or a command: check user, password and ACL"))
+        if (denied := access_denied(error, shown)) is not None:
+            return Step(error=denied)
         if isinstance(error, foreign.ReadOnlyError) or "READONLY" in text:
             return self._again(ReadOnly(f"{shown} is a replica: point the URL at the master"), remap=True)
         if "MISCONF" in text or "NOREPLICAS" in text:
@@ -182,16 +92,20 @@ class Effort:
             return Step(inspect=True)
         if text.startswith("RESTANTE KEYS"):
             return Step()  # the queue got limits since this client last looked: repeat() names every key
+        if "max number of clients" in text:
+            return self._again(Unavailable(f"{shown} has no connection left for us: close clients or raise maxclients"))
         if isinstance(error, foreign.ResponseError):
-            return Step(error=_refusal(text, self.op.queue))
+            return Step(error=refusal(text, self.op.queue, shown))
         # What remains are lost connections and answers that did not come in time.
         self.doubt = self.doubt or written
         if self.doubt:
             if self.op.once:
                 return Step(error=Unconfirmed(self.op.once))
             self.op.doubt()
-        what = f"{shown} cannot be reached: {text or type(error).__name__}; is the server running?"
-        return self._again(Unavailable(what), remap=True)
+        final = unreachable(error, shown, written)
+        if isinstance(error, foreign.InvalidResponse) and not written:
+            return Step(error=final)  # whoever listens there will not turn into Redis
+        return self._again(final, remap=True)
 
     def _again(self, final: RestanteError, *, remap: bool = False, ask: Address | None = None) -> Step:
         spent = time.monotonic() - self.started
@@ -199,21 +113,6 @@ class Effort:
             return Step(error=Unconfirmed(ids=self.op.sends) if self.doubt and self.op.sends else final)
         pause = 0.0 if ask else random.random() * min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(self.tries, 10))
         return Step(pause=min(pause, max(0.0, self.patience - spent)), remap=remap, ask=ask)
-
-
-def _refusal(text: str, queue: str) -> RestanteError:
-    """A script's own refusal, or a server error we have no better word for."""
-    _, found, rest = text.partition("RESTANTE ")
-    code, _, detail = rest.partition(" ")
-    if found:
-        if code == "TOOLARGE":
-            return PayloadTooLarge(f"{queue}: {detail}")
-        if code == "FULL":
-            return QueueFull(f"{queue} is full ({detail}): consume what waits or raise max_length")
-        if code == "DEADFULL":
-            return QueueFull(f"{queue} has too many dead letters ({detail}): replay or delete them, or raise max_dead")
-        return InvalidInput(f"{queue}: {detail}")
-    return RestanteError(f"the server refused a call on {queue}: {text}")
 
 
 @dataclass(slots=True)
@@ -342,7 +241,12 @@ def waiting_failed(error: foreign.ResponseError, markers: Sequence[bytes], shown
         return Corrupt(f"one of the keys {names} holds a value that Restante did not write: rename or delete it")
     if isinstance(error, foreign.MovedError | foreign.AskError | foreign.TryAgainError) or text.startswith("UNBLOCKED"):
         return None
-    return NotReady(f"{shown} is not ready: {text}")
+    return access_denied(error, shown) or NotReady(f"{shown} is not ready: {text}")
+
+
+def lost_waiting(error: BaseException, shown: str) -> Unavailable:
+    """What a sleep that ended with its connection means."""
+    return access_denied(error, shown) or Unavailable(f"{shown} was lost while waiting: {error}")
 
 
 def markers_by_slot(endpoint: Endpoint, markers: Sequence[bytes]) -> list[list[bytes]]:

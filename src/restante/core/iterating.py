@@ -1,7 +1,8 @@
 """Messages one after the other as a Python loop: batches in, acks riding on the next receive, leases renewed meanwhile.
 
 On failure: an exception in the body nacks its message and the loop goes on; a lost server is waited for with jittered
-pauses; a stop by signal ends the loop after the message at hand and gives back what was taken ahead.
+pauses, by receives and verdicts alike; a stop by signal ends the loop after the message at hand and gives back what was
+taken ahead.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from restante.core.connection import Bell, Connection
 from restante.core.errors import LeaseLost, RestanteError, Unavailable
 from restante.core.exchange import away
+from restante.core.leased_message import AsyncLeasedMessage, LeasedMessage
 from restante.core.operations import MAX_BATCH
-from restante.core.queue import AsyncLeasedMessage, AsyncQueue, LeasedMessage, Queue, receiving
+from restante.core.queue import AsyncQueue, Queue, receiving
 from restante.core.renewal import Renewal
 
 log = logging.getLogger("restante")
@@ -85,6 +87,15 @@ def hand_back(queue: Queue, messages: Sequence[LeasedMessage]) -> None:
         log.warning("hand-back failed queue=%s error=%s", queue.name, error)
 
 
+def tell_paused(name: str, paused: bool, before: bool) -> bool:
+    """Logs that a queue was paused or resumed: a consumer that gets nothing must not look idle. Returns `paused`."""
+    if paused and not before:
+        log.warning("paused queue=%s: nothing is received until it is resumed, by restante resume", name)
+    elif before and not paused:
+        log.info("resumed queue=%s", name)
+    return paused
+
+
 @contextlib.contextmanager
 def stopping_by_signal(stop: Callable[[], None]) -> Iterator[None]:
     """SIGTERM and SIGINT call `stop` while this is entered, where signals can be had: the main thread."""
@@ -102,8 +113,9 @@ def stopping_by_signal(stop: Callable[[], None]) -> Iterator[None]:
 def iterate(queue: Queue, *, prefetch: int = 100, stop_when_empty: bool = False) -> Iterator[LeasedMessage]:
     """Yields messages one after the other; `with message:` acks or nacks each, and a failure does not end the loop.
 
-    Acks of quick work travel with the next receive. SIGTERM or SIGINT ends the iteration after the message at
-    hand; what was taken ahead is handed back with its attempt not counted.
+    Acks of quick work travel with the next receive. A server that is away is waited for: acks are kept and their
+    leases renewed once it is back, and nack, bury, release and extend return when it has answered. SIGTERM or SIGINT
+    ends the iteration after the message at hand; what was taken ahead is handed back with its attempt not counted.
     """
     connection, ref = queue._connection, queue._ref
     riding: deque[LeasedMessage] = deque()
@@ -112,7 +124,7 @@ def iterate(queue: Queue, *, prefetch: int = 100, stop_when_empty: bool = False)
     pace = Pace(1, prefetch)
     bell = Bell()
     failures = 0
-    suspected = False
+    suspected = paused = False
     if not ref.opened:
         queue._open()
 
@@ -120,16 +132,32 @@ def iterate(queue: Queue, *, prefetch: int = 100, stop_when_empty: bool = False)
         for message in acks:
             renewal.drop(message)
 
-    def flush() -> None:
+    def flush() -> bool:
+        """Sends the acks that wait; False where the server is away, and they wait on."""
         acks = list(riding)
-        riding.clear()
         if acks:
             try:
                 queue.ack_many(acks)
             except LeaseLost as error:
                 log.warning("lease lost before ack queue=%s ids=%s", queue.name, ",".join(error.ids[:10]))
-            finally:
-                settle(acks)
+            except Unavailable as error:
+                log.warning("ack waits for the server queue=%s count=%d error=%s", queue.name, len(acks), error)
+                return False
+            for _ in acks:
+                riding.popleft()
+            settle(acks)
+        return True
+
+    def flush_last() -> None:
+        """Sends the acks that are left; waits for the server as long as a lease may last, unless told to stop."""
+        until = max((message._renew_at + message._lease_ms / 1000 for message in riding), default=0.0)
+        tries = 0
+        while not flush():
+            if bell.rung or time.monotonic() > until:
+                log.error("acks lost queue=%s ids=%s", queue.name, ",".join(one.id for one in riding))
+                return
+            tries += 1
+            time.sleep(away(tries))
 
     with stopping_by_signal(bell.ring):
         try:
@@ -154,13 +182,14 @@ def iterate(queue: Queue, *, prefetch: int = 100, stop_when_empty: bool = False)
                         continue
                     settle(acks)
                     if got is None or not got.messages:
+                        paused = tell_paused(queue.name, queue.settings.paused, paused)
                         if stop_when_empty and not acks:
                             return
                         continue
                     kept, rest = alone(got.messages)
                     hand_back(queue, rest)
                     for message in kept:
-                        message._riding = riding
+                        message._riding, message._bell = riding, bell
                     renewal.hold(ref, kept)
                     buffer.extend(kept)
                 message = buffer.popleft()
@@ -176,7 +205,7 @@ def iterate(queue: Queue, *, prefetch: int = 100, stop_when_empty: bool = False)
                     flush()
         finally:
             try:
-                flush()
+                flush_last()
             except RestanteError as error:
                 log.warning("ack failed queue=%s error=%s", queue.name, error)
             hand_back(queue, [message for message in buffer if not message.lease_lost])
@@ -189,6 +218,7 @@ async def iterate_async(queue: AsyncQueue, *, stop_when_empty: bool = False) -> 
     keeper = Connection(queue._connection.url, queue._connection.settings)
     renewal = Renewal(keeper)
     failures = 0
+    paused = False
     try:
         while True:
             try:
@@ -200,6 +230,7 @@ async def iterate_async(queue: AsyncQueue, *, stop_when_empty: bool = False) -> 
                 await asyncio.sleep(away(failures))
                 continue
             if message is None:
+                paused = tell_paused(queue.name, queue.settings.paused, paused)
                 if stop_when_empty:
                     return
                 continue

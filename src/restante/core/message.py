@@ -133,6 +133,13 @@ def new_id() -> str:
     return f"{stamp[1]}{_random.getrandbits(64):016X}"
 
 
+def new_ids(count: int) -> list[str]:
+    """That many message ids of this moment; cheaper than as many calls of `new_id`."""
+    stamp = _stamp_of(time.time_ns() // 1_000_000)[1]
+    text = _random.randbytes(8 * count).hex().upper()
+    return [stamp + text[place : place + 16] for place in range(0, 16 * count, 16)]
+
+
 class MessageId(str):
     """The id of a sent message; `stored` is False when an earlier message already stood for it."""
 
@@ -211,6 +218,9 @@ class Message:
     suspect: bool = False
     consumer: str = ""
     lease_token: str = ""
+    #: Whether this consumer gave a verdict, and which: acked, nacked, buried or released.
+    settled: bool = False
+    verdict: str = ""
     history: tuple[Attempt, ...] = ()
     _due_ms: int = 0
     _expires_ms: int = 0

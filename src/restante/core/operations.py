@@ -5,17 +5,17 @@ from __future__ import annotations
 import hashlib
 import random
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from importlib import resources
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypedDict, TypeVar, Unpack
 
 import hiredis
 import orjson
 
-from restante.core.errors import InvalidInput, LeaseLost, PayloadTooLarge
+from restante.core.errors import AlreadySettled, InvalidInput, LeaseLost, PayloadTooLarge
 from restante.core.keys import QueueKeys
-from restante.core.message import MAX_ERROR, STATE_LETTERS, Draft, Message, MessageId, State, ToldError, new_id
+from restante.core.message import MAX_ERROR, STATE_LETTERS, Draft, Message, MessageId, State, ToldError, new_id, new_ids
 from restante.core.names import valid_name
 from restante.core.retry import RetryPolicy
 from restante.core.settings import QueueSettings, milliseconds, valid_durability, whole
@@ -126,6 +126,23 @@ class Operation(Generic[T]):
         """Told before the call is made again: a send may have been stored by the try before."""
         if self._all_keys:
             self.args[0], self.keys = b"1", self._all_keys
+
+
+class SendOptions(TypedDict, total=False):
+    """What `send_many` accepts for all its payloads: the options of `send`, but for an id."""
+
+    priority: int
+    delay: float | timedelta
+    due_at: datetime | None
+    kind: str
+    headers: dict[str, Any] | None
+    content_type: str | None
+    lease: float | timedelta | None
+    max_attempts: int | None
+    retry: RetryPolicy | None
+    unique: str | None
+    unique_states: frozenset[State] | None
+    expires: float | timedelta | None
 
 
 class Received(NamedTuple):
@@ -334,25 +351,42 @@ def first_try(ref: QueueRef, send: Operation[MessageId]) -> None:
         send.keys = ref.keys.group(FEW_KEYS)
 
 
+def check_batch(messages: Sequence[Any]) -> None:
+    """Refuses what only looks like a list of messages: of a text or a mapping, each letter or key would be sent."""
+    if type(messages) not in (list, tuple) and (
+        isinstance(messages, str | bytes | bytearray | memoryview | Mapping) or not isinstance(messages, Sequence)
+    ):
+        raise InvalidInput(
+            f"send_many takes a list of payloads or Drafts, not {type(messages).__name__}: "
+            "send one payload with send(value), several with send_many([…]) or send_many(list(values))"
+        )
+    if not 1 <= len(messages) <= MAX_BATCH:
+        raise InvalidInput(f"send_many takes 1 to {MAX_BATCH} messages, not {len(messages)}")
+
+
 def send_many(
-    ref: QueueRef, /, messages: Sequence[Any], *, durability: str | None = None, **options: Any
+    ref: QueueRef, /, messages: Sequence[Any], *, durability: str | None = None, **options: Unpack[SendOptions]
 ) -> Operation[list[MessageId]]:
     """Puts up to a thousand messages in by one call, all or none, and returns their ids in order.
 
     Items are payloads, or `Draft`s with options of their own; the keyword options of `send` apply to payloads.
     """
-    if not 1 <= len(messages) <= MAX_BATCH:
-        raise InvalidInput(f"send_many takes 1 to {MAX_BATCH} messages, not {len(messages)}")
+    check_batch(messages)
+    if "id" in options:
+        raise InvalidInput("send_many cannot give every message the same id: use Draft(payload, id=…) per message")
     shared = Draft(None, **options)
     careful = shared.unique is not None
     args: list[Argument] = [b"0"]
     ids = []
     plain = shared == _PLAIN
-    for item in messages:
+    most = ref.settings.max_payload
+    for id, item in zip(new_ids(len(messages)), messages, strict=True):
         if plain and type(item) in JSON_TYPES:
-            entry = _plain(ref, item, 0)
-            ids.append(entry[0])
-            args += entry
+            stored, size = encode_plain(item, 0)
+            if size > most:
+                raise _too_large(ref, size)
+            ids.append(id)
+            args += (id, b"", b"0", stored)
             continue
         draft = item if type(item) is Draft else shared
         if draft is not shared and (draft.id is not None or draft.unique is not None):
@@ -364,8 +398,6 @@ def send_many(
         )  # fmt: skip
         ids.append(entry[0])
         args += entry
-    if shared.id is not None:
-        raise InvalidInput("send_many cannot give every message the same id: use Draft(payload, id=…) per message")
     if careful:
         args[0] = b"1"
 
@@ -424,25 +456,35 @@ def receive(
     return Operation(RECEIVE, ref.keys.group(RECEIVE.keys), args, parse, ref.name)
 
 
-def _settled(messages: Sequence[Message], lost: Iterable[int]) -> None:
-    ids = [messages[index - 1].id for index in lost]
-    if ids:
-        raise LeaseLost(ids=ids)
+def _settled(messages: Sequence[Message], lost: Sequence[int], verdict: str) -> None:
+    """Notes the verdict on the messages that got it; raises for those whose lease was lost, or settled before."""
+    late = [messages[index - 1] for index in lost]
+    before = [message.verdict for message in late]
+    for message in messages if not lost else [one for one in messages if one not in late]:
+        message.settled, message.verdict = True, verdict
+    if late:
+        ids = [message.id for message in late]
+        raise AlreadySettled(ids=ids, verdict=before[0]) if all(before) else LeaseLost(ids=ids)
 
 
 def _pairs(messages: Sequence[Message]) -> list[Argument]:
+    if type(messages) not in (list, tuple) and not isinstance(messages, Sequence):
+        raise InvalidInput(f"give a list of received messages, not {type(messages).__name__}")
     if not 1 <= len(messages) <= MAX_BATCH:
         raise InvalidInput(f"give 1 to {MAX_BATCH} messages, not {len(messages)}")
     args: list[Argument] = []
-    for message in messages:
-        args += (message.id, message.lease_token)
+    try:
+        for message in messages:
+            args += (message.id, message.lease_token)
+    except AttributeError:
+        raise InvalidInput(f"give received messages, not {type(message).__name__}") from None
     return args
 
 
 def ack_many(ref: QueueRef, /, messages: Sequence[Message]) -> Operation[None]:
     """Ends messages in success. Those whose lease is lost are named by LeaseLost; the others are acked."""
     return Operation(
-        ACK, ref.keys.group(ACK.keys), _pairs(messages), lambda lost: _settled(messages, lost), ref.name
+        ACK, ref.keys.group(ACK.keys), _pairs(messages), lambda lost: _settled(messages, lost, "acked"), ref.name
     )  # fmt: skip
 
 
@@ -468,7 +510,7 @@ def nack_many(
         args += (message.id, message.lease_token, wait, name, text)
 
     def parse(reply: Any) -> list[State]:
-        _settled(messages, reply[0])
+        _settled(messages, reply[0], "nacked")
         return [State(state.decode()) for state in reply[1:]]
 
     return Operation(NACK, ref.keys.group(NACK.keys), args, parse, ref.name)
@@ -483,13 +525,15 @@ def bury_many(
     args: list[Argument] = []
     for message in messages:
         args += (message.id, message.lease_token, name, text)
-    return Operation(BURY, ref.keys.group(BURY.keys), args, lambda lost: _settled(messages, lost), ref.name)
+    return Operation(BURY, ref.keys.group(BURY.keys), args, lambda lost: _settled(messages, lost, "buried"), ref.name)
 
 
 def release_many(ref: QueueRef, /, messages: Sequence[Message], *, delay: float | timedelta = 0) -> Operation[None]:
     """Gives messages back at their old position with the attempt not counted."""
     args: list[Argument] = [str(milliseconds(delay, "delay")), *_pairs(messages)]
-    return Operation(RELEASE, ref.keys.group(RELEASE.keys), args, lambda lost: _settled(messages, lost), ref.name)
+    return Operation(
+        RELEASE, ref.keys.group(RELEASE.keys), args, lambda lost: _settled(messages, lost, "released"), ref.name
+    )  # fmt: skip
 
 
 def extend_many(

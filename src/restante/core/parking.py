@@ -14,7 +14,7 @@ from redis import exceptions as foreign
 
 from restante.core.connection import Connection
 from restante.core.errors import Unavailable
-from restante.core.exchange import BLOCK, BLOCK_MARGIN, LOST
+from restante.core.exchange import BLOCK, BLOCK_MARGIN, LOST, lost_waiting
 from restante.core.operations import pack
 
 
@@ -82,4 +82,4 @@ class Parked:
         self._link.close()
 
     def _lost(self, error: BaseException) -> Unavailable:
-        return Unavailable(f"{self._connection.endpoint.shown} was lost while waiting: {error}")
+        return lost_waiting(error, self._connection.endpoint.shown)

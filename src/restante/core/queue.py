@@ -6,40 +6,48 @@ On failure every method raises a typed error of `restante.core.errors`; nothing 
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import os
 import platform
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from types import TracebackType
-from typing import Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar, overload
+from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 
 import orjson
 
 from restante.core import operations as ops
 from restante.core.connection import Bell, Connection
 from restante.core.connection_aio import AsyncConnection
-from restante.core.errors import Corrupt, InvalidInput, LeaseLost
+from restante.core.errors import Corrupt, InvalidInput
 from restante.core.exchange import BLOCK
 from restante.core.keys import QUEUES
-from restante.core.message import Message, State
+from restante.core.keywords import check_keywords, known_keywords, parameters
+from restante.core.leased_message import AsyncLeasedMessage as AsyncLeasedMessage
+from restante.core.leased_message import LeasedMessage as LeasedMessage
+from restante.core.message import Message
 from restante.core.names import valid_name
 from restante.core.operations import MAX_BATCH, Operation, QueueRef, Received, Script
-from restante.core.retry import RetryPolicy
 from restante.core.settings import ClientSettings, QueueOptions, QueueSettings, queue_fields
-from restante.core.stored import Stored
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Handler = TypeVar("Handler", bound=Callable[..., Any])
 log = logging.getLogger("restante")
 
 CONFIGURE = Script("configure", "queue journal marker")
 #: Seconds between two notes of a consumer's presence in the registry.
 CARD_EVERY = 20.0
+
+
+class MessageHandler(Protocol):
+    """A function or coroutine function that takes one received message; what it returns is not looked at."""
+
+    def __call__(self, message: LeasedMessage, /) -> object: ...
+
+
+Handler = TypeVar("Handler", bound=MessageHandler)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +130,32 @@ def check_count(count: int) -> int:
     return count
 
 
+def queue_names(queues: Sequence[str]) -> Sequence[str]:
+    """The names of several queues; of a text, each letter would be one."""
+    if isinstance(queues, str) or not isinstance(queues, Sequence):
+        raise InvalidInput(f"give a list of queue names such as ['orders', 'mail'], not {queues!r}")
+    if not queues:
+        raise InvalidInput("name at least one queue")
+    return queues
+
+
+def check_handler(function: Any, queue: str) -> None:
+    """Refuses what cannot handle a message: each one would be nacked, or acked without having been handled."""
+    if not callable(function):
+        raise InvalidInput(f"the handler of {queue} must be a function that takes a message, not {function!r}")
+    name = getattr(function, "__qualname__", repr(function))
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise InvalidInput(f"the handler {name} of {queue} has a yield, so calling it runs nothing: remove the yield")
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError as error:
+        raise InvalidInput(
+            f"the handler {name} of {queue} must take one argument, the message: {error}; write def {name}(message)"
+        ) from None
+    except ValueError:
+        pass  # a builtin that does not tell its signature
+
+
 def check_timeout(timeout: float) -> float:
     """How long a call may wait."""
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout <= 1e9:
@@ -129,184 +163,50 @@ def check_timeout(timeout: float) -> float:
     return timeout
 
 
+#: Keywords that a verb takes for each message of a call.
+_SHARED = {"send_many": tuple(ops.SendOptions.__annotations__)}
+
+
 def sync_method(
     build: Callable[Concatenate[QueueRef, P], Operation[T]],
 ) -> Callable[Concatenate[Any, P], T]:
     """The operation as a method that runs it."""
+    known = (*parameters(build), *_SHARED.get(build.__name__, ()))
 
     @functools.wraps(build)
     def method(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
         ref = self._ref
         if not ref.opened:
             self._open()
-        return self._connection.run(build(ref, *args, **kwargs))  # type: ignore[no-any-return]
+        try:
+            operation = build(ref, *args, **kwargs)
+        except TypeError:
+            check_keywords(kwargs, known, f"{build.__name__}()")
+            raise
+        return self._connection.run(operation)  # type: ignore[no-any-return]
 
     return method
 
 
 def async_method(
     build: Callable[Concatenate[QueueRef, P], Operation[T]],
-) -> Callable[Concatenate[Any, P], Awaitable[T]]:
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
     """The operation as a coroutine method that runs it."""
+    known = (*parameters(build), *_SHARED.get(build.__name__, ()))
 
     @functools.wraps(build)
     async def method(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
         ref = self._ref
         if not ref.opened:
             await self._open()
-        return await self._connection.run(build(ref, *args, **kwargs))  # type: ignore[no-any-return]
+        try:
+            operation = build(ref, *args, **kwargs)
+        except TypeError:
+            check_keywords(kwargs, known, f"{build.__name__}()")
+            raise
+        return await self._connection.run(operation)  # type: ignore[no-any-return]
 
     return method
-
-
-class LeasedMessage(Message):
-    """A received message: yours until its lease ends. As a context manager it acks, or nacks with the error."""
-
-    state = State.LEASED
-    #: Whether a verdict was given.
-    settled = False
-    #: Set when renewal found the lease gone: another consumer may have the message.
-    lease_lost = False
-    _riding: deque[LeasedMessage] | None = None
-    _renew_at = 0.0
-
-    def __init__(self, queue: Queue, id: str, stored: Stored, attempts: int, expires: int, token: str, now: int):
-        # Spelled out instead of calling up: this runs once per message received.
-        self._queue = queue
-        self.id = id
-        self.queue = queue.name
-        self._stored = stored
-        self.attempts = attempts
-        self.lease_token = token
-        self.consumer = queue._ref.consumer
-        self._expires_ms = expires
-        self._lease_ms = expires - now
-        self._received_ms = now
-
-    def ack(self) -> None:
-        """Done: the message is gone, or kept as done. From `consume()` the ack may travel with the next receive."""
-        if self._riding is not None and not self.settled:
-            self._riding.append(self)
-        else:
-            self._queue.ack_many((self,))
-        self.settled = True
-
-    def nack(
-        self,
-        *,
-        delay: float | timedelta | None = None,
-        error: BaseException | str | None = None,
-        retry: RetryPolicy | None = None,
-    ) -> State:
-        """Failed: retrying after `delay` or the retry policy's, or dead at the last attempt."""
-        state = self._queue.nack_many((self,), delay=delay, error=error, retry=retry)[0]
-        self.settled = True
-        return state
-
-    def bury(self, *, error: BaseException | str | None = None) -> None:
-        """Refused for good: dead at once."""
-        self._queue.bury_many((self,), error=error)
-        self.settled = True
-
-    def release(self, *, delay: float | timedelta = 0) -> None:
-        """Given back at its old position, the attempt not counted."""
-        self._queue.release_many((self,), delay=delay)
-        self.settled = True
-
-    def extend(self, *, lease: float | timedelta | None = None) -> None:
-        """Keeps the lease longer, counted from now."""
-        if self._queue.extend_many((self,), lease=lease):
-            self.lease_lost = True
-            raise LeaseLost(ids=(self.id,))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        if self.settled:
-            return False
-        if error is None:
-            self.ack()
-        elif isinstance(error, Exception):
-            self.nack(error=error)
-            if self._riding is not None:
-                log.warning("nacked queue=%s id=%s error=%s", self.queue, self.id, type(error).__name__)
-                return True
-        else:
-            # Interrupted half way: what was done may be done again, so the attempt counts.
-            self.nack(delay=0, error=error)
-        return False
-
-
-class AsyncLeasedMessage(Message):
-    """A received message in asyncio; its verbs are awaited, and `async with` acks or nacks."""
-
-    settled = False
-    lease_lost = False
-    #: Came from consume(), where a failure does not end the loop.
-    _consumed = False
-    _renew_at = 0.0
-
-    def __init__(self, queue: AsyncQueue, id: str, stored: Stored, attempts: int, expires: int, token: str, now: int):
-        super().__init__(
-            id, queue.name, stored, state=State.LEASED, attempts=attempts, consumer=queue._ref.consumer,
-            lease_token=token, expires_ms=expires, received_ms=now,
-        )  # fmt: skip
-        self._queue = queue
-
-    async def ack(self) -> None:
-        """Done: the message is gone, or kept as done."""
-        await self._queue.ack_many((self,))
-        self.settled = True
-
-    async def nack(
-        self,
-        *,
-        delay: float | timedelta | None = None,
-        error: BaseException | str | None = None,
-        retry: RetryPolicy | None = None,
-    ) -> State:
-        """Failed: retrying after `delay` or the retry policy's, or dead at the last attempt."""
-        state = (await self._queue.nack_many((self,), delay=delay, error=error, retry=retry))[0]
-        self.settled = True
-        return state
-
-    async def bury(self, *, error: BaseException | str | None = None) -> None:
-        """Refused for good: dead at once."""
-        await self._queue.bury_many((self,), error=error)
-        self.settled = True
-
-    async def release(self, *, delay: float | timedelta = 0) -> None:
-        """Given back at its old position, the attempt not counted."""
-        await self._queue.release_many((self,), delay=delay)
-        self.settled = True
-
-    async def extend(self, *, lease: float | timedelta | None = None) -> None:
-        """Keeps the lease longer, counted from now."""
-        if await self._queue.extend_many((self,), lease=lease):
-            self.lease_lost = True
-            raise LeaseLost(ids=(self.id,))
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        if self.settled:
-            return False
-        if error is None:
-            await self.ack()
-        elif isinstance(error, Exception):
-            await self.nack(error=error)
-            if self._consumed:
-                log.warning("nacked queue=%s id=%s error=%s", self.queue, self.id, type(error).__name__)
-                return True
-        else:
-            await self.nack(delay=0, error=error)
-        return False
 
 
 class _Named:
@@ -357,9 +257,9 @@ class Queue(_Named):
     release_many = sync_method(ops.release_many)
     extend_many = sync_method(ops.extend_many)
 
-    def configure(self, **options: Any) -> QueueSettings:
+    def configure(self, **options: Unpack[QueueOptions]) -> QueueSettings:
         """Changes settings for every client of the queue, from now on."""
-        self._ref.pending.update(queue_fields(options))  # type: ignore[arg-type]  # checked inside, by name
+        self._ref.pending.update(queue_fields(options))
         self._open()
         return self.settings
 
@@ -376,8 +276,9 @@ class Queue(_Named):
         got = self._run(flow)
         return got.messages if got else []
 
+    @known_keywords
     def consume(self, *, prefetch: int = 100, stop_when_empty: bool = False) -> Iterator[LeasedMessage]:
-        """Messages one after the other until stopped; see `restante.core.iterating.iterate`."""
+        """Messages one after the other until stopped; waits for a server that is away, verdicts included."""
         from restante.core.iterating import iterate  # the room above; only this door opens upwards
 
         return iterate(self, prefetch=prefetch, stop_when_empty=stop_when_empty)
@@ -392,6 +293,7 @@ class Queue(_Named):
         """Registers the function for this queue's messages, or for those of one kind; run it by `restante consume`."""
 
         def register(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+            check_handler(function, self.name)
             if kind in self._handlers:
                 raise InvalidInput(f"{self.name} already has a handler for {kind or 'every kind'}")
             self._handlers[kind] = function
@@ -426,9 +328,9 @@ class AsyncQueue(_Named):
     release_many = async_method(ops.release_many)
     extend_many = async_method(ops.extend_many)
 
-    async def configure(self, **options: Any) -> QueueSettings:
+    async def configure(self, **options: Unpack[QueueOptions]) -> QueueSettings:
         """Changes settings for every client of the queue, from now on."""
-        self._ref.pending.update(queue_fields(options))  # type: ignore[arg-type]  # checked inside, by name
+        self._ref.pending.update(queue_fields(options))
         await self._open()
         return self.settings
 
@@ -508,13 +410,13 @@ class Post:
         self._queues: dict[str, Queue] = {}
         self._on_close = on_close
 
-    def queue(self, name: str, **options: Any) -> Queue:
+    def queue(self, name: str, **options: Unpack[QueueOptions]) -> Queue:
         """The queue of that name. Options are stored in Redis, hold for all its clients, and stay until changed."""
         found = self._queues.get(name)
         if found is None:
-            found = self._queues[name] = Queue(self.connection, name, self.consumer, options)  # type: ignore[arg-type]
+            found = self._queues[name] = Queue(self.connection, name, self.consumer, options)
         elif options:
-            found._ref.pending.update(queue_fields(options))  # type: ignore[arg-type]  # checked inside, by name
+            found._ref.pending.update(queue_fields(options))
             found._ref.opened = False
         return found
 
@@ -522,9 +424,7 @@ class Post:
         self, queues: Sequence[str], count: int = 1, timeout: float = 0, *, lease: float | timedelta | None = None
     ) -> list[LeasedMessage]:
         """Up to `count` messages from the first of several queues that has any, in the order given."""
-        opened = [self.queue(name) for name in queues]
-        if not opened:
-            raise InvalidInput("name at least one queue")
+        opened = [self.queue(name) for name in queue_names(queues)]
         for queue in opened:
             if not queue._ref.opened:
                 queue._open()
@@ -563,13 +463,13 @@ class AsyncPost:
         self._queues: dict[str, AsyncQueue] = {}
         self._on_close = on_close
 
-    def queue(self, name: str, **options: Any) -> AsyncQueue:
+    def queue(self, name: str, **options: Unpack[QueueOptions]) -> AsyncQueue:
         """The queue of that name; options are stored with the first call on it."""
         found = self._queues.get(name)
         if found is None:
-            found = self._queues[name] = AsyncQueue(self.connection, name, self.consumer, options)  # type: ignore[arg-type]
+            found = self._queues[name] = AsyncQueue(self.connection, name, self.consumer, options)
         elif options:
-            found._ref.pending.update(queue_fields(options))  # type: ignore[arg-type]  # checked inside, by name
+            found._ref.pending.update(queue_fields(options))
             found._ref.opened = False
         return found
 
@@ -577,9 +477,7 @@ class AsyncPost:
         self, queues: Sequence[str], count: int = 1, timeout: float = 0, *, lease: float | timedelta | None = None
     ) -> list[AsyncLeasedMessage]:
         """Up to `count` messages from the first of several queues that has any, in the order given."""
-        opened = [self.queue(name) for name in queues]
-        if not opened:
-            raise InvalidInput("name at least one queue")
+        opened = [self.queue(name) for name in queue_names(queues)]
         for queue in opened:
             if not queue._ref.opened:
                 await queue._open()

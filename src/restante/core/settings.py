@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any, TypedDict
 
 from restante.core.errors import InvalidInput
+from restante.core.keywords import check_keywords, nearest
 from restante.core.retry import RetryPolicy, exponential, seconds
 
 #: Bytes of one payload unless the queue says otherwise. Far below Redis' 512 MB: one large value stalls every client.
@@ -86,7 +87,7 @@ def queue_fields(options: QueueOptions) -> dict[str, str]:
     made: dict[str, str] = {}
     for name, value in options.items():
         if name not in _FIELDS:
-            raise InvalidInput(f"a queue has no setting {name!r}; it has {', '.join(sorted(_FIELDS))}")
+            raise InvalidInput(f"a queue has no setting {name!r}: {nearest(name, _FIELDS)}")
         if value is None:
             text = ""
         elif name in _WHOLE:
@@ -161,6 +162,16 @@ class QueueSettings:
         return made
 
 
+class ClientOptions(TypedDict, total=False):
+    """What `connect(…)` accepts beside the server: the fields of `ClientSettings`."""
+
+    connect_timeout: float | timedelta
+    socket_timeout: float | timedelta
+    patience: float | timedelta
+    allow_eviction: bool
+    idle_connections: int
+
+
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
     """What a client is told about its server."""
@@ -175,3 +186,19 @@ class ClientSettings:
     allow_eviction: bool = False
     #: Idle connections kept open per server.
     idle_connections: int = 16
+
+    def __post_init__(self) -> None:
+        for name, least in (("connect_timeout", 0.001), ("socket_timeout", 0.001), ("patience", 0.0)):
+            object.__setattr__(self, name, seconds(getattr(self, name), name, least=least))
+        whole(self.idle_connections, "idle_connections", 0, 65535)
+        if not isinstance(self.allow_eviction, bool):
+            raise InvalidInput(f"allow_eviction must be True or False, not {self.allow_eviction!r}")
+
+    @classmethod
+    def parse(cls, options: ClientOptions, *others: str) -> ClientSettings:
+        """Checks options by name; `others` are keywords of the same call that belong to no client."""
+        check_keywords(options, (*_CLIENT_FIELDS, *others), "connect()")
+        return cls(**options)  # type: ignore[arg-type]  # a timedelta becomes seconds
+
+
+_CLIENT_FIELDS = tuple(item.name for item in fields(ClientSettings))

@@ -16,7 +16,8 @@ from restante.core import operations as ops
 from restante.core.errors import RestanteError
 from restante.core.exchange import away
 from restante.core.keys import QUEUES
-from restante.core.queue import Post
+from restante.core.keywords import known_keywords
+from restante.core.queue import Post, queue_names
 
 log = logging.getLogger("restante")
 
@@ -39,7 +40,10 @@ class Swept:
 class Sweeper:
     """Serves every queue of a post, or those named."""
 
+    @known_keywords
     def __init__(self, post: Post, queues: tuple[str, ...] = ()) -> None:
+        if queues:
+            queue_names(queues)
         self._post = post
         self._named = queues
         self._stop = threading.Event()

@@ -11,16 +11,14 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from restante.core.errors import InvalidInput, Mismatch, Unavailable
+from restante.core.errors import InvalidInput, Mismatch, MissingExtra, Unavailable
 from restante.rabbitmq.topology import Binding, Exchange, Queue, Topology
 
 try:
     import amqp
     from kombu import Connection
 except ModuleNotFoundError as missing:
-    raise ModuleNotFoundError(
-        "Kombu is not installed: pip install 'restante[rabbitmq]'", name=missing.name
-    ) from missing
+    raise MissingExtra("Kombu is not installed: pip install 'restante[rabbitmq]'", name=missing.name) from missing
 
 #: Failures told in one error. More are of the same cause, as a rule: other options, or a missing right.
 TOLD = 5

@@ -221,10 +221,25 @@ class RsmqConsumer(_Plan):
         except Exception as error:
             self.told(message, error)
             if self.retry_delay is not None:
-                self._rsmq.change_message_visibility(self.qname, message.id, self.retry_delay)
+                delay = self.retry_delay
+                self._insist(lambda: self._rsmq.change_message_visibility(self.qname, message.id, delay))
         else:
-            self._rsmq.delete_message(self.qname, message.id)
             self.handled += 1
+            self._insist(lambda: self._rsmq.delete_message(self.qname, message.id))
+
+    def _insist(self, call: Callable[[], Any]) -> None:
+        """Waits for a server that is away, or for the stop: a message not deleted would be handled again."""
+        failures = 0
+        while True:
+            try:
+                call()
+                return
+            except Unavailable as error:
+                if self._stopped:
+                    raise
+                failures += 1
+                log.warning("delete waits for the server queue=%s error=%s", self.qname, error)
+                time.sleep(away(failures))
 
 
 class AsyncRsmqConsumer(_Plan):
@@ -303,7 +318,21 @@ class AsyncRsmqConsumer(_Plan):
         except Exception as error:
             self.told(message, error)
             if self.retry_delay is not None:
-                await self._rsmq.change_message_visibility(self.qname, message.id, self.retry_delay)
+                delay = self.retry_delay
+                await self._insist(lambda: self._rsmq.change_message_visibility(self.qname, message.id, delay))
         else:
-            await self._rsmq.delete_message(self.qname, message.id)
             self.handled += 1
+            await self._insist(lambda: self._rsmq.delete_message(self.qname, message.id))
+
+    async def _insist(self, call: Callable[[], Awaitable[Any]]) -> None:
+        failures = 0
+        while True:
+            try:
+                await call()
+                return
+            except Unavailable as error:
+                if self._stopped.is_set():
+                    raise
+                failures += 1
+                log.warning("delete waits for the server queue=%s error=%s", self.qname, error)
+                await asyncio.sleep(away(failures))

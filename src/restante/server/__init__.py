@@ -15,8 +15,11 @@ Rooms: `guard` looks at a request before anything else, `access` knows who may d
 figures, `serving` runs it all.
 """
 
-from restante.server.app import create_app
-from restante.server.office import ServerSettings
-from restante.server.serving import Serving
+from restante.core.extras import needs_extra
+
+with needs_extra("server", "the server"):
+    from restante.server.app import create_app
+    from restante.server.office import ServerSettings
+    from restante.server.serving import Serving
 
 __all__ = ["ServerSettings", "Serving", "create_app"]

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import importlib.util
 
+from restante.core.errors import MissingExtra
+
 if importlib.util.find_spec("pyspark") is None or importlib.util.find_spec("pyarrow") is None:
-    raise ModuleNotFoundError("Spark is not installed: pip install 'restante[spark]'", name="pyspark")
+    raise MissingExtra("Spark is not installed: pip install 'restante[spark]'", name="pyspark")
 
 from restante.spark.source import RestanteSource, register
 from restante.spark.verdicts import Bury, RetryLater, try_map

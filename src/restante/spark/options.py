@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
 from typing import Any
 
+from restante.core.embedded import EMBEDDED
 from restante.core.errors import InvalidInput
 from restante.core.message import State
 from restante.core.names import valid_name
@@ -104,7 +105,7 @@ class Options:
     def server(self) -> str:
         """The server's URL."""
         url = self.url or os.environ.get("RESTANTE_URL", "")
-        if not url:
+        if not url or url == EMBEDDED:
             raise InvalidInput(
                 'name the server: .option("url", "redis://…"), or RESTANTE_URL; for an embedded one post.url'
             )

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from restante.core.errors import InvalidInput, RestanteError, Unavailable
+from restante.core.errors import InvalidInput, MissingExtra, RestanteError, Unavailable
 
 try:
     import pyspark
@@ -32,7 +32,7 @@ try:
     from pyspark.logger import PySparkLogger
     from pyspark.sql import SparkSession
 except ModuleNotFoundError as missing:
-    raise ModuleNotFoundError("Spark is not installed: pip install 'restante[spark]'", name=missing.name) from missing
+    raise MissingExtra("Spark is not installed: pip install 'restante[spark]'", name=missing.name) from missing
 
 #: The oldest Java that Spark 4 runs on.
 OLDEST_JAVA: Final = 17

@@ -1,0 +1,149 @@
+"""A Redis URL taken apart and checked: one server, a cluster, or a service that sentinels know; no I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit, urlunsplit
+
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import NoBackoff
+from redis.connection import parse_url
+from redis.retry import Retry
+
+from restante.core.errors import InvalidInput
+from restante.core.keywords import nearest
+from restante.core.operations import pack
+from restante.core.settings import ClientSettings
+
+Address = tuple[str, int]
+
+_BAD_URL = (
+    "the Redis URL is not valid: it reads redis://user:password@host:port/database, with user and password "
+    "percent-encoded and the port a number"
+)
+_SCHEMES = "redis://, rediss://, unix://, redis+cluster:// or redis+sentinel://"
+#: What may stand behind the question mark of a URL; the driver takes them as text.
+_OPTIONS = frozenset({
+    "client_name", "db", "health_check_interval", "password", "socket_connect_timeout", "socket_keepalive",
+    "socket_read_size", "socket_timeout", "username",
+})  # fmt: skip
+_TLS_OPTIONS = frozenset({
+    "ssl_ca_certs", "ssl_ca_data", "ssl_ca_path", "ssl_cert_reqs", "ssl_certfile", "ssl_check_hostname", "ssl_ciphers",
+    "ssl_keyfile", "ssl_min_version", "ssl_password",
+})  # fmt: skip
+
+
+def _unknown_scheme(scheme: str, url: str) -> InvalidInput:
+    """Names the place where a scheme of ours, of RabbitMQ or of HTTP is valid: it is rarely a typing slip."""
+    first = scheme.partition("+")[0]
+    if first in ("restante", "restantes"):
+        return InvalidInput(
+            f"the scheme {scheme}:// is for Celery's broker_url and for the bus: here use {_SCHEMES}, "
+            "such as redis://localhost:6379/0"
+        )
+    if first in ("amqp", "amqps", "pyamqp"):
+        return InvalidInput(
+            f"the scheme {scheme}:// is RabbitMQ's, which carries events: give it to restante.Bus or --broker; "
+            f"queues live in Redis: use {_SCHEMES}"
+        )
+    if first in ("http", "https"):
+        return InvalidInput(
+            f"the scheme {scheme}:// is a Restante server's: use restante.http.connect(); here use {_SCHEMES}"
+        )
+    if "://" not in url:
+        return InvalidInput(f"the Redis URL has no scheme: write redis://host:port/database; known are {_SCHEMES}")
+    return InvalidInput(f"the URL scheme {scheme!r} is not known: use {_SCHEMES}")
+
+
+def _check_database(path: str, mode: str) -> None:
+    """The driver takes what is no number for database 0, where somebody else's queues may be."""
+    database = path.strip("/")
+    if database and not (database.isascii() and database.isdecimal()):
+        raise InvalidInput(f"the database {database!r} of the Redis URL is not a number: write redis://host:port/0")
+    if mode == "cluster" and database.strip("0"):
+        raise InvalidInput(f"a Redis Cluster has database 0 alone, not {database}: leave it out of the URL")
+
+
+def _check_options(query: str, scheme: str) -> None:
+    """The driver would hand unknown options on until one of its constructors fails."""
+    for name, _ in parse_qsl(query, keep_blank_values=True):
+        if name in _TLS_OPTIONS and scheme != "rediss":
+            raise InvalidInput(f"the option {name!r} of the Redis URL needs TLS: write rediss://")
+        if name not in _OPTIONS and name not in _TLS_OPTIONS:
+            raise InvalidInput(f"a Redis URL has no option {name!r}: {nearest(name, _OPTIONS | _TLS_OPTIONS)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A server address as parsed from its URL: one server, a cluster, or a name that sentinels resolve."""
+
+    shown: str
+    mode: str
+    options: dict[str, Any]
+    seeds: tuple[Address, ...] = ()
+    service: str = ""
+
+    @classmethod
+    def parse(cls, url: str, settings: ClientSettings) -> Endpoint:
+        try:
+            parts = urlsplit(url)
+        except ValueError:
+            raise InvalidInput(_BAD_URL) from None
+        scheme, _, mode = parts.scheme.partition("+")
+        if scheme not in ("redis", "rediss", "unix") or mode not in ("", "cluster", "sentinel"):
+            raise _unknown_scheme(parts.scheme, url)
+        seeds: list[Address] = []
+        path, netloc = parts.path, parts.netloc
+        service = ""
+        if mode:
+            login, _, hosts = netloc.rpartition("@")
+            for host in hosts.split(","):
+                name, _, port = host.partition(":")
+                if port and not port.isdecimal():
+                    raise InvalidInput(_BAD_URL)
+                seeds.append((name or "127.0.0.1", int(port or (26379 if mode == "sentinel" else 6379))))
+            if mode == "sentinel":
+                service, _, database = path.strip("/").partition("/")
+                if not service:
+                    raise InvalidInput("a sentinel URL names the service: redis+sentinel://host:26379/mymaster/0")
+                path = f"/{database}" if database else ""
+            netloc = f"{login}@{hosts.split(',')[0]}" if login else hosts.split(",")[0]
+        if scheme != "unix":
+            _check_database(path, mode)
+        _check_options(parts.query, scheme)
+        try:
+            plain = urlunsplit((scheme, netloc, path, parts.query, "")) if mode else url
+            options = dict(parse_url(plain))  # type: ignore[no-untyped-call]
+        except ValueError:
+            # The driver's own words may quote part of a password.
+            raise InvalidInput(_BAD_URL) from None
+        kind = options.pop("connection_class", None)
+        if kind is not None:
+            options["connection_class"] = kind
+        options.setdefault("socket_timeout", settings.socket_timeout)
+        options.setdefault("socket_connect_timeout", settings.connect_timeout)
+        if scheme != "unix":
+            options.setdefault("socket_keepalive", True)
+        # Never the login: this text is for messages and logs.
+        shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+        return cls(shown, mode or "single", options, tuple(seeds), service)
+
+    def kwargs(self, address: Address | None, *, aio: bool = False) -> dict[str, Any]:
+        """For the driver's connection class; the driver's own retries stay off."""
+        made = {key: value for key, value in self.options.items() if key != "connection_class"}
+        if address is not None:
+            made["host"], made["port"] = address
+        made["retry"] = AsyncRetry(NoBackoff(), 0) if aio else Retry(NoBackoff(), 0)
+        made["protocol"] = 2
+        return made
+
+    def sentinel_kwargs(self, seed: Address, *, aio: bool = False) -> dict[str, Any]:
+        """For a connection to a sentinel, which has no database and a login of its own."""
+        made = self.kwargs(seed, aio=aio)
+        return {key: value for key, value in made.items() if key not in ("db", "username", "password")}
+
+    @property
+    def sentinel_question(self) -> bytes:
+        """Where is the master now?"""
+        return pack(("SENTINEL", "get-master-addr-by-name", self.service))

@@ -1,0 +1,260 @@
+"""A received message with the verbs that settle it, synchronous and asyncio.
+
+On failure a verb raises and has changed nothing. Inside `consume()` a verb waits for a server that is away, as the loop
+itself does, until it is back or the loop is told to stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from datetime import timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from restante.core.connection import Bell
+from restante.core.errors import AlreadySettled, LeaseLost, RestanteError, Unavailable
+from restante.core.exchange import away
+from restante.core.message import Message, State
+from restante.core.retry import RetryPolicy
+from restante.core.stored import Stored
+
+if TYPE_CHECKING:
+    from restante.core.queue import AsyncQueue, Queue
+
+T = TypeVar("T")
+log = logging.getLogger("restante")
+
+
+def _refuse_second(message: Message) -> None:
+    """A verdict after another is refused here: the server could only say that the lease is gone."""
+    if message.settled:
+        raise AlreadySettled(ids=(message.id,), verdict=message.verdict or "settled")
+
+
+def _say_waiting(message: Message, verb: str, error: Unavailable) -> None:
+    log.warning("%s waits for the server queue=%s id=%s error=%s", verb, message.queue, message.id, error)
+
+
+def _say_failed(message: Message, verb: str, error: RestanteError) -> None:
+    """A verdict that came too late, or not at all: the lease ends by itself, and the message comes again."""
+    if isinstance(error, LeaseLost):
+        log.warning("lease lost before %s queue=%s id=%s", verb, message.queue, message.id)
+    else:
+        log.warning("%s failed queue=%s id=%s error=%s", verb, message.queue, message.id, error)
+
+
+class LeasedMessage(Message):
+    """A received message: yours until its lease ends. As a context manager it acks, or nacks with the error."""
+
+    state = State.LEASED
+    #: Set when renewal found the lease gone: another consumer may have the message.
+    lease_lost = False
+    #: In `consume()`: acks that travel with the next receive.
+    _riding: deque[LeasedMessage] | None = None
+    #: In a loop or consumer that waits for its server: tells when it is to stop.
+    _bell: Bell | None = None
+    _renew_at = 0.0
+
+    def __init__(self, queue: Queue, id: str, stored: Stored, attempts: int, expires: int, token: str, now: int):
+        # Spelled out instead of calling up: this runs once per message received.
+        self._queue = queue
+        self.id = id
+        self.queue = queue.name
+        self._stored = stored
+        self.attempts = attempts
+        self.lease_token = token
+        self.consumer = queue._ref.consumer
+        self._expires_ms = expires
+        self._lease_ms = expires - now
+        self._received_ms = now
+
+    def ack(self) -> None:
+        """Done: the message is gone, or kept as done. From `consume()` the ack may travel with the next receive."""
+        if self.settled:
+            if self.verdict == "acked":
+                return
+            _refuse_second(self)
+        if self._riding is not None:
+            self._riding.append(self)
+        else:
+            self._insist("ack", lambda: self._queue.ack_many((self,)))
+        self.settled, self.verdict = True, "acked"
+
+    def nack(
+        self,
+        *,
+        delay: float | timedelta | None = None,
+        error: BaseException | str | None = None,
+        retry: RetryPolicy | None = None,
+    ) -> State:
+        """Failed: retrying after `delay` or the retry policy's, or dead at the last attempt."""
+        _refuse_second(self)
+        states = self._insist("nack", lambda: self._queue.nack_many((self,), delay=delay, error=error, retry=retry))
+        self.settled, self.verdict = True, "nacked"
+        return states[0]
+
+    def bury(self, *, error: BaseException | str | None = None) -> None:
+        """Refused for good: dead at once."""
+        _refuse_second(self)
+        self._insist("bury", lambda: self._queue.bury_many((self,), error=error))
+        self.settled, self.verdict = True, "buried"
+
+    def release(self, *, delay: float | timedelta = 0) -> None:
+        """Given back at its old position, the attempt not counted."""
+        _refuse_second(self)
+        self._insist("release", lambda: self._queue.release_many((self,), delay=delay))
+        self.settled, self.verdict = True, "released"
+
+    def extend(self, *, lease: float | timedelta | None = None) -> None:
+        """Keeps the lease longer, counted from now."""
+        _refuse_second(self)
+        if self._insist("extend", lambda: self._queue.extend_many((self,), lease=lease)):
+            self.lease_lost = True
+            raise LeaseLost(ids=(self.id,))
+
+    def _insist(self, verb: str, call: Callable[[], T]) -> T:
+        """Calls the server; inside a loop that waits for it, until it answers or the loop is told to stop."""
+        failures = 0
+        while True:
+            try:
+                return call()
+            except Unavailable as error:
+                if self._bell is None or self._bell.rung:
+                    raise
+                failures += 1
+                _say_waiting(self, verb, error)
+                time.sleep(away(failures))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if self.settled:
+            return False
+        if error is None:
+            self.ack()
+            return False
+        if not isinstance(error, Exception):
+            # Interrupted half way: what was done may be done again, so the attempt counts. Nothing may hide the reason.
+            try:
+                self._queue.nack_many((self,), delay=0, error=error)
+            except RestanteError as failure:
+                _say_failed(self, "nack", failure)
+            return False
+        if self._riding is None:
+            self.nack(error=error)
+            return False
+        try:
+            self.nack(error=error)
+            log.warning("nacked queue=%s id=%s error=%s", self.queue, self.id, type(error).__name__)
+        except (LeaseLost, Unavailable) as failure:
+            _say_failed(self, "nack", failure)
+        return True
+
+
+class AsyncLeasedMessage(Message):
+    """A received message in asyncio; its verbs are awaited, and `async with` acks or nacks."""
+
+    lease_lost = False
+    #: Came from consume(): a failure does not end the loop, and a server that is away is waited for.
+    _consumed = False
+    _renew_at = 0.0
+
+    def __init__(self, queue: AsyncQueue, id: str, stored: Stored, attempts: int, expires: int, token: str, now: int):
+        super().__init__(
+            id, queue.name, stored, state=State.LEASED, attempts=attempts, consumer=queue._ref.consumer,
+            lease_token=token, expires_ms=expires, received_ms=now,
+        )  # fmt: skip
+        self._queue = queue
+
+    async def ack(self) -> None:
+        """Done: the message is gone, or kept as done."""
+        if self.settled:
+            if self.verdict == "acked":
+                return
+            _refuse_second(self)
+        await self._insist("ack", lambda: self._queue.ack_many((self,)))
+
+    async def nack(
+        self,
+        *,
+        delay: float | timedelta | None = None,
+        error: BaseException | str | None = None,
+        retry: RetryPolicy | None = None,
+    ) -> State:
+        """Failed: retrying after `delay` or the retry policy's, or dead at the last attempt."""
+        _refuse_second(self)
+        call = lambda: self._queue.nack_many((self,), delay=delay, error=error, retry=retry)  # noqa: E731
+        return (await self._insist("nack", call))[0]
+
+    async def bury(self, *, error: BaseException | str | None = None) -> None:
+        """Refused for good: dead at once."""
+        _refuse_second(self)
+        await self._insist("bury", lambda: self._queue.bury_many((self,), error=error))
+
+    async def release(self, *, delay: float | timedelta = 0) -> None:
+        """Given back at its old position, the attempt not counted."""
+        _refuse_second(self)
+        await self._insist("release", lambda: self._queue.release_many((self,), delay=delay))
+
+    async def extend(self, *, lease: float | timedelta | None = None) -> None:
+        """Keeps the lease longer, counted from now."""
+        _refuse_second(self)
+        if await self._insist("extend", lambda: self._queue.extend_many((self,), lease=lease)):
+            self.lease_lost = True
+            raise LeaseLost(ids=(self.id,))
+
+    async def _insist(self, verb: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Calls the server; inside `consume()` until it answers, or the task is cancelled."""
+        failures = 0
+        while True:
+            try:
+                return await call()
+            except Unavailable as error:
+                if not self._consumed:
+                    raise
+                failures += 1
+                _say_waiting(self, verb, error)
+                await asyncio.sleep(away(failures))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if self.settled:
+            return False
+        if error is None:
+            await self._ack_at_exit()
+            return False
+        if not isinstance(error, Exception):
+            try:
+                await self._queue.nack_many((self,), delay=0, error=error)
+            except RestanteError as failure:
+                _say_failed(self, "nack", failure)
+            return False
+        if not self._consumed:
+            await self.nack(error=error)
+            return False
+        try:
+            await self.nack(error=error)
+            log.warning("nacked queue=%s id=%s error=%s", self.queue, self.id, type(error).__name__)
+        except LeaseLost as failure:
+            _say_failed(self, "nack", failure)
+        return True
+
+    async def _ack_at_exit(self) -> None:
+        """Acks; in `consume()` an ack that came too late is logged and does not end the loop."""
+        try:
+            await self.ack()
+        except LeaseLost as failure:
+            if not self._consumed:
+                raise
+            _say_failed(self, "ack", failure)
