@@ -260,3 +260,24 @@ export type DeadEvent = {
 
 export type DeadEvents = { service: string; dead: DeadEvent[] };
 export type ReplayedEvents = { replayed: number; dry_run: boolean };
+
+export type PipelineProgress = {
+  state: "running" | "done" | "failed" | "lost";
+  phase: string;
+  done: number;
+  total: number;
+  rows: number;
+  rows_expected: number;
+  report: boolean;
+  started_at: number;
+  updated_at: number;
+  ended_at: number | null;
+  error: string;
+};
+
+export type Insights = {
+  available: boolean;
+  made_at: number | null;
+  hint: string;
+  progress: PipelineProgress | null;
+};

@@ -88,6 +88,28 @@ def test_every_route_asks_for_its_role(role: str, token: Callable[..., Api], pos
             assert status == 403, said
 
 
+def test_the_description_demands_a_token_exactly_where_the_server_does(
+    token: Callable[..., Api], post: Post, serving: Serving
+) -> None:
+    described = token("operate").get("/api/openapi.json").json
+    demands = {
+        operation["operationId"]: operation["security"] == [{"token": []}]
+        for item in described["paths"].values() for operation in item.values()
+    }  # fmt: skip
+    post.queue("orders").send("x", id="m1")
+    text = Tokens(post).create("browser", ["read"])[1]
+    serving.office.tokens._asked_at = float("-inf")
+    stranger = Api(serving.address)
+    asked = {
+        operation: stranger.post(path, {"token": text}).status == 401
+        if operation == "sign_in"
+        else _ask(stranger, method, path, operation) == 401
+        for method, path, operation in OPERATIONS
+    }
+    assert demands == asked
+    assert [operation for operation, needed in asked.items() if not needed] == ["sign_in", "healthz", "readyz"]
+
+
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "HEAD"])
 def test_a_method_that_a_route_does_not_have_is_refused_and_changes_nothing(
     method: str, api: Api, admin: Admin, post: Post

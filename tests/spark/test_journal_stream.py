@@ -205,7 +205,7 @@ class TestRegistration:
         reading.batch()
         made_anew(post, queue, 3)
         assert lines(reading.batch()) == [(queue, 1), (queue, 2), (queue, 3)]
-        assert place(post, queue).readers == {}
+        assert place(post, queue).readers == {"lake": 0}
         reading.batch()
         assert place(post, queue).readers == {"lake": 3}
 

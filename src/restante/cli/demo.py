@@ -190,18 +190,29 @@ def serve(role: str, url: str, stop: threading.Event) -> None:
 
 def refresh_insights(url: str, lake: Path, stop: threading.Event) -> None:
     """Spark takes the journals into a lake and draws its report, again and again."""
-    if stop.wait(INSIGHTS_AFTER):
-        return
-    from restante.spark.pipeline import Pipeline, PipelineOptions
-    from restante.spark.report import write
-    from restante.spark.session import session as start_spark
+    from restante.spark.lake import Lake
+    from restante.spark.progress import RunProgress
+    from restante.spark.registration import Registration
 
-    spark = start_spark(master="local[1]")
-    while not stop.is_set():
-        Pipeline(spark, PipelineOptions(url=url, lake=str(lake))).run_once(stop=stop.is_set)
-        if not stop.is_set():
-            write(str(lake), lake / "report.html", title="The sample shop")
-        stop.wait(INSIGHTS_EVERY)
+    status = RunProgress(Lake(str(lake)))
+    # Before anything else: the journals keep from now on what Spark will read later.
+    with Registration(url), status.running("waiting for the shop to open", report=True):
+        if stop.wait(INSIGHTS_AFTER):
+            return
+        status.tell("starting Spark")
+        from restante.spark.pipeline import Pipeline, PipelineOptions
+        from restante.spark.report import write
+        from restante.spark.session import session as start_spark
+
+        spark = start_spark(master="local[1]")
+        while not stop.is_set():
+            options = PipelineOptions(url=url, lake=str(lake))
+            Pipeline(spark, options, status=status).run_once(stop=stop.is_set)
+            if not stop.is_set():
+                status.tell("report")
+                write(str(lake), lake / "report.html", title="The sample shop")
+                status.tell("waiting for more")
+            stop.wait(INSIGHTS_EVERY)
 
 
 #: Roles that are services on the bus; what they do is in `shop_events`, which needs Celery.

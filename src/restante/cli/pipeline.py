@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from restante.spark.audit import Findings
+    from restante.spark.coverage import Coverage
     from restante.spark.pipeline import Step, Summary
+    from restante.spark.registration import Registration
     from restante.spark.replay import Plan
 
 LakeDir = Annotated[str, typer.Option("--lake", metavar="DIR", help="The lake: a folder, or s3://…, hdfs://…")]
@@ -52,14 +54,21 @@ def _need_spark() -> None:
 
 
 @contextmanager
-def _spark(session: Session, master: str | None) -> Iterator[SparkSession]:
-    """A Spark session that ends with the command."""
+def _spark(
+    session: Session, master: str | None, registration: Registration | None = None
+) -> Iterator[SparkSession]:  # fmt: skip
+    """A Spark session that ends with the command. Where it does not start, journals need not wait for it."""
     _need_spark()
     from restante.spark.session import session as start
 
     with session.err.status("starting Spark") if session.err.is_terminal and not session.json else _quiet():
         remote = master if master and master.startswith("sc://") else None
-        spark = start(master=None if remote else master, remote=remote)
+        try:
+            spark = start(master=None if remote else master, remote=remote)
+        except BaseException:
+            if registration is not None:
+                registration.withdraw()
+            raise
     try:
         yield spark
     finally:
@@ -86,8 +95,8 @@ def _lag(session: Session, queues: str, reader: str) -> dict[str, dict[str, int]
     return {
         name: {
             "last": place.last, "read": place.readers.get(reader, 0),
-            "lag": place.last - max(place.readers.get(reader, 0), place.floor if reader not in place.readers else 0),
-            "lost": place.lost,
+            "lag": place.last - max(place.readers.get(reader, 0), place.floor),
+            "lost": place.lost, "incarnation": place.incarnation,
         }
         for name, place in places.items()
     }  # fmt: skip
@@ -106,15 +115,28 @@ def run(
     keep_silver: Annotated[int, typer.Option(metavar="DAYS", help="Days of silver kept; 0 keeps all.")] = 0,
     compact_from: Annotated[int, typer.Option(metavar="N", help="Batches from which on they are compacted.")] = 16,
     data_loss: Annotated[bool, typer.Option("--allow-loss", help="Go on behind lost journal lines.")] = False,
+    report_to: Annotated[
+        Path | None, typer.Option("--report", metavar="FILE", help="Also draw the report, after every renewal.")
+    ] = None,
 ) -> None:
     """Take the journals into the lake: bronze, silver, gold. Safe to kill at any moment, and to start again."""
     session = context.obj
     _need_spark()
+    from restante.spark.lake import Lake
     from restante.spark.pipeline import Pipeline, PipelineOptions
+    from restante.spark.progress import RunProgress
+    from restante.spark.registration import Registration
 
     lag = sum(row["lag"] for row in _lag(session, queues, reader).values())
     stop = threading.Event()
-    with _spark(session, master) as spark, stopping(stop.set), _bar(session) as progress:
+    status = RunProgress(Lake(lake))
+    with (
+        Registration(session.post.url, queues=queues, reader=reader) as registration,
+        status.running("starting Spark", report=report_to is not None),
+        _spark(session, master, registration) as spark,
+        stopping(stop.set),
+        _bar(session) as progress,
+    ):
         bar = progress.add_task("bronze", total=lag or None)
 
         def told(step: Step) -> None:
@@ -124,9 +146,9 @@ def run(
         options = PipelineOptions(
             url=session.post.url, lake=lake, queues=queues, reader=reader, batch_rows=batch_rows,
             fail_on_data_loss=not data_loss, compact_from=compact_from, keep_bronze_days=keep_bronze,
-            keep_silver_days=keep_silver, fold_seconds=fold_seconds,
+            keep_silver_days=keep_silver, fold_seconds=fold_seconds, report=str(report_to or ""),
         )  # fmt: skip
-        work = Pipeline(spark, options, progress=told)
+        work = Pipeline(spark, options, progress=told, status=status)
         summary = work.run_once(stop=stop.is_set) if once else work.run_continuously(stop=stop.is_set)
     _show_summary(session, lake, summary)
 
@@ -148,29 +170,47 @@ def _show_summary(session: Session, lake: str, summary: Summary) -> None:
     for step, text in what.items():
         table.add_row(step, text, f"{summary.seconds.get(step, 0.0):.1f}")
     session.out.print(table)
+    _show_incomplete(session, summary.incomplete)
+
+
+def _show_incomplete(session: Session, journals: list[Coverage]) -> None:
+    """What the lake lacks, journal by journal."""
+    for one in journals[:SHOWN]:
+        for sentence in one.sentences():
+            session.out.print(f"[red]●[/] {one.queue}: {sentence}", highlight=False)
+    if len(journals) > SHOWN:
+        session.out.print(f"and {len(journals) - SHOWN:,} journals more; --json names them")
 
 
 def status(context: Context, lake: LakeDir, queues: Queues = "*", reader: Reader = "pipeline") -> None:
     """How far the pipeline is: lag and lost lines per queue, last run, rows and files per table. Needs no Spark."""
     session = context.obj
     _need_spark()
+    from restante.spark.coverage import coverage
     from restante.spark.lake import Lake
 
     place = Lake(lake)
     state = place.state()
     lag = _lag(session, queues, reader)
     sizes = place.sizes()
+    incomplete = [one for one in coverage(state) if not one.whole]
+    begins = {(one.queue, one.incarnation): one.first for one in coverage(state)}
+    for name, row in lag.items():
+        row["begins"] = begins.get((name, row["incarnation"]), 0)
     if session.json:
         tables = {name: dict(zip(("rows", "files", "bytes"), size, strict=True)) for name, size in sizes.items()}
-        session.emit({"lake": lake, "reader": reader, "queues": lag, "tables": tables, **asdict(state)})
+        told = {"lake": lake, "reader": reader, "queues": lag, "tables": tables, **asdict(state)}
+        session.emit({**told, "incomplete": [asdict(one) for one in incomplete]})
         return
     table = Table(title="journals", title_justify="left")
-    for heading in ("queue", "lines", "read", "lag", "lost"):
+    for heading in ("queue", "lines", "read", "lag", "lost", "lake begins at"):
         table.add_column(heading, justify="left" if heading == "queue" else "right")
     for name, row in lag.items():
         lost = f"[red]{row['lost']:,}[/]" if row["lost"] else "0"
-        table.add_row(name, f"{row['last']:,}", f"{row['read']:,}", f"{row['lag']:,}", lost)
+        begin = "" if not row["begins"] else "1" if row["begins"] == 1 else f"[red]{row['begins']:,}[/]"
+        table.add_row(name, f"{row['last']:,}", f"{row['read']:,}", f"{row['lag']:,}", lost, begin)
     session.out.print(table)
+    _show_incomplete(session, incomplete)
     table = Table(title=f"lake {lake}", title_justify="left")
     for heading in ("table", "rows", "files", "size"):
         table.add_column(heading, justify="left" if heading == "table" else "right")

@@ -114,6 +114,25 @@ class JournalReader:
                 high = max(low, min(middle, block.first - 1))
         return low
 
+    def claim(self, queue: str, reader: str) -> Place | None:
+        """Registers a reader that has read nothing where the journal begins; one that is registered stays where it is.
+
+        From then on no line is trimmed before this reader has it, up to the hard cap. Returns where the journal stands
+        afterwards, None if there is no such queue.
+        """
+        before = self.place(queue)
+        if before is None:
+            return None
+        key = self._post.queue(queue)._ref.keys["queue"]
+        field = f"reader:{valid_name(reader, 'reader')}"
+        self._post.connection.command("HSETNX", key, field, before.floor, key=key)
+        after = self.place(queue)
+        if after is not None and after.incarnation != before.incarnation:
+            # Dropped and made anew in between: the old journal's beginning may lie behind lines of the new one.
+            self.register(queue, reader, 0)
+            after = self.place(queue)
+        return after
+
     def register(self, queue: str, reader: str, position: int) -> None:
         """Notes how far a reader is: the journal is not trimmed beyond the slowest, up to its hard cap."""
         key = self._post.queue(queue)._ref.keys["queue"]

@@ -371,10 +371,27 @@ class Imported(BaseModel):
     existing: int
 
 
+class PipelineProgress(BaseModel):
+    #: `lost`: its process ended without a word.
+    state: Literal["running", "done", "failed", "lost"]
+    phase: str
+    done: int
+    total: int
+    rows: int
+    rows_expected: int
+    #: Whether the run draws the report too.
+    report: bool
+    started_at: int
+    updated_at: int
+    ended_at: int | None
+    error: str
+
+
 class Insights(BaseModel):
     available: bool
     made_at: int | None
     hint: str
+    progress: PipelineProgress | None
 
 
 class Subscription(BaseModel):

@@ -230,12 +230,10 @@ def _describe(app: FastAPI) -> None:
             paths = {path.replace(":name}", "}"): item for path, item in made["paths"].items()}
             for path, item in paths.items():
                 for operation in item.values():
-                    if (
-                        path not in ("/healthz", "/readyz")
-                        and operation.get("operationId") != "sign_in_api_session_post"
-                    ):
-                        operation["security"] = [{"token": []}]
-                    operation["responses"].pop("422", None) if path in ("/healthz", "/readyz") else None
+                    unguarded = operation["operationId"] in UNGUARDED
+                    operation["security"] = [] if unguarded else [{"token": []}]
+                    for status in ("401", "403", "422") if path in ("/healthz", "/readyz") else ():
+                        operation["responses"].pop(status, None)
             made["paths"] = paths
             app.openapi_schema = made
         return app.openapi_schema

@@ -20,6 +20,7 @@ from restante.core.viewing import Counts
 from restante.rsmq import viewing as rsmq
 from restante.server import answers, metrics
 from restante.server.access import Caller
+from restante.server.insights import insights_out
 from restante.server.live import read_position, write_event
 from restante.server.office import MAX_LIVE, Json, Office, Refused
 from restante.server.routing import Here, MessageName, QueueName, Reader, answering, router
@@ -293,18 +294,10 @@ async def audit(
     })  # fmt: skip
 
 
-@answering(api.get, "/insights", answers.Insights, summary="Whether there is a report of the data pipeline")
+@answering(api.get, "/insights", answers.Insights, summary="The data pipeline's report, and how far the next one is")
 async def insights(here: Here, caller: Reader) -> Json:
     """The report itself is at /insights/report."""
-    lake = here.settings.lake
-    made = lake / "report.html" if lake is not None else None
-    hint = (
-        "run `restante pipeline run --once --lake DIR`, then `restante pipeline report --lake DIR --out "
-        "DIR/report.html`, and start the server with --lake DIR"
-    )
-    if made is None or not made.is_file():
-        return Json({"available": False, "made_at": None, "hint": hint})
-    return Json({"available": True, "made_at": round(made.stat().st_mtime * 1000), "hint": ""})
+    return Json(await here.call(insights_out, here.settings.lake))
 
 
 # -- the journal -----------------------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from restante.core.queue import AsyncPost, AsyncQueue, Post
 from restante.core.settings import DEFAULT_HTTP_PORT, ClientSettings
 from restante.core.sweeper import Sweeper
 from restante.server.access import ANYBODY, COOKIE, Caller, Role, Tokens
+from restante.server.http_protocol import HEAD_SECONDS, WRITE_SECONDS
 from restante.server.live import Hub
 from restante.server.sampling import Sampler
 
@@ -65,6 +66,12 @@ class ServerSettings:
     port: int = DEFAULT_HTTP_PORT
     max_body: int = MAX_BODY
     body_seconds: float = BODY_SECONDS
+    #: Seconds in which the headers of a request must have come.
+    head_seconds: float = HEAD_SECONDS
+    #: Connections at one time; None takes what the process's descriptors allow.
+    max_connections: int | None = None
+    #: Seconds in which a client must take something of its answer.
+    write_seconds: float = WRITE_SECONDS
     #: Names by which browsers may call a server without tokens.
     open_hosts: frozenset[str] = LOOPBACK
     #: The lake whose report the Insights page shows.

@@ -44,12 +44,14 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
     401: {"model": Problem, "description": "A token is needed."},
     403: {"model": Problem, "description": "The token's roles do not allow it."},
     404: {"model": Problem, "description": "There is no such queue, message or task."},
-    408: {"model": Problem, "description": "The body came too slowly."},
+    408: {"model": Problem, "description": "The headers or the body came too slowly."},
     409: {"model": Problem, "description": "The lease is lost, or somebody holds the message."},
     413: {"model": Problem, "description": "The body or the payload is too large."},
+    414: {"model": Problem, "description": "The URL is too long."},
     415: {"model": Problem, "description": "The body is not JSON, or packed."},
     422: {"model": Problem, "description": "The input is not valid; nothing was stored."},
     429: {"model": Problem, "description": "The queue is full; nothing was stored."},
+    431: {"model": Problem, "description": "The headers are too large or too many."},
     503: {"model": Problem, "description": "Redis is away, or the server has too much to do."},
 }
 

@@ -17,6 +17,7 @@ import uvicorn
 from restante.core.errors import InvalidInput, Unavailable
 from restante.server.access import Tokens
 from restante.server.app import create_app
+from restante.server.http_protocol import ConnectionLimits, default_max_connections, limited
 from restante.server.office import ServerSettings
 
 log = logging.getLogger("restante")
@@ -37,6 +38,14 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _limits(settings: ServerSettings) -> ConnectionLimits:
+    most = settings.max_connections
+    return ConnectionLimits(
+        head_seconds=settings.head_seconds, body_seconds=settings.body_seconds, write_seconds=settings.write_seconds,
+        max_connections=default_max_connections() if most is None else most,
+    )  # fmt: skip
 
 
 class _Server(uvicorn.Server):
@@ -62,7 +71,7 @@ class Serving:
         self._thread: threading.Thread | None = None
         config = uvicorn.Config(
             self._app, log_config=None, access_log=False, timeout_graceful_shutdown=GRACE, timeout_keep_alive=75,
-            limit_concurrency=None, server_header=False, ws="none", backlog=1024, h11_max_incomplete_event_size=65536,
+            limit_concurrency=None, server_header=False, ws="none", backlog=1024, http=limited(_limits(self.settings)),
         )  # fmt: skip
         self._server = _Server(config, self._close)
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from restante.spark.coverage import Coverage
+
 #: Stands for all queues together where figures are kept by queue; no queue has an empty name.
 ALL = ""
 #: Most buckets of time in a chart. Far more are narrower than a pixel and make the page heavy; far fewer hide peaks.
@@ -200,6 +202,8 @@ class Figures:
     recent_failures: list[Failure] = field(default_factory=list)
     consumers: list[ConsumerFigures] = field(default_factory=list)
     audit: list[AuditRow] = field(default_factory=list)
+    #: Journals of which the lake lacks lines.
+    incomplete: list[Coverage] = field(default_factory=list)
 
 
 def share(part: int, whole: int) -> float | None:

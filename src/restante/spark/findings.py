@@ -68,6 +68,9 @@ def _lake(figures: Figures, now: datetime) -> Iterator[Finding]:
 
 
 def _queue(queue: QueueFigures, figures: Figures) -> Iterator[Finding]:
+    for one in figures.incomplete:
+        if one.queue == queue.name:
+            yield from (Finding(Level.WARNING, queue.name, sentence) for sentence in one.sentences())
     yield from _audit(queue, figures)
     yield from _storm(queue, figures)
     yield from _deaths(queue)

@@ -20,6 +20,7 @@ import pyarrow.dataset as ds
 
 from restante.core.errors import InvalidInput, RestanteError
 from restante.spark import schemas
+from restante.spark.coverage import coverage
 from restante.spark.figures import (
     ALL,
     NOW,
@@ -119,6 +120,7 @@ def gather(lake: Lake, since: datetime | None = None, until: datetime | None = N
     every = {**tables, "causes": causes, "audit": audit, "drain": drain}
     present = frozenset(name for name, table in every.items() if table is not None)
     figures = Figures(frozenset(every), present)
+    figures.incomplete = [one for one in coverage(lake.state()) if not one.whole]
     axis = figures.axis = _extent(tables, since)
     if axis is None:
         return figures

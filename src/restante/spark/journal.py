@@ -224,13 +224,24 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._first: Offset | None = None
         #: Queues that were removed, told once.
         self._missed: set[str] = set()
+        #: Journals that wait for this reader already.
+        self._claimed: set[tuple[str, int]] = set()
 
     def _reader(self) -> JournalReader:
         return JournalReader(linking.post(self.options.server(), patience=self.options.patience))
 
     def _places(self) -> dict[str, Place]:
         post = linking.post(self.options.server(), patience=self.options.patience)
-        return self._reader().places(self.options.matching(Admin(post).queues()))
+        reader = self._reader()
+        places = reader.places(self.options.matching(Admin(post).queues()))
+        for queue, place in list(places.items()) if self.options.reader else ():
+            if (queue, place.incarnation) in self._claimed:
+                continue
+            # Before its first batch is planned: lines trimmed from here on would be missing in it.
+            if (claimed := reader.claim(queue, self.options.reader)) is not None:
+                places[queue] = claimed
+                self._claimed.add((queue, claimed.incarnation))
+        return places
 
     def initialOffset(self) -> Offset:  # noqa: N802  # Spark's name
         if self._first is None:

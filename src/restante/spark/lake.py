@@ -5,6 +5,7 @@
     silver/<table>/dt=…/           one row per message, one per ended lease; dt is the date of sending
     gold/<table>/dt=…/             figures; `backlog` and `drain` lie undivided
     _checkpoints/, _state.json     how far Spark and the pipeline are
+    _progress.json                 what the pipeline is doing now, for the Insights page (progress.py)
 
 Plain Parquet, readable by anything. Every step is repeated safely after a crash: `_state.json` is replaced in one move,
 and says which batches are folded into silver and gold and which are compacted.
@@ -50,6 +51,10 @@ class State:
     removing: str = ""
     #: Rows that came for dates whose bronze was already removed, and so are in no other table.
     too_late: int = 0
+    #: Lines of each journal in the lake: incarnation and queue → number of the first, of the last, and how many.
+    journals: dict[str, list[int]] = field(default_factory=dict)
+    #: The last batch in `journals`.
+    counted: int = -1
 
 
 class Lake:

@@ -11,11 +11,12 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from functools import reduce
+from pathlib import Path
 from typing import Any
 
 import pyarrow.dataset as ds
@@ -27,8 +28,12 @@ from pyspark.sql.streaming.query import StreamingQuery
 from restante.core import errors
 from restante.core.errors import RestanteError, Unavailable
 from restante.spark import tables
+from restante.spark.coverage import Coverage, count_lines, coverage
 from restante.spark.lake import Lake, State, now
-from restante.spark.schemas import GOLD, JOURNAL, SILVER
+from restante.spark.progress import RunProgress
+from restante.spark.registration import READER, Registration
+from restante.spark.report import write as write_report
+from restante.spark.schemas import GOLD, JOURNAL, SILVER, SUMMED
 from restante.spark.source import register
 
 log = logging.getLogger("restante")
@@ -47,8 +52,6 @@ BACKOFF = (1.0, 60.0)
 AT_A_TIME = 2
 #: Tables that lie by date, by their names.
 TABLES = {table.name: table for table in (*SILVER, *GOLD)}
-#: The name under which the journals know this reader unless told otherwise.
-READER = "pipeline"
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,8 @@ class PipelineOptions:
     #: Days of bronze and of silver that are kept; 0 keeps all. Gold is small and stays.
     keep_bronze_days: int = 0
     keep_silver_days: int = 0
+    #: The page to draw whenever silver and gold are renewed; none by default.
+    report: str = ""
     trigger_seconds: float = TRIGGER_SECONDS
     fold_seconds: float = FOLD_SECONDS
 
@@ -84,6 +89,8 @@ class Summary:
     compacted: int = 0
     removed: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
+    #: Journals of which the lake lacks lines: trimmed before its first one, or missing in between.
+    incomplete: list[Coverage] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -95,16 +102,32 @@ class Step:
     total: int
 
 
+class Tables:
+    """Counts the tables that are written, for those who watch."""
+
+    def __init__(self, tell: Callable[[Step], None]) -> None:
+        self._tell = tell
+        self._done = -1
+        self.another()
+
+    def another(self) -> None:
+        self._done += 1
+        self._tell(Step("silver and gold", self._done, len(SILVER) + len(GOLD) + len(SUMMED)))
+
+
 class Pipeline:
     """One lake, filled from one server by one Spark session."""
 
     def __init__(
-        self, spark: SparkSession, options: PipelineOptions, *, progress: Callable[[Step], None] = lambda step: None
-    ) -> None:
+        self, spark: SparkSession, options: PipelineOptions, *, progress: Callable[[Step], None] = lambda step: None,
+        status: RunProgress | None = None,
+    ) -> None:  # fmt: skip
         self.spark = spark
         self.options = options
         self.lake = Lake(options.lake)
-        self._tell = progress
+        self._progress = progress
+        #: What others see of this run; given by those who began to tell before Spark was there.
+        self.status = status or RunProgress(self.lake)
         register(spark)
         # Other engines read Spark's default of 96 bits, but none of them likes it.
         spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
@@ -116,24 +139,16 @@ class Pipeline:
 
     def run_once(self, *, stop: Callable[[], bool] = lambda: False) -> Summary:
         """Takes what the journals have now through all tables, and ends."""
-        self.lake.lock()
-        try:
-            self.lake.check()
-            summary = Summary(last=self._newest())
+        with self._working() as summary:
             self._stream_until_done(summary, stop)
             self._rest(summary)
             self._note(summary)
             return summary
-        finally:
-            self.lake.unlock()
 
     def run_continuously(self, *, stop: Callable[[], bool] = lambda: False) -> Summary:
         """Goes on until told to stop: bronze every few seconds, silver and gold every minute."""
-        self.lake.lock()
         failures = 0
-        try:
-            self.lake.check()
-            summary = Summary(last=self._newest())
+        with self._working() as summary:
             while not stop():
                 query = self._start(once=False)
                 try:
@@ -155,8 +170,25 @@ class Pipeline:
             self._rest(summary)
             self._note(summary)
             return summary
-        finally:
-            self.lake.unlock()
+
+    @contextmanager
+    def _working(self) -> Iterator[Summary]:
+        """Holds the lake, keeps the reader registered, and tells how far it is."""
+        reading = Registration(self.options.url, queues=self.options.queues, reader=self.options.reader)
+        with self.status.running("bronze", report=bool(self.options.report)):
+            self.lake.lock()
+            try:
+                self.lake.check()
+                with reading:
+                    summary = Summary(last=self._newest())
+                    self.status.rows(0, _unread(reading))
+                    yield summary
+            finally:
+                self.lake.unlock()
+
+    def _tell(self, step: Step) -> None:
+        self.status.tell(step.name, step.done, step.total)
+        self._progress(step)
 
     def _stream_until_done(self, summary: Summary, stop: Callable[[], bool]) -> None:
         failures = 0
@@ -200,11 +232,15 @@ class Pipeline:
 
     def _note(self, summary: Summary) -> None:
         state = self.lake.state()
+        summary.incomplete = [one for one in coverage(state) if not one.whole]
         state.last_run = {
             "ended_at": now(), "batches": summary.batches, "rows": summary.rows,
             "dates": [day.isoformat() for day in summary.dates], "seconds": summary.seconds,
         }  # fmt: skip
         self.lake.save(state)
+        if self.options.report:
+            self._tell(Step("report", 0, 0))
+            write_report(self.options.lake, Path(self.options.report))
 
     # -- bronze --------------------------------------------------------------------------------------------------
 
@@ -243,6 +279,7 @@ class Pipeline:
                 summary.last = number
                 summary.batches += 1
                 summary.rows += self._rows_in(number)
+                self.status.rows(summary.rows)
                 self._tell(Step("bronze", summary.rows, 0))
 
     def _rows_in(self, batch: int) -> int:
@@ -269,10 +306,12 @@ class Pipeline:
     def fold(self, summary: Summary) -> None:
         """Computes silver and gold anew for the dates that batches since the last time have touched."""
         state = self.lake.state()
+        if count_lines(self.lake, state):
+            self.lake.save(state)
         fresh = [number for number in self.lake.batches() if number > max(state.folded, state.compacted)]
         if not fresh:
             return
-        self._tell(Step("silver and gold", 0, len(fresh)))
+        written = Tables(self._tell)
         folders = [self.lake.path("bronze", f"batch={number}") for number in fresh]
         new = tables.dated(self.spark.read.schema(JOURNAL.ddl()).parquet(*folders))
         touched = {row.dt: row["count"] for row in new.groupBy("dt").count().collect()}
@@ -285,16 +324,15 @@ class Pipeline:
             rows = self.journal(state, dates)
             with _kept() as keep:
                 messages, attempts = tables.silver(rows, keep)
-                self._overwrite_all("silver", {"messages": messages, "attempts": attempts})
+                self._overwrite_all("silver", {"messages": messages, "attempts": attempts}, written)
             # From the files just written: computing silver once is cheaper than keeping it in memory.
             messages, attempts = self._silver("messages", dates), self._silver("attempts", dates)
             with _kept() as keep:
-                self._overwrite_all("gold", tables.gold(rows, messages, attempts, keep))
-            self._sum()
+                self._overwrite_all("gold", tables.gold(rows, messages, attempts, keep), written)
+            self._sum(written)
         state.folded = fresh[-1]
         self.lake.save(state)
         summary.dates = sorted({*summary.dates, *dates})
-        self._tell(Step("silver and gold", len(fresh), len(fresh)))
 
     def _silver(self, name: str, dates: Sequence[date]) -> DataFrame:
         rows = self.table("silver", name)
@@ -306,23 +344,25 @@ class Pipeline:
         self.lake.files.create_dir(self.lake.at(layer, name), recursive=True)
         return self.spark.read.schema(f"{TABLES[name].ddl()}, dt date").parquet(place)
 
-    def _overwrite_all(self, layer: str, made: Mapping[str, DataFrame]) -> None:
+    def _overwrite_all(self, layer: str, made: Mapping[str, DataFrame], written: Tables) -> None:
         """Several at a time: planning a small table takes longer than computing it, and takes one core."""
         with ThreadPoolExecutor(AT_A_TIME, "restante-fold") as pool:
             writing = [pool.submit(self._overwrite, table, layer, name) for name, table in made.items()]
-            for one in writing:
+            for one in as_completed(writing):
                 one.result()
+                written.another()
 
     def _overwrite(self, table: DataFrame, layer: str, name: str) -> None:
         """Replaces the dates a table has rows for."""
         writer = table.write.mode("overwrite").option("partitionOverwriteMode", "dynamic")
         writer.partitionBy("dt").parquet(self.lake.path(layer, name))
 
-    def _sum(self) -> None:
+    def _sum(self, written: Tables) -> None:
         """The tables that need all dates: small, and made from small ones."""
         throughput = self.table("gold", "throughput")
         for name, table in (("backlog", tables.backlog(throughput)), ("drain", tables.drain(throughput))):
             table.coalesce(1).write.mode("overwrite").parquet(self.lake.path("gold", name))
+            written.another()
 
     # -- files ---------------------------------------------------------------------------------------------------
 
@@ -430,6 +470,14 @@ def _kept() -> Iterator[Callable[[DataFrame], DataFrame]]:
     finally:
         for frame in kept:
             frame.unpersist()
+
+
+def _unread(reading: Registration) -> int:
+    """Lines to be read; 0 while the server is away, which the stream will tell."""
+    try:
+        return reading.unread()
+    except Unavailable:
+        return 0
 
 
 def _oldest(days: int) -> date:
