@@ -110,7 +110,7 @@ class EventsCelery(Bus):
             options: dict[str, Any] = {}
             function: Any = fun_or_cls
             bound = bind
-            if isinstance(function, type) and issubclass(function, Task):
+            if _is_task(function):
                 options = _class_options(function)
                 # Celery would wrap the run in retries of its own.
                 self._bases[full] = type(function.__name__, (function, HandlerTask), {"autoretry_for": ()})
@@ -166,6 +166,10 @@ def _archive(on_rabbitmq: bool) -> dict[str, Any]:
             "archive off, or both be above 0"
         )
     return {"archive_seconds": life / 1000, "archive_length": length}
+
+
+def _is_task(found: Any) -> bool:
+    return isinstance(found, type) and issubclass(found, Task)
 
 
 def _class_options(cls: type[Task]) -> dict[str, Any]:
