@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from restante.bus.dead import Choice, opened
+from restante.compat.amqp_events import defaults
 from restante.compat.amqp_events.celery import EventsCelery, events_app
 from restante.core.errors import InvalidInput, InvalidPayload
 from tests.celery.workers import wait_for
@@ -185,9 +184,18 @@ def test_a_failing_event_is_retried_then_archived_and_replayed_to_its_service_al
     assert [row["service"] for row in rows[6:]] == ["audit"]
 
 
-def python(program: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", program]
-    return subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True)
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Sets variables as they would be when the program starts."""
+
+    def given(**names: str) -> None:
+        for name, value in names.items():
+            monkeypatch.setenv(name, value)
+        importlib.reload(defaults)
+
+    yield given
+    monkeypatch.undo()
+    importlib.reload(defaults)
 
 
 def app(**settings: Any) -> EventsCelery:
@@ -260,28 +268,25 @@ class TestWithoutABroker:
             ({"AMQP_EVENTS_ARCHIVED_MESSAGE_TTL": "0"}, "must both be 0"),
         ],
     )
-    def test_a_bad_setting_of_the_environment_is_refused(self, env: dict[str, str], says: str) -> None:
-        program = "from restante.compat.amqp_events.celery import events_app; events_app('till')"
-        done = subprocess.run(
-            [sys.executable, "-c", program], env={**os.environ, **env}, capture_output=True, text=True
-        )
-        assert done.returncode == 1
-        assert says in done.stderr
+    def test_a_bad_setting_of_the_environment_is_refused(
+        self, environment: Callable[..., None], env: dict[str, str], says: str
+    ) -> None:
+        def start() -> None:
+            environment(**env)
+            app()
 
-    def test_the_settings_of_the_archive_become_those_of_the_topology(self) -> None:
-        program = """
-from restante.compat.amqp_events.celery import events_app
-app = events_app("till", broker_url="amqp://127.0.0.1:1//")
-queues = {one.name: dict(one.arguments) for one in app.keeper.topology().queues}
-print(queues.get("till.archive"))
-"""
-        env = {"AMQP_EVENTS_ARCHIVED_MESSAGE_TTL": "60000", "AMQP_EVENTS_ARCHIVED_QUEUE_LENGTH": "50"}
-        said = subprocess.run(
-            [sys.executable, "-c", program], env={**os.environ, **env}, capture_output=True, text=True
-        )
-        assert said.stdout == "{'x-message-ttl': 60000, 'x-max-length': 50, 'x-overflow': 'reject-publish'}\n"
-        env = dict.fromkeys(env, "0")
-        said = subprocess.run(
-            [sys.executable, "-c", program], env={**os.environ, **env}, capture_output=True, text=True
-        )
-        assert said.stdout == "None\n"
+        with pytest.raises(InvalidInput, match=says):
+            start()
+
+    def test_the_settings_of_the_archive_become_those_of_the_topology(self, environment: Callable[..., None]) -> None:
+        def archive() -> dict[str, Any] | None:
+            found = app().keeper.topology().queues  # type: ignore[attr-defined]  # RabbitMQ's keeper has it
+            return next((dict(one.arguments) for one in found if one.name == "till.archive"), None)
+
+        names = ("AMQP_EVENTS_ARCHIVED_MESSAGE_TTL", "AMQP_EVENTS_ARCHIVED_QUEUE_LENGTH")
+        environment(**dict(zip(names, ("60000", "50"), strict=True)))
+        found = archive()
+        assert found is not None
+        assert (found["x-message-ttl"], found["x-max-length"]) == (60_000, 50)
+        environment(**dict.fromkeys(names, "0"))
+        assert archive() is None

@@ -140,7 +140,11 @@ def adopt(
     if session.json:
         return session.emit({**asdict(made), "dry_run": dry_run})
     if made.unreadable:
-        session.note(f"{made.unreadable} messages are not of celery-amqp-events and stay where they are")
+        several = made.unreadable != 1
+        session.note(
+            f"{made.unreadable} message{'s are' if several else ' is'} not of celery-amqp-events and "
+            f"stay{'' if several else 's'} in the old archive"
+        )
     if not made.adopted:
         session.nothing("there is nothing to adopt")
     already = f", {made.known} of them already here" if made.known else ""
