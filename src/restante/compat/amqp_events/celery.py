@@ -14,13 +14,14 @@ from celery import Task
 from celery.app.defaults import SETTING_KEYS
 from kombu.utils import json as kombu_json
 
-from restante.bus.addresses import celery_url, is_rabbitmq, shown
+from restante.bus.addresses import is_rabbitmq
 from restante.bus.adoption import POSITIONAL
 from restante.bus.app import Bus, HandlerTask
 from restante.bus.client import Client
 from restante.bus.envelope import Envelope
 from restante.bus.handlers import RETRY_WORDS
 from restante.compat.amqp_events import defaults
+from restante.compat.broker import broker_of, check_broker
 from restante.compat.nearest import refuse
 from restante.core.errors import InvalidInput, InvalidPayload
 from restante.core.retry import exponential
@@ -29,8 +30,6 @@ from restante.core.topics import as_word
 F = TypeVar("F", bound=Callable[..., Any])
 log = logging.getLogger("restante")
 
-#: The broker where none is named, as celery-amqp-events has it.
-LOCAL = "amqp://guest:guest@localhost:5672/"
 #: Celery's settings of queues and routes, which the bus makes itself.
 _ROUTING = frozenset((
     "task_queues", "task_routes", "task_default_exchange", "task_default_exchange_type", "task_default_queue",
@@ -82,8 +81,7 @@ class EventsCelery(Bus):
                 f"{', '.join(taken)} cannot be set: every handler has a queue of its own. To part environments give "
                 "each a virtual host, or a database of Redis"
             )
-        # Celery prefers the environment's to any setting; publishing must go where its worker reads.
-        url = os.environ.get("CELERY_BROKER_URL") or broker_url or LOCAL
+        url = broker_of(broker_url)
         if dedup is None:
             dedup = "off" if is_rabbitmq(url) and store is None else "redis"
         retries = defaults.AMQP_EVENTS_MAX_RETRIES
@@ -128,21 +126,13 @@ class EventsCelery(Bus):
     @functools.cached_property
     def client(self) -> Client:
         """`Bus.client`."""
-        self._check_broker()
+        check_broker(self, "events_app()")
         return super().client
 
     def declare(self) -> None:
         """`Bus.declare`."""
-        self._check_broker()
+        check_broker(self, "events_app()")
         super().declare()
-
-    def _check_broker(self) -> None:
-        found = self.conf.broker_url
-        if found != celery_url(self.broker_url):
-            raise InvalidInput(
-                f"broker_url was set to {shown(str(found))} after events_app() had taken {shown(self.broker_url)}: "
-                "give it to events_app(broker_url=…)"
-            )
 
 
 def events_app(main: str, **kwargs: Any) -> EventsCelery:
