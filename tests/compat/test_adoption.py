@@ -25,32 +25,43 @@ ARCHIVE = "till:archived"
 ARGUMENTS = {"x-message-ttl": 7 * 24 * 3600 * 1000, "x-max-length": 10_000, "x-queue-mode": "lazy"}
 
 
-@pytest.fixture
-def old(rabbit: RabbitServer) -> Iterator[str]:
-    """A virtual host with an archive of three events, as their service's worker leaves them, and a stray message."""
-    with rabbit.virtual_host("old") as url, Celery("till", broker=url) as sender:
-        exchange = Exchange(ARCHIVE, type="fanout")
-        with sender.connection() as connection:
+@pytest.fixture(scope="module")
+def hosts(rabbit: RabbitServer) -> Iterator[tuple[str, str]]:
+    """A virtual host with an archive as their worker declares it, and one where our service has been declared."""
+    with rabbit.virtual_host("old") as old, rabbit.virtual_host("new") as new:
+        with Celery(broker=old).connection() as connection:
+            exchange = Exchange(ARCHIVE, type="fanout")
             Queue(ARCHIVE, exchange=exchange, queue_arguments=ARGUMENTS)(connection.default_channel).declare()
-            stray = amqp.Message(b"no task", content_type="text/plain", delivery_mode=2)
-            for number in (1, 2, 3):
-                sender.send_task(
-                    "shop.number.drawn", args=[number], kwargs={"colour": "red"}, task_id=f"id-{number}", retries=10,
-                    exchange=ARCHIVE, routing_key="shop.number.drawn", connection=connection,
-                )  # fmt: skip
-                if number == 2:
-                    connection.default_channel.basic_publish(stray, ARCHIVE, "")
-        yield url
-
-
-@pytest.fixture
-def new(rabbit: RabbitServer) -> Iterator[str]:
-    """A virtual host where the service has been declared."""
-    with rabbit.virtual_host("new") as url:
-        made = service(url)
+        made = service(new)
         made.declare()
         made.close()
-        yield url
+        yield old, new
+
+
+@pytest.fixture
+def old(hosts: tuple[str, str]) -> str:
+    """The archive with three events, as their service leaves them, and a stray message."""
+    url = hosts[0]
+    with Celery("till", broker=url) as sender, sender.connection() as connection:
+        connection.default_channel.queue_purge(ARCHIVE)
+        stray = amqp.Message(b"no task", content_type="text/plain", delivery_mode=2)
+        for number in (1, 2, 3):
+            sender.send_task(
+                "shop.number.drawn", args=[number], kwargs={"colour": "red"}, task_id=f"id-{number}", retries=10,
+                exchange=ARCHIVE, routing_key="shop.number.drawn", connection=connection,
+            )  # fmt: skip
+            if number == 2:
+                connection.default_channel.basic_publish(stray, ARCHIVE, "")
+    return url
+
+
+@pytest.fixture
+def new(hosts: tuple[str, str]) -> str:
+    """The place of our service, with nothing in it."""
+    with Celery(broker=hosts[1]).connection() as connection:
+        for queue in ("till.archive", "till.shop-number-drawn"):
+            connection.default_channel.queue_purge(queue)
+    return hosts[1]
 
 
 def service(url: str) -> EventsCelery:

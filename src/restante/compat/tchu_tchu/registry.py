@@ -92,13 +92,14 @@ def _attach(bus: Bus, one: Entry) -> None:
         bus.answer(one.routing_key, name=as_word(f"call.{one.id}.{one.routing_key}"))(_answer(one))
 
 
-def _event(one: Entry) -> Callable[[Any], None]:
-    def handle(data: Any) -> None:
+def _event(one: Entry) -> Callable[[Any], Any]:
+    def handle(data: Any) -> Any:
         try:
-            one.function(data)
+            return one.function(data)
         except TchuRPCException as refusal:
             # Nobody waits for an answer, and it is none of the errors that are tried again.
             log.warning("declined handler=%s code=%s error=%s", one.id, refusal.code, refusal)
+            return None
 
     return handle
 
