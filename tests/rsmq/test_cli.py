@@ -1,4 +1,4 @@
-"""`restante rsmq` and `rsmqctl`: JSON out, one line of complaint, codes; beside Node's client."""
+"""`restante rsmq`: JSON out, one line of complaint, codes; beside Node's client."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import contextlib
 import io
 import json
 import os
-import subprocess
-import sys
 import unittest.mock
 from collections.abc import Callable
 from typing import Any
@@ -15,8 +13,6 @@ from typing import Any
 import pytest
 
 from restante.cli import entry
-from restante.cli import rsmq as command
-from restante.rsmq import Rsmq
 from tests.rsmq.clients import Node
 from tests.rsmq.conftest import Bench
 
@@ -44,13 +40,10 @@ class Told:
         return json.loads(line)
 
 
-@pytest.fixture(params=["restante rsmq", "rsmqctl"])
-def ctl(request: pytest.FixtureRequest, debian: Bench) -> Callable[..., Told]:
-    """The command in both its forms, told of the server by REDIS_URL."""
-
-    def run(words: list[str]) -> int:
-        return command.run(words) if request.param == "rsmqctl" else entry.run(["rsmq", *words])
-
+@pytest.fixture
+def ctl(debian: Bench) -> Callable[..., Told]:
+    """The command, told of the server by REDIS_URL."""
+    run = lambda words: entry.run(["rsmq", *words])  # noqa: E731 - a name for one line
     return lambda *words, **env: Told(run, words, {"REDIS_URL": debian.server.url} | env)
 
 
@@ -141,15 +134,3 @@ def test_complaints_are_json_where_asked_for(debian: Bench) -> None:
     words = ("rsmq", "message", "pop", "-n", "nowhere", "--json", "--url", debian.server.url)
     told = Told(entry.run, words, {})
     assert (told.code, json.loads(told.err)) == (1, {"error": "queueNotFound", "message": "Queue not found"})
-
-
-def test_rsmqctl_is_a_program_of_its_own(debian: Bench, ours: Rsmq) -> None:
-    ours.create_queue("orders")
-    program = "import sys; from restante.cli.rsmq import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", program, "-r", debian.server.url, "queue", "list"], capture_output=True, text=True
-    )
-    assert (done.returncode, json.loads(done.stdout), done.stderr) == (0, ["orders"], "")
-    told = Told(command.run, ("--help",), {})
-    assert "Usage: rsmqctl" in told.out
-    assert Told(command.run, (), {}).code == 0

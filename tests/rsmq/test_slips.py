@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from restante import Corrupt
+from restante.compat.pyrsmq import InvalidParameterValue, RedisSMQ, RedisSMQConsumerThread
 from restante.rsmq import InvalidValue, MessageTooLong, QueueNotFound, Rsmq
-from restante.rsmq.facade import InvalidParameterValue, RedisSMQ, RedisSMQConsumerThread
 from tests.harness.servers import call
 from tests.rsmq.clients import Pyrsmq
 from tests.rsmq.conftest import Bench

@@ -224,7 +224,8 @@ class Bus(Celery):
         def run(task: Any, packed: str, text: str) -> None:
             running.run(self, handler, task, packed, text)
 
-        run.__name__, run.__doc__ = made, function.__doc__
+        # Not by the handler's name, from which Celery would write a function: a name may have dashes or be a keyword.
+        run.__doc__ = function.__doc__
         # Of this app alone: Celery would hand a task on to every other app of the process.
         told = {"ignore_result": True, "shared": False, **options}
         self.task(run, name=full, base=HandlerTask, bind=True, handler=handler, **told)

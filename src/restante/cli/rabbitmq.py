@@ -1,9 +1,10 @@
-"""Commands for what a service needs on RabbitMQ: rabbitmq topology, check, declare."""
+"""Commands for what a service needs on RabbitMQ: rabbitmq topology, check, declare, adopt-archive."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -36,7 +37,7 @@ Broker = Annotated[str, typer.Option(metavar="URL", help="The broker: amqp://use
 
 def add_to(app: typer.Typer) -> None:
     """Registers the commands."""
-    for name, command in (("topology", topology), ("check", check), ("declare", declare)):
+    for name, command in (("topology", topology), ("check", check), ("declare", declare), ("adopt-archive", adopt)):
         rabbitmq.command(name)(command)
     app.add_typer(rabbitmq, rich_help_panel="Operate")
 
@@ -106,6 +107,48 @@ def declare(
     if session.json:
         return session.emit({"declared": told})
     session.note("declared " + ", ".join(f"{count} {name}" for name, count in told.items()))
+    return None
+
+
+def adopt(
+    context: Context,
+    broker: Annotated[str, typer.Option(metavar="URL", help="The broker of the service: amqp://… or restante://….")],
+    service: Service,
+    source: Annotated[
+        str | None, typer.Option("--from", metavar="URL", help="The broker of the old archive; else --broker.")
+    ] = None,
+    queue: Annotated[str | None, typer.Option(metavar="NAME", help="The old archive; else SERVICE:archived.")] = None,
+    handler: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TOPIC=HANDLER", help="Whom a topic is for, if not order.paid=order-paid; several times."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count, and move nothing.")] = False,
+) -> None:
+    """Move what lies in the archive of celery-amqp-events to a service: into its archive, on Redis to its handlers."""
+    session = context.obj
+    named = {}
+    for text in handler or ():
+        topic, equals, name = text.partition("=")
+        if not equals or not name:
+            raise WrongUsage(f"not a handler: {text!r}; write --handler order.paid=on_paid")
+        named[topic] = name
+    try:
+        from restante.bus.adoption import adopt as moved
+    except ModuleNotFoundError as error:
+        raise WrongUsage(f"the bus needs {error.name}: pip install 'restante[bus,rabbitmq]'") from None
+    made = moved(source or broker, service, queue=queue, to=broker, handlers=named, dry_run=dry_run)
+    if session.json:
+        return session.emit({**asdict(made), "dry_run": dry_run})
+    if made.unreadable:
+        several = made.unreadable != 1
+        session.note(
+            f"{made.unreadable} message{'s are' if several else ' is'} not of celery-amqp-events and "
+            f"stay{'' if several else 's'} in the old archive"
+        )
+    if not made.adopted:
+        session.nothing("there is nothing to adopt")
+    already = f", {made.known} of them already here" if made.known else ""
+    session.note(f"{'would adopt' if dry_run else 'adopted'} {made.adopted} event{'s' * (made.adopted != 1)}{already}")
     return None
 
 

@@ -1,4 +1,4 @@
-"""Commands for RSMQ queues and their messages: `restante rsmq …`, and the same as the program `rsmqctl`.
+"""Commands for RSMQ queues and their messages: `restante rsmq …`. The program `rsmqctl` is in `rsmqctl.py`.
 
 JSON on standard output. On failure one line on standard error: an error of the protocol ends with code 1, wrong usage
 and an unreachable server as everywhere. That no message is there is an answer, `null`, and no failure.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -203,15 +203,3 @@ def visibility(
     """Change how long a message stays hidden: 1, or 0 where there is none."""
     with opened(context) as client:
         context.obj.emit(client.change_message_visibility(name, id, vt))
-
-
-def run(args: Sequence[str]) -> int:
-    """One command of `rsmqctl` from arguments to exit code."""
-    from restante.cli import entry  # which imports this module
-
-    return entry.run(args, program=rsmq, name="rsmqctl")
-
-
-def main() -> None:
-    """The entry point of `rsmqctl`."""
-    sys.exit(run(sys.argv[1:]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Sequence
 
@@ -20,6 +21,14 @@ def valid_word(word: str, what: str) -> str:
         raise InvalidName(
             f"{what} {word!r:.80} is not valid: use 1 to {LONGEST_WORD} letters, digits, _ and -, no dots"
         )
+    return word
+
+
+def as_word(text: str) -> str:
+    """A word made of a topic or of any other name: dots become dashes, and what is too long ends in a digest."""
+    word = re.sub(r"[^A-Za-z0-9_-]", "-", text).lstrip("-")
+    if len(word) > LONGEST_WORD:
+        word = f"{word[: LONGEST_WORD - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
     return word
 
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from restante.rsmq import MessageNotString, MissingParameter, Rsmq
-from restante.rsmq.facade import (
+from restante.compat.pyrsmq import (
     InvalidParameterValue,
     NoMessageInQueue,
     QueueAlreadyExists,
@@ -20,6 +19,7 @@ from restante.rsmq.facade import (
     RedisSMQConsumerThread,
     RedisSMQException,
 )
+from restante.rsmq import MessageNotString, MissingParameter, Rsmq
 from tests.harness.deadlines import PATIENCE, wait_until
 from tests.rsmq.clients import Pyrsmq
 from tests.rsmq.conftest import Bench
@@ -125,7 +125,7 @@ def test_the_address_of_a_redis_client_is_taken(debian: Bench) -> None:
     ],
 )
 def test_options_of_redis_py_become_a_url(options: dict[str, Any], url: str) -> None:
-    from restante.rsmq.facade import _url
+    from restante.compat.pyrsmq.rsmq import _url
 
     assert _url(None, "localhost", 6379, options) == url
     if "ssl" not in options:

@@ -1,0 +1,195 @@
+"""`events_app` and what it returns. The table of translations is in the package's docstring."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import logging
+import os
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
+
+from celery import Task
+from celery.app.defaults import SETTING_KEYS
+from kombu.utils import json as kombu_json
+
+from restante.bus.addresses import is_rabbitmq
+from restante.bus.adoption import POSITIONAL
+from restante.bus.app import Bus, HandlerTask
+from restante.bus.client import Client
+from restante.bus.envelope import Envelope
+from restante.bus.handlers import RETRY_WORDS
+from restante.compat.amqp_events import defaults
+from restante.compat.broker import broker_of, check_broker
+from restante.compat.nearest import refuse
+from restante.core.errors import InvalidInput, InvalidPayload
+from restante.core.retry import exponential
+from restante.core.topics import as_word
+
+F = TypeVar("F", bound=Callable[..., Any])
+log = logging.getLogger("restante")
+
+#: Celery's settings of queues and routes, which the bus makes itself.
+_ROUTING = frozenset((
+    "task_queues", "task_routes", "task_default_exchange", "task_default_exchange_type", "task_default_queue",
+    "task_default_routing_key",
+))  # fmt: skip
+
+
+class AlreadyRegistered(InvalidInput, RuntimeError):
+    """An event has one handler per service. Call the second function from the first, or give it to another service."""
+
+
+class Event:
+    """A function as an event: calling it runs the function, which may raise, then publishes the arguments."""
+
+    def __init__(self, app: EventsCelery, name: str, func: Callable[..., Any]) -> None:
+        self.app = app
+        self.name = name
+        self.func = func
+        functools.update_wrapper(self, func)
+        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        self._names = [one.name for one in inspect.signature(func).parameters.values() if one.kind in kinds]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> str:
+        """Publishes and returns the event's ID."""
+        self.func(*args, **kwargs)
+        names = [*self._names, *map(str, range(len(self._names), len(args)))]
+        try:
+            data = json.loads(kombu_json.dumps({**dict(zip(names, args, strict=False)), **kwargs}))
+        except (TypeError, ValueError) as error:
+            raise InvalidPayload(f"{self.name} cannot be sent as JSON: {error}") from None
+        return self.app.publish(self.name, data, headers={POSITIONAL: len(args)} if args else None).id
+
+    def handler(self, func: F | None = None, *, bind: bool = False) -> Any:
+        """`@an_event.handler` or `@an_event.handler(bind=True)`: the same as `app.handler` with its name."""
+        register = self.app.handler(self.name, bind=bind)
+        return register if func is None else register(func)
+
+
+class EventsCelery(Bus):
+    """The app of a service. `store=` and `dedup=` are `Bus`'s; every other keyword is a setting of Celery."""
+
+    def __init__(
+        self, main: str, *, broker_url: str | None = None, store: str | None = None,
+        dedup: Literal["redis", "memory", "off"] | None = None, **settings: Any,
+    ) -> None:  # fmt: skip
+        refuse(settings, SETTING_KEYS | {"broker_url", "store", "dedup"}, "events_app has no setting")
+        if taken := sorted(_ROUTING & {name for name, value in settings.items() if value}):
+            raise InvalidInput(
+                f"{', '.join(taken)} cannot be set: every handler has a queue of its own. To part environments give "
+                "each a virtual host, or a database of Redis"
+            )
+        url = broker_of(broker_url)
+        if dedup is None:
+            dedup = "off" if is_rabbitmq(url) and store is None else "redis"
+        retries = defaults.AMQP_EVENTS_MAX_RETRIES
+        super().__init__(
+            as_word(main), url, store=store, dedup=dedup, max_attempts=retries + 1,
+            retry=exponential(1, cap=_cap(retries), jitter=0), rabbitmq=_archive(is_rabbitmq(url)),
+            broker_transport_options=settings.pop("broker_transport_options", None),
+        )  # fmt: skip
+        self._bases: dict[str, type[Task]] = {}
+        self.conf.update(settings)
+
+    def event(self, name: str) -> Callable[[Callable[..., Any]], Event]:  # type: ignore[override]
+        """Makes a function an event."""
+        return lambda func: Event(self, name, func)
+
+    def handler(self, name: str, bind: bool = False) -> Callable[[F], F]:
+        """Makes a function, or a class of `celery.Task`, the handler of an event."""
+
+        def register(fun_or_cls: F) -> F:
+            word = as_word(name)
+            full = f"{self.service}.{word}"
+            if full in self.subscriptions:
+                raise AlreadyRegistered(f"event handler already registered: {self.service} handles {name}")
+            options: dict[str, Any] = {}
+            function: Any = fun_or_cls
+            bound = bind
+            if _is_task(function):
+                options = _class_options(function)
+                # Celery would wrap the run in retries of its own.
+                self._bases[full] = type(function.__name__, (function, HandlerTask), {"autoretry_for": ()})
+                function, bound = function.run, True
+            self.subscribe(name, name=word, bind=True, **options)(_spreading(function, bound))
+            return fun_or_cls
+
+        return register
+
+    def task(self, *args: Any, **options: Any) -> Any:
+        """Celery's own; the tasks of class handlers get their class as a base."""
+        base = self._bases.pop(options.get("name", ""), None) if "handler" in options else None
+        return super().task(*args, **({**options, "base": base} if base else options))
+
+    @functools.cached_property
+    def client(self) -> Client:
+        """`Bus.client`."""
+        check_broker(self, "events_app()")
+        return super().client
+
+    def declare(self) -> None:
+        """`Bus.declare`."""
+        check_broker(self, "events_app()")
+        super().declare()
+
+
+def events_app(main: str, **kwargs: Any) -> EventsCelery:
+    """The app of the service `main`; keywords are `broker_url`, `store`, `dedup` and Celery's settings."""
+    return EventsCelery(main, **kwargs)
+
+
+def _archive(on_rabbitmq: bool) -> dict[str, Any]:
+    """The archive's settings in the bus's words."""
+    life, length = defaults.AMQP_EVENTS_ARCHIVED_MESSAGE_TTL, defaults.AMQP_EVENTS_ARCHIVED_QUEUE_LENGTH
+    if not on_rabbitmq:
+        names = [name for name in os.environ if name.startswith("AMQP_EVENTS_ARCHIVED_")]
+        if names:
+            log.warning("%s without effect: on Redis dead events stay until replayed or purged", ", ".join(names))
+        return {}
+    if not life and not length:
+        return {"archive": False}
+    if not life or not length:
+        raise InvalidInput(
+            "AMQP_EVENTS_ARCHIVED_MESSAGE_TTL and AMQP_EVENTS_ARCHIVED_QUEUE_LENGTH must both be 0, which turns the "
+            "archive off, or both be above 0"
+        )
+    return {"archive_seconds": life / 1000, "archive_length": length}
+
+
+def _is_task(found: Any) -> bool:
+    return isinstance(found, type) and issubclass(found, Task)
+
+
+def _class_options(cls: type[Task]) -> dict[str, Any]:
+    """What a handler's class says of retries, over what every handler has; without what Celery's own Task says."""
+    own = [kind for kind in cls.__mro__ if kind.__module__.partition(".")[0] != "celery"]
+    said = {name: getattr(cls, name) for name in RETRY_WORDS if any(name in vars(kind) for kind in own)}
+    retries = defaults.AMQP_EVENTS_MAX_RETRIES
+    usual = {"retry_backoff": 1, "retry_backoff_max": _cap(retries), "retry_jitter": False, "max_retries": retries}
+    return {**usual, **said} if said else {}
+
+
+def _cap(retries: int) -> float:
+    """Seconds of the last of so many doublings from one second on."""
+    return 2.0 ** max(0, retries - 1)
+
+
+def _spreading(function: Callable[..., Any], bound: bool) -> Callable[..., Any]:
+    """The function as a subscription calls it: data in, arguments spread."""
+
+    def run(task: Any, data: Any, envelope: Envelope) -> Any:
+        data = kombu_json.loads(kombu_json.dumps(data))
+        args: list[Any] = [task] if bound else []
+        kwargs: dict[str, Any] = {}
+        if isinstance(data, dict):
+            count = int(envelope.headers.get(POSITIONAL, 0))
+            args += list(data.values())[:count]
+            kwargs = dict(list(data.items())[count:])
+        else:
+            args.append(data)
+        return function(*args, **kwargs)
+
+    run.__name__, run.__doc__ = getattr(function, "__name__", "run"), function.__doc__
+    return run

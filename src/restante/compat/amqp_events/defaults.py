@@ -1,0 +1,30 @@
+"""The settings of celery-amqp-events, read from the environment under its names when this module is imported."""
+
+from __future__ import annotations
+
+import os
+
+from restante.compat.nearest import refuse
+from restante.core.errors import InvalidInput
+
+_PREFIX = "AMQP_EVENTS_"
+
+
+def _number(name: str, usual: int) -> int:
+    text = os.environ.get(name)
+    if text is None:
+        return usual
+    if not text.isdecimal():
+        raise InvalidInput(f"{name} must be a whole number of at least 0, not {text!r}")
+    return int(text)
+
+
+#: Milliseconds an event stays in the archive on RabbitMQ; 0 together with a length of 0 turns the archive off.
+AMQP_EVENTS_ARCHIVED_MESSAGE_TTL = _number("AMQP_EVENTS_ARCHIVED_MESSAGE_TTL", 7 * 24 * 3600 * 1000)
+#: Events the archive keeps on RabbitMQ; beyond, it refuses, and the event stays on the ladder.
+AMQP_EVENTS_ARCHIVED_QUEUE_LENGTH = _number("AMQP_EVENTS_ARCHIVED_QUEUE_LENGTH", 10_000)
+#: Retries of a failed event before it is archived, after 1, 2, 4 … seconds; 0 archives at the first failure.
+AMQP_EVENTS_MAX_RETRIES = _number("AMQP_EVENTS_MAX_RETRIES", 10)
+
+_KNOWN = {name for name in globals() if name.startswith(_PREFIX)}
+refuse({name for name in os.environ if name.startswith(_PREFIX)}, _KNOWN, "celery-amqp-events has no setting")

@@ -1,0 +1,42 @@
+"""Events and calls as tchu-tchu 3 has them: a program written for it runs with `tchu_tchu` in its imports changed to
+`restante.compat.tchu_tchu`, on RabbitMQ and, by its broker URL, on Redis.
+
+| tchu-tchu | Restante |
+|---|---|
+| `TchuClient().publish(topic, data)` | `Client.publish`; `countdown`, `priority` and `expires` hold |
+| `TchuClient().call(topic, data, timeout=30)` | `Client.call`: exactly one service answers |
+| `@subscribe("user.created", celery_options={…})` | `Bus.subscribe` and, for a topic without wildcards, `Bus.answer` |
+| `class UserCreated(TchuEvent)` with `Meta`, `.get()`, `[]`, `in` | the same class; a handler gets an instance of it |
+| request, response and error serializers | called as they are: Django REST framework's, or pydantic models |
+| no `celery_options` | one attempt, then dead; with `autoretry_for` Celery's three retries after 180 s unless it says otherwise |
+| `Celery(…).message_broker(queue_name="users")`, `setup_celery_queue`, `create_topic_dispatcher` | the app becomes the `Bus` of the service `users` |
+| `result_backend = "redis://…"`, `result_expires` | on RabbitMQ `store`, and `window`: the same event runs once per handler |
+| `ServerlessClient(broker_url=…)` | `restante.bus.Client` |
+| `TchuRPCException` | `Declined`: the caller gets its response as data |
+| `PublishError`, `TimeoutError`, `SerializationError` | the same names; all are errors of Restante, `TimeoutError` also Python's |
+| UUID, datetime, set, bytes in data | text and lists, as there; a Decimal becomes a float only where that is exact |
+
+Not there: `tchu_tchu.django.auto_publish`, its model mixins, metrics and log formatters. On failure: unknown options raise
+`SubscriptionError` or `PublishError` with the nearest name; a failed handler's event is kept among the dead.
+"""  # noqa: E501 - a table
+
+from restante.compat.tchu_tchu.client import TchuClient
+from restante.compat.tchu_tchu.django import setup_celery_queue
+from restante.compat.tchu_tchu.events import TchuEvent
+from restante.compat.tchu_tchu.producer import CeleryProducer
+from restante.compat.tchu_tchu.serverless_producer import ServerlessClient, ServerlessProducer
+from restante.compat.tchu_tchu.subscriber import create_topic_dispatcher, get_subscribed_routing_keys, subscribe
+from restante.compat.tchu_tchu.utils.error_handling import TchuRPCException
+
+__all__ = [
+    "CeleryProducer",
+    "ServerlessClient",
+    "ServerlessProducer",
+    "TchuClient",
+    "TchuEvent",
+    "TchuRPCException",
+    "create_topic_dispatcher",
+    "get_subscribed_routing_keys",
+    "setup_celery_queue",
+    "subscribe",
+]

@@ -1,0 +1,104 @@
+"""What publishes and calls for `TchuClient`: the bus of the Celery app, or a client of the same broker."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from celery import current_app
+
+from restante.bus.app import Bus
+from restante.bus.client import Client
+from restante.compat.broker import broker_of
+from restante.compat.nearest import refuse
+from restante.compat.tchu_tchu.utils import error_handling
+from restante.compat.tchu_tchu.utils.error_handling import PublishError, TchuError
+from restante.compat.tchu_tchu.utils.json_encoder import plain
+from restante.core.errors import CallFailed, CallTimeout, Declined, InvalidInput, NoHandler, RestanteError
+from restante.core.topics import as_word
+
+#: What `publish` takes beyond tchu-tchu's own words, by Celery's names and by the bus's.
+_OPTIONS = {"countdown": "delay", "priority": "priority", "expires": "expires"}
+
+
+@functools.lru_cache(maxsize=8)
+def _client(url: str, source: str) -> Client:
+    return Client(url, source=source)
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """Turns the bus's errors into those that tchu-tchu's users catch."""
+    try:
+        yield
+    except TchuError:
+        raise
+    except RestanteError as error:
+        raise PublishError(f"Failed to publish message: {error}") from error
+
+
+class CeleryProducer:
+    """Publishes and calls by the broker of a Celery app, the current one where none is given."""
+
+    def __init__(self, celery_app: Any = None) -> None:
+        self._given = celery_app
+
+    @property
+    def celery_app(self) -> Any:
+        """The app, looked up with each use: a client may be made before the app is."""
+        return self._given or current_app._get_current_object()
+
+    @property
+    def client(self) -> Client:
+        """The bus's client."""
+        app = self.celery_app
+        # An app of ours that was not set up yet is still a plain one.
+        if isinstance(app, Bus) and hasattr(app, "service"):
+            return app.client
+        return _client(broker_of(app.conf.broker_url), as_word(app.main or ""))
+
+    def publish(
+        self, routing_key: str, body: Any, content_type: str = "application/json", delivery_mode: int = 2, **kwargs: Any
+    ) -> str:
+        """Publishes an event to all that have subscribed and returns its ID; it is always persistent."""
+        return published(lambda: self.client, routing_key, body, content_type, delivery_mode, kwargs)
+
+    def call(
+        self, routing_key: str, body: Any, content_type: str = "application/json", delivery_mode: int = 2,
+        timeout: float = 30, allow_join: bool = False, **kwargs: Any,
+    ) -> Any:  # fmt: skip
+        """Calls the service that answers, and returns its answer. `allow_join` is not needed: calls may be nested."""
+        with told():
+            _checked(content_type, delivery_mode)
+            refuse(kwargs, (), "call has no option")
+            try:
+                return self.client.call(routing_key, plain(body), timeout=timeout)
+            except Declined as refusal:
+                return refusal.data
+            except NoHandler:
+                raise PublishError(f"No handlers found for routing key '{routing_key}'") from None
+            except CallTimeout:
+                raise error_handling.TimeoutError(
+                    f"No response received within {timeout} seconds for routing key '{routing_key}'"
+                ) from None
+            except CallFailed as error:
+                raise PublishError(f"RPC call failed: {error}") from None
+
+
+def published(
+    client: Callable[[], Client], routing_key: str, body: Any, content_type: str, delivery_mode: int,
+    options: dict[str, Any],
+) -> str:  # fmt: skip
+    """Publishes by a client that is made when the arguments are known to be right."""
+    with told():
+        _checked(content_type, delivery_mode)
+        refuse(options, _OPTIONS, "publish has no option")
+        words = {_OPTIONS[name]: value for name, value in options.items() if value is not None}
+        return client().publish(routing_key, plain(body), **words).id
+
+
+def _checked(content_type: str, delivery_mode: int) -> None:
+    if content_type != "application/json" or delivery_mode not in (1, 2):
+        raise InvalidInput("content_type must be application/json, and delivery_mode 1 or 2")
