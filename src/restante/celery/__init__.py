@@ -29,8 +29,8 @@ from __future__ import annotations
 import kombu_restante  # noqa: F401 - makes the URL schemes known
 
 try:
-    from restante.celery.channel import Unroutable
     from restante.celery.transport import Transport
+    from restante.celery.unroutable import Unroutable
     from restante.celery.worker import install
 except ModuleNotFoundError as missing:
     raise ModuleNotFoundError("Celery is not installed: pip install 'restante[celery]'", name=missing.name) from missing
