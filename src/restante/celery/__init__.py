@@ -30,8 +30,8 @@ from restante.core.extras import needs_extra
 
 with needs_extra("celery", "restante.celery"):
     import kombu_restante  # noqa: F401 - makes the URL schemes known
-    from restante.celery.channel import Unroutable
     from restante.celery.transport import Transport
+    from restante.celery.unroutable import Unroutable
     from restante.celery.worker import install
 
 __all__ = ["Transport", "Unroutable", "install"]

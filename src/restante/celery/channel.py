@@ -11,15 +11,17 @@ import itertools
 import logging
 import sys
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import orjson
-from kombu.exceptions import ChannelError
+from kombu.transport import base
 
 from restante.celery import wire
-from restante.celery.declaring import UNUSED, Declaring
+from restante.celery.declaring import Declaring
+from restante.celery.presence import drop_queue
+from restante.celery.unroutable import expendable, no_route, not_found
 from restante.core import operations as ops
 from restante.core.admin import Admin
 from restante.core.errors import Held, NotFound, RestanteError
@@ -41,15 +43,11 @@ BATCH = 100
 KEEP_EVERY = 20.0
 
 
-class Unroutable(ChannelError):
-    """No queue is bound for a message, and nobody said that this is fine."""
-
-
 class Source:
     """A queue that a channel consumes from: its own messages, and the broadcasts it has subscribed to."""
 
     __slots__ = (
-        "due_at", "info", "kept_at", "marker", "maybe", "name", "places", "queue", "refreshed_at", "taps", "topics",
+        "bindings", "due_at", "info", "kept_at", "marker", "maybe", "name", "places", "queue", "taps", "topics",
         "unkept",
     )  # fmt: skip
 
@@ -65,10 +63,11 @@ class Source:
         self.due_at: float | None = None
         #: Consumer tag, callback and whether it acks by itself; in turns where there are several.
         self.taps: deque[tuple[str, Callable[[Any], Any], bool]] = deque()
+        #: Exchange and pattern of every binding, known where the queue is transient.
+        self.bindings: list[tuple[str, str]] = []
         #: Broadcast stream → the last entry this queue has had.
         self.places: dict[bytes, str] = {}
         self.topics: dict[bytes, tuple[str, list[str], str]] = {}
-        self.refreshed_at = 0.0
         #: When the places were last noted on the server, and whether they have moved since.
         self.kept_at, self.unkept = 0.0, False
 
@@ -94,6 +93,8 @@ class Channel(Declaring):
         #: Handed out and not yet settled, by delivery tag.
         self.held: dict[str, wire.Message] = {}
         self._turn = 0
+        #: Callbacks by event, where a Kombu producer puts its `on_return`.
+        self.events: dict[str, set[Callable[..., Any]]] = defaultdict(set)
 
     # -- publishing ----------------------------------------------------------------------------------------------
 
@@ -112,10 +113,12 @@ class Channel(Declaring):
             "headers": headers or {}, "properties": properties,
         }  # fmt: skip
 
-    def basic_publish(self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any) -> None:
+    def basic_publish(
+        self, message: dict[str, Any], exchange: str, routing_key: str, mandatory: bool = False, **kwargs: Any
+    ) -> None:
         exchange, routing_key = exchange or "", routing_key or ""
         if not self._publish(message, exchange, routing_key):
-            self._nowhere(message, exchange, routing_key)
+            self._no_route(message, exchange, routing_key, mandatory)
 
     def _publish(self, message: dict[str, Any], exchange: str, routing_key: str) -> bool:
         """Sends a message where it is bound for; False where that is nowhere."""
@@ -205,21 +208,35 @@ class Channel(Declaring):
             orjson.dumps(packed, default=str), key=stream,
         )  # fmt: skip
 
-    def _nowhere(self, message: dict[str, Any], exchange: str, routing_key: str) -> None:
-        durable = self.desk.routing.table(exchange).durable
-        fallback, choice = self.options.deadletter_queue, self.options.unroutable
-        if fallback:
+    def _no_route(self, message: dict[str, Any], exchange: str, routing_key: str, mandatory: bool) -> None:
+        """No queue is bound for a message: `unroutable` has the rules."""
+        table, options = self.desk.routing.table(exchange), self.options
+        if not table.declared:
+            raise not_found("exchange", exchange, "Channel.basic_publish", (60, 40))
+        if options.deadletter_queue:
+            fallback = options.deadletter_queue
             self._send(self.desk.routing.queue(fallback) or QueueInfo(fallback), message, exchange, routing_key)
-        elif choice == "drop" or not durable or message["properties"].get("delivery_mode") == 1:
-            return  # nobody listens, as it may be with events
-        elif choice == "warn":
-            log.warning("dropped because no queue is bound exchange=%s routing_key=%s", exchange, routing_key)
+        elif mandatory:
+            self._return(message, exchange, routing_key)
+        elif expendable(message, table):
+            return
+        elif options.unroutable == "raise":
+            raise no_route(exchange, routing_key)
         else:
-            raise Unroutable(
-                f"no queue is bound to exchange {exchange!r} for {routing_key!r}: bind one, set the transport option "
-                "deadletter_queue, or unroutable='warn'",
-                (60, 40), "Channel.basic_publish", "312",
-            )  # fmt: skip
+            self.desk.dropped.add(exchange, routing_key, warn=options.unroutable == "warn")
+
+    def _return(self, message: dict[str, Any], exchange: str, routing_key: str) -> None:
+        """Hands a mandatory message back as py-amqp does: to `on_return` of its producer, or as an error."""
+        error = no_route(exchange, routing_key)
+        if not self.events["basic_return"]:
+            raise error
+        returned = base.Message(
+            body=message["body"], content_type=message["content-type"], content_encoding=message["content-encoding"],
+            headers=message["headers"], properties=message["properties"], channel=self,
+            delivery_info={"exchange": exchange, "routing_key": routing_key},
+        )  # fmt: skip
+        for callback in list(self.events["basic_return"]):
+            callback(error, exchange, routing_key, returned)
 
     # -- consuming -----------------------------------------------------------------------------------------------
 
@@ -231,6 +248,7 @@ class Channel(Declaring):
             info = self.desk.routing.queue(queue) or QueueInfo(queue)
             source = self.sources[queue] = Source(self, queue, info)
             self._subscribe(source)
+            self.desk.presence.enter(source)
         source.taps.append((consumer_tag, callback, no_ack))
         self._tags[consumer_tag] = queue
         if no_ack:
@@ -245,7 +263,8 @@ class Channel(Declaring):
         source.topics, source.places = {}, {}
         routing = self.desk.routing
         limit = source.info.seconds("x-message-ttl")
-        for exchange, pattern in routing.bindings(source.name):
+        source.bindings = routing.bindings(source.name)
+        for exchange, pattern in source.bindings:
             table = routing.table(exchange)
             if not table.broadcasts:
                 continue
@@ -273,17 +292,18 @@ class Channel(Declaring):
         source.taps = deque(tap for tap in source.taps if tap[0] != consumer_tag)
         if not source.taps:
             del self.sources[queue]
-            if source.unkept:
-                try:
+            try:
+                self.desk.presence.leave(source)
+                if source.unkept:
                     self._keep_places(source, now=True)
-                except RestanteError as error:
-                    # Heard twice is better than what this channel holds not given back.
-                    log.warning("positions not noted queue=%s error=%s", queue, error)
+            except RestanteError as error:
+                # Heard twice is better than what this channel holds not given back.
+                log.warning("positions not noted queue=%s error=%s", queue, error)
             mine = [message for at, message in self.waiting if at is source]
             self.waiting = deque(pair for pair in self.waiting if pair[0] is not source)
             self.desk.release([message.taken for message in mine if message.taken is not None])
             if drop and source.info.transient and "x-expires" not in source.info.arguments:
-                self._drop(queue)
+                drop_queue(self.desk, queue)
         self.connection.stir()
 
     def basic_qos(self, prefetch_size: int = 0, prefetch_count: int = 0, apply_global: bool = False, **_: Any) -> None:
@@ -409,7 +429,7 @@ class Channel(Declaring):
         info = self.desk.routing.queue(queue) or QueueInfo(queue)
         source = self.sources.get(queue) or Source(self, queue, info)
         if info.transient:
-            self._sign_of_life(info)
+            self.desk.presence.sign(info)
             if not source.places:
                 self._subscribe(source)
         kept, self.waiting = self.waiting, deque()
@@ -544,15 +564,10 @@ class Channel(Declaring):
     # -- life ----------------------------------------------------------------------------------------------------
 
     def refresh(self, now: float) -> None:
-        """Signs of life for transient queues that are consumed from."""
+        """Notes on the server how far broadcasts were read, where they have moved since."""
         for source in self.sources.values():
             if source.unkept and now - source.kept_at >= KEEP_EVERY:
                 self._keep_places(source)
-            if source.info.transient:
-                every = min(60.0, (source.info.seconds("x-expires") or UNUSED) / 2)
-                if now - source.refreshed_at >= every:
-                    source.refreshed_at = now
-                    self._sign_of_life(source.info)
 
     def close(self) -> None:
         if self.closed:

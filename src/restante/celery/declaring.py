@@ -10,20 +10,17 @@ from kombu.transport import base
 from kombu.utils.uuid import uuid
 
 from restante.celery.arguments import checked
+from restante.celery.presence import drop_queue
+from restante.celery.unroutable import not_found
 from restante.core.admin import Admin
 from restante.core.errors import NotFound
-from restante.core.keys import QUEUES, TRANSIENT, exchange_key
+from restante.core.keys import QUEUES, exchange_key
 from restante.core.message import State
 from restante.core.routes import QueueInfo
 
 if TYPE_CHECKING:
     from restante.celery.desk import Desk
     from restante.celery.options import Options
-
-#: Seconds after which an auto_delete queue without x-expires ends when nobody uses it.
-UNUSED = 300.0
-#: Seconds a transient queue outlives its time, so that a slow consumer's sign of life still counts.
-GRACE = 5.0
 
 
 class Declaring(base.StdChannel):
@@ -46,7 +43,7 @@ class Declaring(base.StdChannel):
         exchange = exchange or f"amq.{type}"
         if passive:
             if not self.desk.routing.table(exchange).declared:
-                raise _not_found("exchange", exchange, "Channel.exchange_declare")
+                raise not_found("exchange", exchange, "Channel.exchange_declare")
             return
         self.desk.routing.declare(exchange, type, durable)
 
@@ -70,7 +67,7 @@ class Declaring(base.StdChannel):
         queue = queue or f"amq.gen-{uuid()}"
         if passive:
             if not self._exists(queue):
-                raise _not_found("queue", queue, "Channel.queue_declare")
+                raise not_found("queue", queue, "Channel.queue_declare")
         else:
             made = checked(queue, arguments)
             info = QueueInfo(queue, auto_delete or exclusive or "x-expires" in made, made)
@@ -91,7 +88,7 @@ class Declaring(base.StdChannel):
     def _open(self, info: QueueInfo) -> None:
         """Makes the queue what its arguments say. A dead-letter exchange takes what the core would call dead."""
         if info.transient:
-            self._sign_of_life(info)
+            self.desk.presence.sign(info)
             return
         limit = info.arguments.get("x-delivery-limit", self.options.delivery_limit)
         queue = self.desk.queue(info.name)
@@ -124,8 +121,14 @@ class Declaring(base.StdChannel):
     ) -> None:
         exchange = exchange or "amq.direct"
         routing = self.desk.routing
-        info = routing.queue(queue) or QueueInfo(queue)
         table = routing.table(exchange)
+        if not table.declared:
+            raise not_found("exchange", exchange, "Channel.queue_bind", (50, 20))
+        info = routing.queue(queue)
+        if info is None:
+            if not self._exists(queue):
+                raise not_found("queue", queue, "Channel.queue_bind", (50, 20))
+            info = QueueInfo(queue)
         if not any(key == (routing_key or "") and known == info for key, _, known in table.bindings):
             if info.transient and table.broadcasts:
                 self._take_place(queue, exchange)
@@ -157,15 +160,8 @@ class Declaring(base.StdChannel):
             return 0
         if if_unused and any(queue in channel.sources for channel in self.connection.channels):
             return 0
-        self._drop(queue)
+        drop_queue(self.desk, queue)
         return waiting
-
-    def _drop(self, queue: str) -> None:
-        self.desk.routing.forget_queue(queue)
-        try:
-            Admin(self.desk.post, audited=False).drop(self.desk.name(queue))
-        except NotFound:
-            pass
 
     def after_reply_message_received(self, queue: str) -> None:
         self.queue_delete(queue)
@@ -184,20 +180,3 @@ class Declaring(base.StdChannel):
         return [(queue, exchange, pattern) for queue in names for exchange, pattern in routing.bindings(queue)]
 
     get_bindings = list_bindings
-
-    def _sign_of_life(self, info: QueueInfo) -> None:
-        until = self.desk.server_time() + (info.seconds("x-expires") or UNUSED)
-        self.desk.command("ZADD", TRANSIENT, int(until * 1000), self.desk.name(info.name), key=TRANSIENT)
-
-    def tidy(self) -> None:
-        """Ends transient queues that nobody uses any more."""
-        before = int((self.desk.server_time() - GRACE) * 1000)
-        prefix = self.options.global_keyprefix
-        for raw in self.desk.command("ZRANGEBYSCORE", TRANSIENT, "-inf", before, "LIMIT", 0, 100, key=TRANSIENT):
-            name = raw.decode()
-            if name.startswith(prefix) and self.desk.command("ZREM", TRANSIENT, name, key=TRANSIENT):
-                self._drop(name[len(prefix) :])
-
-
-def _not_found(what: str, name: str, method: str) -> ChannelError:
-    return ChannelError(f"NOT_FOUND - no {what} {name!r}: declare it first", (50, 10), method, "404")

@@ -15,7 +15,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from restante.celery.options import Options
+from restante.celery.presence import Presence
 from restante.celery.routing import Routing
+from restante.celery.unroutable import DroppedMessages
 from restante.connecting import resolve
 from restante.core.errors import LeaseLost, RestanteError, Unavailable
 from restante.core.exchange import away
@@ -56,6 +58,8 @@ class Desk:
             extra.update(options.ssl)
         self.command = self.post.connection.command
         self.routing = Routing(self)
+        self.presence = Presence(self)
+        self.dropped = DroppedMessages(self)
         self.renewal = Renewal(self.post.connection)
         self._acks: dict[str, deque[LeasedMessage]] = {}
         self._acked_at = 0.0
@@ -88,6 +92,7 @@ class Desk:
                 return
             for key in [key for key, desk in _desks.items() if desk is self]:
                 del _desks[key]
+        self.presence.close()
         self.renewal.close()
         self.post.close()
         if self.on_close is not None:

@@ -52,8 +52,8 @@ class Options:
     global_keyprefix: str = ""
     #: In which order a worker looks at its queues: round_robin, priority (as listed) or sorted (by name).
     queue_order_strategy: str = "round_robin"
-    #: What happens to a message that no queue is bound for: raise, warn or drop.
-    unroutable: str = "raise"
+    #: What happens to a message that no queue is bound for: warn (once per route) and drop, drop, or raise.
+    unroutable: str = "warn"
     #: The queue that takes such messages instead.
     deadletter_queue: str | None = None
     #: Seconds over which a call is repeated while the server is away, before Celery is told.

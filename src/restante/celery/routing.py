@@ -34,7 +34,7 @@ class Routing:
 
     def load(self, exchange: str) -> Table:
         key = exchange_key(self._desk.name(exchange), "routes")
-        table = self._tables[exchange] = Table.parse(self._desk.command("HGETALL", key, key=key))
+        table = self._tables[exchange] = Table.parse(self._desk.command("HGETALL", key, key=key), exchange)
         return table
 
     def guess(self, exchange: str) -> tuple[Table | None, bytes]:

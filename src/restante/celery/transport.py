@@ -22,6 +22,7 @@ from kombu.exceptions import ChannelError
 from kombu.transport import base
 
 from restante.celery.channel import Channel, Source, entry_order
+from restante.celery.control import extend_inspect
 from restante.celery.desk import Desk
 from restante.celery.options import Options
 from restante.core.errors import InvalidInput, NotReady, ReadOnly, RestanteError, Unavailable, Unconfirmed
@@ -32,8 +33,6 @@ log = logging.getLogger("restante")
 
 #: Entries of a broadcast taken by one look.
 ENTRIES = 100
-#: Seconds between two looks for transient queues that nobody uses.
-TIDY_EVERY = 60.0
 DEFAULT_PORT = 6379
 
 
@@ -66,6 +65,9 @@ class Transport(base.Transport):
     driver_name = "restante"
     connection_errors = (Unavailable, NotReady, Unconfirmed, ReadOnly, OSError)
     channel_errors = (ChannelError, InvalidInput)
+    # What connecting anew mends. Without the distinction Kombu closes the connection when a publish is refused.
+    recoverable_connection_errors = connection_errors
+    recoverable_channel_errors = ()
     implements = base.Transport.implements.extend(
         asynchronous=True, exchange_type=frozenset(["direct", "topic", "fanout"]), heartbeats=False
     )
@@ -86,7 +88,6 @@ class Transport(base.Transport):
         self._streams: list[Parked] = []
         self._timer: Any = None
         self._timer_at = 0.0
-        self._tidied_at = 0.0
 
     def driver_version(self) -> str:
         return str(redis.__version__)
@@ -143,6 +144,7 @@ class Transport(base.Transport):
 
     def establish_connection(self) -> Transport:
         self.desk.check()
+        extend_inspect()
         return self
 
     def verify_connection(self, connection: Any) -> bool:
@@ -318,9 +320,7 @@ class Transport(base.Transport):
             for source in channel.sources.values():
                 source.maybe = source.maybe or not source.info.transient
             channel.refresh(now)
-        if self.channels and now - self._tidied_at > TIDY_EVERY:
-            self._tidied_at = now
-            self.channels[0].tidy()
+        self.desk.presence.tidy_when_due()
 
     def _heard(self, reply: Any) -> None:
         for stream, entries in reply or ():
@@ -342,16 +342,20 @@ class Transport(base.Transport):
     # -- by drain_events -----------------------------------------------------------------------------------------
 
     def drain_events(self, connection: Any, timeout: float | None = None, **_: Any) -> None:
-        """Hands one message out, or raises socket.timeout."""
+        """Hands out what is there, or raises socket.timeout.
+
+        As with RabbitMQ, a consumer without a prefetch count gets everything that has arrived. One with a count gets
+        one message: the loop of a worker that runs tasks in place decides between two tasks whether it goes on.
+        """
         deadline = None if timeout is None else time.monotonic() + timeout
         self._thread = threading.get_ident()
         self._depth += 1
         try:
             while True:
-                if self._deliver_one():
+                if self._deliver():
                     return
                 self._turn()
-                if self._deliver_one():
+                if self._deliver():
                     return
                 self._park()
                 if self._busy():
@@ -372,8 +376,16 @@ class Transport(base.Transport):
             if self._desk is not None and not more and self._desk.has_acks():
                 self._desk.tell_acks()
 
-    def _deliver_one(self) -> bool:
-        return any(channel.deliver() for channel in list(self.channels))
+    def _deliver(self) -> bool:
+        delivered = False
+        for channel in list(self.channels):
+            if channel.prefetch and delivered:
+                continue
+            while channel.deliver():
+                delivered = True
+                if channel.prefetch:
+                    break
+        return delivered
 
     def _sleep(self, seconds: float) -> None:
         poller = select.poll()

@@ -25,6 +25,7 @@ Beside them:
 |---|---|---|---|
 | restante:queues | set | all queue names | the first use of a queue, drop |
 | restante:transient | zset | queues that end when nobody uses them, by when | declare |
+| restante:unroutable | hash | `count:`, `at:` + exchange → messages no queue was bound for, when last, ms | publish |
 | restante:audit | stream | who did what to which queue and how many messages, bounded | every operator's verb |
 | restante:tokens | hash | token id → name, roles, hash of the secret | `restante token` |
 | restante:session:… | string | hash of a browser's cookie → token id, ends by itself | signing in |
@@ -52,6 +53,9 @@ QUEUES = b"restante:queues"
 
 #: Queues that end when nobody uses them, by when.
 TRANSIENT = b"restante:transient"
+
+#: Messages that were dropped because no queue was bound for them, by exchange.
+UNROUTABLE = b"restante:unroutable"
 
 #: What operators did.
 AUDIT = b"restante:audit"

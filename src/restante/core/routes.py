@@ -13,6 +13,8 @@ from restante.core.operations import pack
 from restante.core.topics import matches_words, words_of
 
 TYPES = ("direct", "topic", "fanout")
+#: Exchanges that every broker has, as RabbitMQ: the one without a name, and one of each type.
+PREDECLARED: dict[str | None, str] = {"": "direct", **{f"amq.{type}": type for type in TYPES}}
 #: Topics whose routes a table remembers.
 REMEMBERED = 1000
 _BINDING = re.compile(r"b:([^\t]*)\t(.*)", re.DOTALL)
@@ -53,8 +55,11 @@ class Table:
     _found: dict[str, list[QueueInfo]] = field(default_factory=dict)
 
     @classmethod
-    def parse(cls, fields: list[bytes]) -> Table:
+    def parse(cls, fields: list[bytes], exchange: str | None = None) -> Table:
+        """The table of an exchange from what Redis keeps of it; some exchanges are there without being declared."""
         table = cls()
+        if exchange in PREDECLARED:
+            table.type, table.durable, table.declared = PREDECLARED[exchange], True, True
         for at in range(0, len(fields), 2):
             name, value = fields[at].decode(), fields[at + 1]
             if name == "version":

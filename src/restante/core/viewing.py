@@ -18,7 +18,7 @@ from restante.core import operations as ops
 from restante.core.errors import InvalidInput, NotFound
 from restante.core.exchange import Plain
 from restante.core.journal import JournalEntry, Position
-from restante.core.keys import AUDIT, QUEUES, SUBSCRIPTIONS
+from restante.core.keys import AUDIT, QUEUES, SUBSCRIPTIONS, UNROUTABLE
 from restante.core.message import Attempt, Event, Message, State, moment
 from restante.core.names import valid_name
 from restante.core.operations import MAX_BATCH, Operation, QueueRef, Script
@@ -119,6 +119,15 @@ class AuditEntry:
     def as_dict(self) -> dict[str, Any]:
         """For JSON: instants as ISO text."""
         return asdict(self) | {"at": self.at.isoformat()}
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """How many messages an exchange has dropped because no queue was bound for them."""
+
+    count: int
+    #: When the last one was, to about a second.
+    at: datetime | None
 
 
 def parse_history(text: bytes) -> tuple[Attempt, ...]:
@@ -317,6 +326,15 @@ class Viewer:
                 )
             )
         return made
+
+    def unroutable(self) -> dict[str, Dropped]:
+        """What Celery and Kombu programs published and no queue was bound for, by exchange."""
+        found = self._post.connection.command("HGETALL", UNROUTABLE, key=UNROUTABLE)
+        fields = dict(zip((name.decode() for name in found[::2]), map(int, found[1::2]), strict=True))
+        counted = ((name.removeprefix("count:"), value) for name, value in fields.items() if name.startswith("count:"))
+        return {
+            exchange: Dropped(count, moment(fields.get(f"at:{exchange}", 0))) for exchange, count in sorted(counted)
+        }
 
     def _now_ms(self) -> int:
         seconds, micros = self._post.connection.command("TIME", key=QUEUES)
