@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import select
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -73,6 +74,10 @@ class Transport(base.Transport):
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
         self.options = Options.parse(client.transport_options)
+        if "celery" in sys.modules:  # Kombu alone has no workers, and need not load Celery
+            from restante.celery import requests
+
+            requests.watch()
         if client.ssl and not self.options.ssl:
             self.options = replace(self.options, ssl=client.ssl)  # broker_use_ssl: True, or redis-py's arguments
         self.channels: list[Any] = []
