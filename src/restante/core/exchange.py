@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -65,6 +65,8 @@ class Endpoint:
     options: dict[str, Any]
     seeds: tuple[Address, ...] = ()
     service: str = ""
+    #: Arguments of connections to the sentinels themselves: their login, their TLS.
+    sentinel: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, url: str, settings: ClientSettings) -> Endpoint:
@@ -100,6 +102,10 @@ class Endpoint:
         except ValueError:
             # The driver's own words may quote part of a password.
             raise InvalidInput(_BAD_URL) from None
+        logins = ("sentinel_username", "sentinel_password")
+        sentinel = {name.partition("_")[2]: options.pop(name) for name in logins if name in options}
+        if sentinel and mode != "sentinel":
+            raise InvalidInput("sentinel_username and sentinel_password need sentinels: redis+sentinel://…")
         kind = options.pop("connection_class", None)
         if kind is not None:
             options["connection_class"] = kind
@@ -109,7 +115,7 @@ class Endpoint:
             options.setdefault("socket_keepalive", True)
         # Never the login: this text is for messages and logs.
         shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-        return cls(shown, mode or "single", options, tuple(seeds), service)
+        return cls(shown, mode or "single", options, tuple(seeds), service, sentinel)
 
     def kwargs(self, address: Address | None, *, aio: bool = False) -> dict[str, Any]:
         """For the driver's connection class; the driver's own retries stay off."""
@@ -121,9 +127,15 @@ class Endpoint:
         return made
 
     def sentinel_kwargs(self, seed: Address, *, aio: bool = False) -> dict[str, Any]:
-        """For a connection to a sentinel, which has no database and a login of its own."""
+        """For a connection to a sentinel, which has no database, and a login and TLS of its own."""
         made = self.kwargs(seed, aio=aio)
-        return {key: value for key, value in made.items() if key not in ("db", "username", "password")}
+        foreign_here = ("db", "username", "password")
+        shared = {key: value for key, value in made.items() if key not in foreign_here and not key.startswith("ssl")}
+        return shared | {key: value for key, value in self.sentinel.items() if key != "ssl"}
+
+    def sentinel_class(self, module: Any) -> Any:
+        """The driver's connection class for a sentinel."""
+        return module.SSLConnection if self.sentinel.get("ssl") else module.Connection
 
     @property
     def sentinel_question(self) -> bytes:
