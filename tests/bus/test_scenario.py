@@ -74,18 +74,20 @@ class TestEvents:
         with place.client() as client:
             started = time.time()
             client.publish("shop.order.paid", 1, delay=1.5)
-            client.publish("shop.order.paid", 2, expires=0.2, delay=0.5)  # over before it is due
+            client.publish("shop.order.paid", 2, expires=0.2, delay=0.5)  # over while the slow one runs
+            client.publish("shop.order.paid", 6, expires=60, delay=0.5)  # the delay is none of it
             client.publish("shop.slow", {"seconds": 2})
             place.wait_rows(1, "begun")
             # Behind the slow one there is one more in the worker's hands; the rest stands by priority.
             for number, priority in ((3, 0), (4, 0), (5, 255)):
                 client.publish("shop.order.paid", number, priority=priority)
-        rows = place.wait_rows(4, "paid", "billing")
+        rows = place.wait_rows(5, "paid", "billing")
         delayed = next(row for row in rows if row["data"] == 1)
         assert delayed["at"] - started >= 1.5
         numbers = [row["data"] for row in rows if row["data"] != 1]
         assert numbers.index(5) < numbers.index(4)
         assert 2 not in numbers
+        assert 6 in numbers
         assert billing.returncode is None
 
     def test_an_event_nobody_listens_to_is_kept_or_refused(self, place: Place, service: Start) -> None:

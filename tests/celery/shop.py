@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from celery import Celery
-from celery.exceptions import Reject
+from celery.exceptions import Ignore, Reject
 from kombu import Exchange, Queue
 
 import restante.celery
@@ -24,8 +24,11 @@ def make_app(told: dict[str, Any]) -> Celery:
         made.conf.task_queues = [
             Queue(name, Exchange(exchange, "topic"), routing_key=key) for name, (exchange, key) in told["bind"].items()
         ]
-    if told["broker"].startswith("restante"):
-        restante.celery.install(made)
+    if told.get("dead_letter_to"):
+        arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": told["dead_letter_to"]}
+        made.conf.task_queues = [Queue("lettered", queue_arguments=arguments)]
+    if told["broker"].startswith("restante") and told.get("install", True):
+        restante.celery.install(made, dead_letters=told.get("dead_letters", True))
     return made
 
 
@@ -100,6 +103,56 @@ def limited(number: int) -> None:
 def slow() -> None:
     note("slow")
     time.sleep(30)
+
+
+@app.task(name="shop.fail", bind=True)
+def fail(self: Any, times: int = 1_000_000) -> str:
+    """Fails the first times it runs."""
+    note("failing", id=self.request.id)
+    lines = Path(os.environ["LEDGER"]).read_text().splitlines()
+    if len([line for line in lines if self.request.id in line and "failing" in line]) <= times:
+        raise LookupError("no such lamp")
+    return "found"
+
+
+@app.task(name="shop.fail_quietly", dead_letters=False)
+def fail_quietly() -> None:
+    raise LookupError("nobody keeps this one")
+
+
+@app.task(name="shop.fail_acked", acks_on_failure=True)
+def fail_acked() -> None:
+    raise LookupError("acked by its own choice")
+
+
+@app.task(name="shop.fail_early", acks_late=False)
+def fail_early() -> None:
+    raise LookupError("acked before it ran")
+
+
+@app.task(name="shop.fail_kept", dead_letters=True)
+def fail_kept() -> None:
+    raise LookupError("kept by its own choice")
+
+
+@app.task(name="shop.ignore")
+def ignore() -> None:
+    raise Ignore()
+
+
+@app.task(name="shop.slow_softly", soft_time_limit=1)
+def slow_softly() -> None:
+    time.sleep(30)
+
+
+@app.task(name="shop.errback")
+def errback(id: str) -> None:
+    note("errback", id=id)
+
+
+@app.task(name="shop.eta", bind=True)
+def eta(self: Any) -> tuple[Any, float]:
+    return self.request.eta, time.time()
 
 
 @app.task(name="shop.noop")

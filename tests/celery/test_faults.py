@@ -21,7 +21,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -48,6 +48,14 @@ def take_and_die(connection: Connection, queue: Queue) -> Any:
     return message
 
 
+@pytest.fixture(scope="module")
+def frozen() -> Iterator[tuple[RedisServer, FrozenClock]]:
+    """A server whose clock the test moves; queues keep the tests apart."""
+    clock = FrozenClock()
+    with RedisServer(clock=clock) as server:
+        yield server, clock
+
+
 class TestDelays:
     def test_a_delayed_message_is_never_early_even_where_it_is_the_only_one(self, connection: Connection) -> None:
         queue = Queue("orders")(connection.channel())
@@ -58,22 +66,50 @@ class TestDelays:
             assert datetime.now(UTC) < due + timedelta(seconds=5)
             time.sleep(0.001)
         assert datetime.now(UTC) >= due
-        assert message.headers == {"eta": None, "x-eta": due.isoformat()}
+        assert message.headers == {"eta": due.isoformat()}
 
-    def test_a_delay_longer_than_every_time_to_live_is_kept(self) -> None:
-        clock = FrozenClock()
-        with (
-            RedisServer(clock=clock) as server,
-            Connection(f"{server.url.replace('redis', 'restante', 1)}/0") as connection,
-        ):
-            queue = Queue("orders")(connection.channel())
+    @pytest.mark.parametrize("lettered", [False, True], ids=["plain", "dead-letter exchange"])
+    def test_a_delay_longer_than_every_time_to_live_is_kept(
+        self, frozen: tuple[RedisServer, FrozenClock], lettered: bool
+    ) -> None:
+        server, clock = frozen
+        url = f"{server.url.replace('redis', 'restante', 1)}/0"
+        with Connection(url, transport_options={"message_ttl": 60}) as connection:
+            arguments = {"x-message-ttl": 30_000, **({"x-dead-letter-exchange": "gone"} if lettered else {})}
+            queue = Queue("lettered" if lettered else "plain", queue_arguments=arguments)(connection.channel())
             queue.declare()
+            producer = Producer(connection)
             eta = datetime.now(UTC) + timedelta(days=400)
-            Producer(connection).publish("next year", routing_key="orders", headers={"eta": eta.isoformat()})
+            for text, later in (("next year", 0), ("nobody came", 1)):
+                headers = {"eta": (eta + timedelta(seconds=later)).isoformat()}
+                producer.publish(text, routing_key=queue.name, headers=headers)
             clock.advance(399.9 * 86400)
             assert queue.get() is None
-            clock.advance(0.2 * 86400)
-            assert queue.get().payload == "next year"
+            clock.advance(0.1 * 86400 + 10)
+            message = queue.get()
+            assert message.payload == "next year"
+            message.ack()
+            clock.advance(31)
+            assert queue.get() is None  # its time to live has counted since it was due
+
+    @pytest.mark.parametrize("lettered", [False, True], ids=["plain", "dead-letter exchange"])
+    def test_a_messages_own_expiration_counts_from_the_publish(
+        self, frozen: tuple[RedisServer, FrozenClock], lettered: bool
+    ) -> None:
+        server, clock = frozen
+        with Connection(f"{server.url.replace('redis', 'restante', 1)}/0") as connection:
+            arguments = {"x-dead-letter-exchange": "gone"} if lettered else {}
+            queue = Queue("own-lettered" if lettered else "own", queue_arguments=arguments)(connection.channel())
+            queue.declare()
+            headers = {"eta": (datetime.now(UTC) + timedelta(seconds=3600)).isoformat()}
+            for text, seconds in (("over before it is due", 60), ("over soon after", 3660), ("in time", 7200)):
+                Producer(connection).publish(text, routing_key=queue.name, headers=headers, expiration=seconds)
+            clock.advance(3601)
+            messages = [queue.get() for _ in range(2)]
+            assert {message.payload for message in messages} == {"over soon after", "in time"}
+            assert queue.get() is None
+            for message in messages:
+                message.ack()
 
     @pytest.mark.parametrize("wrong", [-3600.0, 3600.0])
     def test_a_clock_that_is_wrong_does_not_change_a_delay(

@@ -36,7 +36,7 @@ class Worker(PythonProcess):
         self, server: Address, folder: Path, *, pool: str = "prefork", concurrency: int = 2, name: str = "w1",
         scheme: str = "restante", queues: str = "", options: dict[str, Any] | None = None,
         conf: dict[str, Any] | None = None, bind: dict[str, list[str]] | None = None, words: tuple[str, ...] = (),
-        wait: bool = True,
+        wait: bool = True, **more: Any,
     ) -> None:  # fmt: skip
         self.folder = folder
         self.ledger = folder / "ledger"
@@ -47,6 +47,7 @@ class Worker(PythonProcess):
             "options": options or {},
             "conf": conf or {},
             "bind": bind or {},
+            **more,
         }
         environment = {"SHOP": json.dumps(told), "LEDGER": str(self.ledger), "PYTHONWARNINGS": "default"}
         command = [
@@ -62,6 +63,14 @@ class Worker(PythonProcess):
     def wait_ready(self) -> None:
         wait_for(lambda: " ready." in self.stderr or self.returncode is not None, told=lambda: self.stderr[-3000:])
         assert " ready." in self.stderr, self.stderr[-3000:]
+
+    def close(self) -> None:
+        super().close()
+        # Results are forgotten by an app that lives on until it is collected, which would open a connection again.
+        backend: Any = self.app.backend
+        backend.result_consumer.stop()
+        backend.result_consumer._pubsub = None
+        backend.client.connection_pool.disconnect()
 
     def send(self, task: str, *args: Any, **options: Any) -> Any:
         if task == "note":

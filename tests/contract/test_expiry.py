@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -63,6 +63,34 @@ async def test_held_it_is_not_interrupted_and_given_back_it_is_over(room: Room) 
     assert room.admin.counts(queue.name).waiting == 0
 
 
+async def test_it_counts_from_when_the_message_is_due(room: Room) -> None:
+    queue = room.queue()
+    for n, expires in enumerate((3600, 0.01)):
+        await room.send(queue, f"delay {n}", delay=0.3, expires=expires)
+    shown = room.admin.messages(queue.name, State.SCHEDULED).messages[0]
+    assert shown.due_at is not None
+    assert shown.expires_at is not None
+    assert timedelta(0) <= shown.expires_at - shown.due_at - timedelta(hours=1) <= timedelta(milliseconds=1)
+    await room.call(queue.send_many, [Draft("draft", delay=0.3, expires=60), Draft("late", delay=0.3, expires=0.01)])
+    await room.pass_time(0.4)
+    got = {(await room.take(queue)).payload for _ in range(2)}
+    assert got == {"delay 0", "draft"}
+    assert await room.receive(queue) is None
+
+
+async def test_it_counts_from_an_instant_given_as_due_at(room: Room) -> None:
+    queue = room.queue()
+    due = datetime.now(UTC) + timedelta(days=2)
+    id = await room.send(queue, "x", due_at=due, expires=60)
+    shown = room.admin.show(queue.name, id)
+    assert shown.due_at is not None
+    assert shown.expires_at == shown.due_at + timedelta(seconds=60)
+    past = await room.send(queue, "y", due_at=datetime.now(UTC) - timedelta(days=2), expires=60)
+    shown = room.admin.show(queue.name, past)
+    assert shown.expires_at == shown.sent_at + timedelta(seconds=60)
+    assert (await room.take(queue)).payload == "y"
+
+
 async def test_a_unique_key_is_free_again(room: Room) -> None:
     queue = room.queue()
     await room.send(queue, "x", expires=0.05, unique="k")
@@ -88,6 +116,15 @@ async def test_an_edited_message_keeps_its_limit(room: Room) -> None:
     assert edited.expires_at == edited.sent_at + timedelta(seconds=60)
     assert edited.max_attempts == 3
     assert room.admin.messages(queue.name, State.READY).messages[0].expires_at == edited.expires_at
+
+
+async def test_a_message_put_off_keeps_its_time_after_the_new_due_time(room: Room) -> None:
+    queue = room.queue()
+    id = await room.send(queue, "x", delay=60, expires=30)
+    edited = room.admin.edit(queue.name, id, delay=7200)
+    assert edited.due_at is not None
+    assert edited.expires_at is not None
+    assert timedelta(0) <= edited.expires_at - edited.due_at - timedelta(seconds=30) <= timedelta(milliseconds=1)
 
 
 async def test_a_draft_has_its_own(room: Room) -> None:

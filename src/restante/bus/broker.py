@@ -58,6 +58,11 @@ class Sending:
             nobody,
         )
 
+    @property
+    def lifetime(self) -> float | None:
+        """Seconds from now until the event is over: `expires` counts from when it is due."""
+        return None if self.expires is None else self.delay + self.expires
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:

@@ -93,12 +93,12 @@ class Client:
     ) -> Published:  # fmt: skip
         """Hands an event to every subscription of its topic; returns once the broker has it.
 
-        `delay` seconds pass at the broker. After `expires` seconds the event is not handled any more. Where nobody has
-        subscribed it is kept in `events.unrouted`, or with `nobody="raise"` refused with `Unroutable`. The same `id`
-        again is the same event: each subscription handles it once.
+        `delay` seconds pass at the broker. `expires` seconds after it is due it is not handled any more. Where nobody
+        has subscribed it is kept in `events.unrouted`, or with `nobody="raise"` refused with `Unroutable`. The same
+        `id` again is the same event: each subscription handles it once.
         """
         how = Sending.checked(delay, priority, expires, nobody)
-        said = say(topic, data, self.source, id=id, headers=headers, expires=how.expires)
+        said = say(topic, data, self.source, id=id, headers=headers, expires=how.lifetime)
         return Published(said.envelope.id, self._broker.publish(said.envelope, said.text, how))
 
     def publish_many(
@@ -108,7 +108,7 @@ class Client:
         """Publishes events, or pairs of topic and data, and waits for all confirms at once: many times as fast."""
         how = Sending.checked(delay, priority, expires, "keep")
         pairs = [one if isinstance(one, tuple) else (one, None) for one in events]
-        said = [say(topic, data, self.source, headers=headers, expires=how.expires) for topic, data in pairs]
+        said = [say(topic, data, self.source, headers=headers, expires=how.lifetime) for topic, data in pairs]
         counts = self._broker.publish_many([(one.envelope, one.text) for one in said], how)
         return [Published(one.envelope.id, count) for one, count in zip(said, counts, strict=True)]
 
@@ -176,7 +176,7 @@ class AsyncClient:
     ) -> Published:  # fmt: skip
         """`Client.publish` with await."""
         how = Sending.checked(delay, priority, expires, nobody)
-        said = say(topic, data, self.source, id=id, headers=headers, expires=how.expires)
+        said = say(topic, data, self.source, id=id, headers=headers, expires=how.lifetime)
         return Published(said.envelope.id, await self._broker.publish(said.envelope, said.text, how))
 
     async def call(

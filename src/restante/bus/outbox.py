@@ -84,7 +84,7 @@ class Outbox:
     ) -> str:  # fmt: skip
         """Writes an event in the session's transaction and returns its id; it is published if that commits."""
         how = Sending.checked(delay, priority, expires, nobody)
-        said = say(topic, data, self._client.source, id=id, headers=headers, expires=how.expires)
+        said = say(topic, data, self._client.source, id=id, headers=headers, expires=how.lifetime)
         row = {
             "id": said.envelope.id,
             "envelope": orjson.dumps(said.envelope.attributes()).decode(),

@@ -165,7 +165,8 @@ class Channel(Declaring):
         payload, content_type = wire.payload_of(
             message["body"], message.get("content-type"), message.get("content-encoding")
         )
-        expires = self._expires(info, properties)
+        delay = 0.0 if message.get("due") else wire.delay_of(headers)
+        lettered = "x-dead-letter-exchange" in info.arguments
         queue = self.desk.queue(info.name)
         if not queue._ref.opened:
             queue._open()
@@ -175,10 +176,10 @@ class Channel(Declaring):
             id=id or properties.get("restante_id") or new_id(),
             kind=wire.kind_of(headers),
             priority=_priority(properties.get("priority"), info.arguments.get("x-max-priority", 255)),
-            headers=wire.headers_of(message, info.name, exchange, routing_key),
+            headers=wire.headers_of(message, info.name, exchange, routing_key, delay if lettered else 0.0),
             content_type=content_type,
-            delay=wire.delay_of(headers),
-            expires=None if "x-dead-letter-exchange" in info.arguments else expires,
+            delay=delay,
+            expires=None if lettered else self._expires(info, properties, delay),
         )
         call.question = question
         if id is None and properties.pop("restante_new", None):
@@ -186,11 +187,16 @@ class Channel(Declaring):
         self.desk.post.connection.run(call)
         return call.answer
 
-    def _expires(self, info: QueueInfo, properties: dict[str, Any]) -> float | None:
-        """The shortest of the message's own limit, the queue's and the transport's, in seconds."""
+    def _expires(self, info: QueueInfo, properties: dict[str, Any], delay: float) -> float | None:
+        """Seconds from the due time after which a waiting message is removed, by the shortest limit there is.
+
+        A time to live of the queue or the transport counts from when the message is due, as RabbitMQ counts from when
+        a delayed message reaches its queue. The message's own limit counts from the publish: Celery makes it of
+        `expires`, an instant, and a plain message has no other beginning.
+        """
         own = properties.get("expiration")
         limits = (
-            None if own in (None, "") else int(own) / 1000,  # Kombu has made milliseconds of it
+            None if own in (None, "") else max(0.0, int(own) / 1000 - delay),  # Kombu has made milliseconds of it
             info.seconds("x-message-ttl"), self.options.message_ttl,
         )  # fmt: skip
         return min((limit for limit in limits if limit is not None), default=None)
@@ -360,11 +366,13 @@ class Channel(Declaring):
         arguments = source.info.arguments
         if "x-dead-letter-exchange" in arguments:
             limit = arguments.get("x-delivery-limit", self.options.delivery_limit)
-            expires = self._expires(source.info, message.properties)
+            waited = float(made["waited"])
+            expires = self._expires(source.info, message.properties, waited)
             if taken.attempts > limit:
                 self._dead_letter(source.info, message, "delivery_limit")
                 return
-            if expires is not None and taken._stored.sent_ms + expires * 1000 <= now:
+            lapses_at = None if expires is None else taken._stored.sent_ms + (waited + expires) * 1000
+            if lapses_at is not None and lapses_at <= now and not taken.replays:
                 self._dead_letter(source.info, message, "expired")
                 return
         self.waiting.append((source, message))
@@ -434,9 +442,12 @@ class Channel(Declaring):
                 self._subscribe(source)
         kept, self.waiting = self.waiting, deque()
         try:
-            got = self.desk.take(source.queue, 1, self.options.visibility_timeout)
-            for taken in got.messages:
-                self._accept(source, taken, got.now)
+            # What has lapsed goes to the dead-letter exchange, and the one behind it is asked for.
+            while not self.waiting:
+                got = self.desk.take(source.queue, 1, self.options.visibility_timeout)
+                if not got.messages:
+                    break
+                self._accept(source, got.messages[0], got.now)
             if not self.waiting and source.places:
                 self._peek_broadcasts(source)
             if not self.waiting:
@@ -494,11 +505,11 @@ class Channel(Declaring):
                     info, _again(message), message.delivery_info["exchange"], message.delivery_info["routing_key"]
                 )
         elif requeue:
-            self.desk.nack(message.taken, "rejected to be delivered again")
+            self.desk.nack(message.taken, message.failure or "rejected to be delivered again")
         elif "x-dead-letter-exchange" in info.arguments:
             self._dead_letter(info, message, "rejected")
         else:
-            self.desk.bury(message.taken, message.unreadable or sys.exc_info()[1] or "rejected")
+            self.desk.bury(message.taken, message.unreadable or message.failure or sys.exc_info()[1] or "rejected")
         self._settled()
 
     def retry(self, delivery_tag: str, delay: float, error: BaseException) -> None:
@@ -605,8 +616,9 @@ def _again(message: wire.Message) -> dict[str, Any]:
         "body": message.raw,
         "content-type": message.content_type,
         "content-encoding": message.content_encoding,
-        "headers": {name: value for name, value in message.headers.items() if name != "x-eta"},
+        "headers": dict(message.headers),
         "properties": {name: value for name, value in message.properties.items() if name != "delivery_tag"},
+        "due": True,
     }
 
 

@@ -11,7 +11,8 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from restante.celery.options import Options
@@ -54,8 +55,12 @@ class Desk:
             extra["client_name"] = options.client_name
         if options.socket_keepalive is not None and not url.startswith("unix:"):
             extra["socket_keepalive"] = options.socket_keepalive
-        if isinstance(options.ssl, dict):
+        if options.socket_keepalive_options is not None and not url.startswith("unix:"):
+            extra["socket_keepalive_options"] = dict(options.socket_keepalive_options)
+        if isinstance(options.ssl, Mapping):
             extra.update(options.ssl)
+        if options.sentinel_kwargs:
+            self.post.connection.endpoint.sentinel.update(options.sentinel_kwargs)
         self.command = self.post.connection.command
         self.routing = Routing(self)
         self.presence = Presence(self)
@@ -270,7 +275,8 @@ class Desk:
 
 
 def _hashable(options: Options) -> Options:
-    """Options hold dicts (ssl, sentinel_kwargs), which no key may: by their text they are told apart."""
-    from dataclasses import replace
-
-    return replace(options, ssl=repr(options.ssl), sentinel_kwargs=repr(options.sentinel_kwargs))
+    """Options hold dicts, which no key may: by their text they are told apart."""
+    return replace(
+        options, ssl=repr(options.ssl), sentinel_kwargs=repr(options.sentinel_kwargs),
+        socket_keepalive_options=repr(options.socket_keepalive_options),
+    )  # fmt: skip

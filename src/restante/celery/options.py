@@ -6,10 +6,13 @@ An unknown option is an error that suggests the nearest name: a misspelt `visibi
 from __future__ import annotations
 
 import difflib
+import inspect
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
+
+import redis
 
 from restante.core.errors import InvalidInput
 from restante.core.settings import milliseconds, whole
@@ -33,7 +36,15 @@ _NEEDLESS = {
     "retry_on_timeout": "calls are repeated until `patience` is over, without doubles",
     "max_connections": "a process keeps as many connections as it uses at once",
     "polling_interval": "a sleeping consumer is woken, and looks by itself every 5 seconds",
+    "blocking_timeout": "a sleeping consumer is woken, and looks by itself every 5 seconds",
+    "stream_read_count": "broadcasts are read in parts", "stream_max_age": "broadcasts are read on from where it was",
+    "message_key_prefix": "messages lie in their queue",
 }  # fmt: skip
+#: Options of other transports whose effect would be missed, and what has it here.
+_REFUSED = {
+    "queue_expires": "declare the queue with x-expires (Queue(…, expires=seconds))",
+    "credential_provider": "put user and password into the broker URL",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +72,15 @@ class Options:
     socket_timeout: float | None = None
     socket_connect_timeout: float | None = None
     socket_keepalive: bool | None = None
+    #: Socket option → value, such as {socket.TCP_KEEPIDLE: 60}.
+    socket_keepalive_options: Any = None
     #: How this client is called in Redis' CLIENT LIST.
     client_name: str | None = None
     #: True, or the arguments of redis-py's SSL connection (ssl_ca_certs, ssl_certfile, …).
     ssl: Any = False
     #: The service name, where the URL lists sentinels.
     master_name: str | None = None
-    #: Login of the sentinels themselves.
+    #: Login and TLS of the sentinels themselves: {"username": …, "password": …, "ssl": True, "ssl_ca_certs": …}.
     sentinel_kwargs: Any = None
     #: Work with a server that may evict keys: it will lose messages once its memory is full.
     allow_eviction: bool = False
@@ -81,6 +94,8 @@ class Options:
                 made[name] = value
             elif name in _NEEDLESS:
                 _say_once(name)
+            elif name in _REFUSED:
+                raise InvalidInput(f"broker_transport_options has no {name!r}: {_REFUSED[name]}")
             elif name not in _THEIRS:
                 near = difflib.get_close_matches(name, [*known, *_NEEDLESS, *_THEIRS], 1)
                 hint = f": did you mean {near[0]}?" if near else f"; known are {', '.join(sorted(known))}"
@@ -92,8 +107,44 @@ class Options:
         if options.message_ttl is not None:
             milliseconds(options.message_ttl, "message_ttl")
         _choice(options.queue_order_strategy, "queue_order_strategy", ("round_robin", "priority", "sorted"))
+        for name in ("socket_timeout", "socket_connect_timeout", "patience"):
+            if getattr(options, name) is not None:
+                milliseconds(getattr(options, name), name, least=0.0 if name == "patience" else 0.001)
+        name = options.client_name or ""
+        if not isinstance(name, str) or not name.isprintable() or " " in name:
+            raise InvalidInput(f"client_name must be a word without spaces, not {name!r}")
+        options.with_tls(options.ssl)
+        if options.sentinel_kwargs is not None:
+            _arguments(options.sentinel_kwargs, "sentinel_kwargs", _SENTINEL)
+        if options.socket_keepalive_options is not None and not isinstance(options.socket_keepalive_options, Mapping):
+            raise InvalidInput("socket_keepalive_options must be a dict such as {socket.TCP_KEEPIDLE: 60}")
         _choice(options.unroutable, "unroutable", ("raise", "warn", "drop"))
         return options
+
+    def with_tls(self, ssl: Any) -> Options:
+        """The same with another `ssl`, checked."""
+        if not isinstance(ssl, bool):
+            _arguments(ssl, "ssl", _TLS)
+        return replace(self, ssl=ssl)
+
+
+#: What redis-py's connections take, for the options that are handed on to them.
+_TLS = frozenset(name for name in inspect.signature(redis.SSLConnection).parameters if name.startswith("ssl_"))
+_SENTINEL = _TLS | {
+    "username", "password", "ssl", "socket_timeout", "socket_connect_timeout", "socket_keepalive",
+    "socket_keepalive_options", "client_name",
+}  # fmt: skip
+
+
+def _arguments(given: Any, option: str, known: frozenset[str]) -> None:
+    """Refuses what the driver would refuse later, and less helpfully."""
+    if not isinstance(given, Mapping):
+        raise InvalidInput(f"{option} must be a dict, not {given!r}")
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, 1)
+            hint = f": did you mean {near[0]}?" if near else f"; known are {', '.join(sorted(known))}"
+            raise InvalidInput(f"{option} has no {name!r}{hint}")
 
 
 def _choice(value: str, name: str, words: tuple[str, ...]) -> None:

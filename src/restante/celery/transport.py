@@ -10,10 +10,10 @@ from __future__ import annotations
 import logging
 import select
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
 
@@ -75,8 +75,12 @@ class Transport(base.Transport):
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
         self.options = Options.parse(client.transport_options)
+        if "celery" in sys.modules:  # Kombu alone has no workers, and need not load Celery
+            from restante.celery import requests
+
+            requests.watch()
         if client.ssl and not self.options.ssl:
-            self.options = replace(self.options, ssl=client.ssl)  # broker_use_ssl: True, or redis-py's arguments
+            self.options = self.options.with_tls(client.ssl)  # broker_use_ssl: True, or redis-py's arguments
         self.channels: list[Any] = []
         self._desk: Desk | None = None
         self._hub: Any = None
@@ -110,6 +114,10 @@ class Transport(base.Transport):
             given = f"restante://{login}{given}:{client.port or DEFAULT_PORT}/{path}"
         parts = urlsplit(given)
         scheme = parts.scheme
+        if options.sentinel_kwargs and scheme != "sentinel" and not options.master_name:
+            raise InvalidInput("sentinel_kwargs needs sentinels: use restante+sentinel://…, or set master_name")
+        if options.ssl and scheme in ("embedded", "socket", "unix"):
+            raise InvalidInput(f"ssl has no meaning for a {scheme} URL: leave it out")
         if scheme == "embedded":
             return f"embedded://{parts.netloc}{parts.path}"
         if scheme in ("socket", "unix"):
@@ -117,10 +125,13 @@ class Transport(base.Transport):
             return f"unix://{parts.netloc}{parts.path}{f'?{query}' if query else ''}"
         tls = scheme in ("restantes", "rediss") or bool(options.ssl)
         netloc = parts.netloc or f"localhost:{DEFAULT_PORT}"
+        if scheme == "cluster" and options.master_name:
+            raise InvalidInput("master_name needs sentinels, and the URL is a cluster's: leave it out")
+        named = scheme == "sentinel" and parts.path.split("/")[1:2] == [options.master_name]
+        if options.master_name and not named:
+            return self._sentinel_url(parts, tls)
         if scheme in ("sentinel", "cluster"):
             return urlunsplit((f"{'rediss' if tls else 'redis'}+{scheme}", netloc, parts.path, parts.query, ""))
-        if options.master_name:
-            return self._sentinel_url(parts, tls)
         if scheme not in ("restante", "restantes", "redis", "rediss"):
             raise InvalidInput(
                 f"the broker URL scheme {scheme!r} is not known: use restante://, restantes://, "

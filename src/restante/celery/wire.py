@@ -51,8 +51,10 @@ def payload_of(body: Any, content_type: str | None, content_encoding: str | None
     return raw, content_type or "application/data"
 
 
-def headers_of(message: dict[str, Any], queue: str, exchange: str, routing_key: str) -> dict[str, Any]:
-    """Headers and properties in one dict, without what is mostly so."""
+def headers_of(
+    message: dict[str, Any], queue: str, exchange: str, routing_key: str, delay: float = 0.0
+) -> dict[str, Any]:
+    """Headers and properties in one dict, without what is mostly so; the delay where a time to live needs it."""
     given, properties = message["headers"], message["properties"]
     headers: dict[str, Any] = {}
     extra: dict[str, Any] = {}
@@ -89,6 +91,8 @@ def headers_of(message: dict[str, Any], queue: str, exchange: str, routing_key: 
         extra["c"] = 1
     if own:
         extra["p"] = own
+    if delay:
+        extra["d"] = delay
     headers[KOMBU] = extra
     return headers
 
@@ -122,6 +126,7 @@ def parts(message: Waiting, queue: str) -> dict[str, Any]:
         "properties": properties,
         "exchange": extra.get("x", queue),
         "routing_key": extra.get("k", queue),
+        "waited": extra.get("d", 0.0),
     }
 
 
@@ -139,13 +144,15 @@ def delay_of(headers: dict[str, Any]) -> float:
 
 
 class Message(base.Message):
-    """A received message. Once its eta has come it is due: the worker must not hold it again."""
+    """A received message; its headers are what was published."""
 
     def __init__(self, channel: Any, taken: Any, queue: str, tag: str, made: dict[str, Any], **kwargs: Any) -> None:
         #: What holds the lease, None for a broadcast.
         self.taken = taken
         #: The body as it was published: Kombu unpacks its own copy.
         self.raw = made["body"]
+        #: Why its task failed, for the dead letter.
+        self.failure: BaseException | None = None
         self._unreadable: BaseException | None = None
         headers, properties = made["headers"], made["properties"]
         info = {
@@ -156,9 +163,8 @@ class Message(base.Message):
             if taken.attempts > 1:
                 info["redelivered"] = True
                 headers["x-delivery-count"] = taken.attempts - 1
-            if headers.get("eta"):
-                headers["x-eta"] = headers["eta"]
-                headers["eta"] = None
+            if taken.replays:
+                headers["expires"] = None  # an operator wants it run, whatever its age
         properties["delivery_info"], properties["delivery_tag"] = info, tag
         super().__init__(
             body=made["body"], delivery_tag=tag, content_type=made["content_type"],

@@ -1,7 +1,8 @@
-"""Safe defaults for an app, and a worker that shows itself among Restante's consumers."""
+"""Safe defaults for an app, dead letters for its failed tasks, and a worker that shows itself among the consumers."""
 
 from __future__ import annotations
 
+import difflib
 import os
 import platform
 import time
@@ -9,6 +10,9 @@ from typing import Any
 
 import orjson
 from celery import Celery, bootsteps
+
+from restante.celery.requests import UNCHOSEN, bury_failures, watch
+from restante.core.errors import InvalidInput
 
 #: Set where the app has not chosen otherwise, and why.
 DEFAULTS: dict[str, Any] = {
@@ -22,12 +26,18 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
+#: Celery's setting from which `task_acks_on_failure` and `task_acks_on_timeout` come where they are not set.
+_ACKS_ON_FAILURE = "task_acks_on_failure_or_timeout"
+
+
 class Consumers(bootsteps.StartStopStep):
     """Tells the core's registry who this worker is and how many tasks it runs at once."""
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
     def start(self, c: Any) -> None:
+        bury_failures(c.app)
+        c.update_strategies()  # made of the tasks' requests before this step
         desk = getattr(c.connection.transport, "desk", None)
         if desk is not None:
             concurrency = getattr(c.controller, "concurrency", None) or c.pool.num_processes or 1
@@ -43,11 +53,31 @@ class Consumers(bootsteps.StartStopStep):
         return {"restante": {"last_poll_seconds_ago": round(time.monotonic() - desk.polled_at, 3)}}
 
 
-def install(app: Celery) -> Celery:
-    """Gives an app the defaults above where it has not chosen otherwise, and its workers the step; returns the app."""
-    chosen = app.conf.changes if app.configured else app._preconf
-    for name, value in DEFAULTS.items():
-        if name not in chosen:
-            app.conf[name] = value
+def install(app: Celery, *, dead_letters: bool = True, **unknown: Any) -> Celery:
+    """Makes an app reliable: sets the defaults above where it has not chosen otherwise, and returns it.
+
+    With `dead_letters` a task that failed for good, by an exception, spent retries or a time limit, is a dead letter
+    with its error. A task's own `dead_letters=True` or `False` wins, and `acks_on_failure`, `acks_on_timeout` or
+    `acks_on_failure_or_timeout`, set for the task or the app, win over both.
+    """
+    if unknown:
+        given = next(iter(unknown))
+        near = difflib.get_close_matches(given, ["dead_letters", *DEFAULTS], 1)
+        hint = "" if not near else f": did you mean {near[0]}?"
+        hint += "" if not near or near[0] not in DEFAULTS else " It is a setting of the app: app.conf." + near[0]
+        raise InvalidInput(f"install() has no {given!r}{hint or '; it takes dead_letters'}")
+    if not isinstance(dead_letters, bool):
+        raise InvalidInput(f"dead_letters must be True or False, not {dead_letters!r}")
+    if app.configured:
+        _set_defaults(app)
+    else:
+        app.on_after_configure.connect(_set_defaults, sender=app, weak=False)
+    app.restante_dead_letters = dead_letters
+    watch()
     app.steps["consumer"].add(Consumers)
     return app
+
+
+def _set_defaults(sender: Celery, **_: Any) -> None:
+    """Replaces Celery's own defaults: whatever the application chooses, in whichever way, lies above them."""
+    sender.conf.maps[-1].update({**DEFAULTS, _ACKS_ON_FAILURE: UNCHOSEN})

@@ -214,19 +214,25 @@ class Admin(Viewer):
         stored = now._stored
         level = now.priority if priority is None else whole(priority, "priority", 0, 255)
         limits = (stored.lease_ms, stored.max_attempts, stored.unique, stored.unique_states)
-        is_bytes = (payload is ... and stored.options.get("e") == "bytes") or isinstance(payload, bytes)
-        body, _ = encode(
-            now.payload if payload is ... else payload,
-            kind=now.kind, priority=level, headers=now.headers if headers is None else headers,
-            content_type=now.content_type if is_bytes else None, retry=now.retry, lease_ms=limits[0],
-            max_attempts=limits[1], unique=limits[2], unique_states=limits[3], expires_ms=stored.expires_ms,
-        )  # fmt: skip
         due = ""
         if delay is not None:
             wait = timedelta(milliseconds=milliseconds(delay, "delay"))
             due_at = datetime.fromtimestamp(self._now_ms() / 1000, UTC) + wait
         if due_at is not None:
             due = ops._due(0, due_at)
+        span = stored.expires_ms
+        if span is not None and due and now.state is State.SCHEDULED:
+            span = max(
+                0, span - max(0, now._due_ms - stored.sent_ms)
+            )  # what is left of it counts from the new due time
+        is_bytes = (payload is ... and stored.options.get("e") == "bytes") or isinstance(payload, bytes)
+        body, _ = encode(
+            now.payload if payload is ... else payload,
+            kind=now.kind, priority=level, headers=now.headers if headers is None else headers,
+            content_type=now.content_type if is_bytes else None, retry=now.retry, lease_ms=limits[0],
+            max_attempts=limits[1], unique=limits[2], unique_states=limits[3], expires_ms=span,
+            expires_from=int(due) if due else None,
+        )  # fmt: skip
         state = self._run(EDIT, queue, [self.operator, id, body, str(level), due])
         if state == b"leased":
             raise Held(f"{id} was received meanwhile and is unchanged")

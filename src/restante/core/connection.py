@@ -208,7 +208,7 @@ class Connection:
     def _ask_sentinels(self) -> Address:
         error: Exception = foreign.ConnectionError("no sentinel answered")
         for seed in self.endpoint.seeds:
-            link = Link(redis.Connection(**self.endpoint.sentinel_kwargs(seed)))  # type: ignore[no-untyped-call]
+            link = Link(self.endpoint.sentinel_class(redis)(**self.endpoint.sentinel_kwargs(seed)))
             try:
                 reply = link.call(self.endpoint.sentinel_question)
                 if reply:

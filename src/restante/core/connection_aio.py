@@ -155,7 +155,7 @@ class AsyncConnection:
     async def _ask_sentinels(self) -> Address:
         error: Exception = foreign.ConnectionError("no sentinel answered")
         for seed in self.endpoint.seeds:
-            link = AsyncLink(driver.Connection(**self.endpoint.sentinel_kwargs(seed, aio=True)))
+            link = AsyncLink(self.endpoint.sentinel_class(driver)(**self.endpoint.sentinel_kwargs(seed, aio=True)))
             try:
                 reply = await link.call(self.endpoint.sentinel_question)
                 if reply:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
@@ -28,6 +28,8 @@ _OPTIONS = frozenset({
     "client_name", "db", "health_check_interval", "password", "socket_connect_timeout", "socket_keepalive",
     "socket_read_size", "socket_timeout", "username",
 })  # fmt: skip
+#: The login of the sentinels themselves.
+_SENTINEL_LOGIN = ("sentinel_username", "sentinel_password")
 _TLS_OPTIONS = frozenset({
     "ssl_ca_certs", "ssl_ca_data", "ssl_ca_path", "ssl_cert_reqs", "ssl_certfile", "ssl_check_hostname", "ssl_ciphers",
     "ssl_keyfile", "ssl_min_version", "ssl_password",
@@ -70,8 +72,8 @@ def _check_options(query: str, scheme: str) -> None:
     for name, _ in parse_qsl(query, keep_blank_values=True):
         if name in _TLS_OPTIONS and scheme != "rediss":
             raise InvalidInput(f"the option {name!r} of the Redis URL needs TLS: write rediss://")
-        if name not in _OPTIONS and name not in _TLS_OPTIONS:
-            raise InvalidInput(f"a Redis URL has no option {name!r}: {nearest(name, _OPTIONS | _TLS_OPTIONS)}")
+        if name not in (known := _OPTIONS | _TLS_OPTIONS | set(_SENTINEL_LOGIN)):
+            raise InvalidInput(f"a Redis URL has no option {name!r}: {nearest(name, known)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,8 @@ class Endpoint:
     options: dict[str, Any]
     seeds: tuple[Address, ...] = ()
     service: str = ""
+    #: Arguments of connections to the sentinels themselves: their login, their TLS.
+    sentinel: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, url: str, settings: ClientSettings) -> Endpoint:
@@ -118,6 +122,9 @@ class Endpoint:
         except ValueError:
             # The driver's own words may quote part of a password.
             raise InvalidInput(_BAD_URL) from None
+        sentinel = {name.partition("_")[2]: options.pop(name) for name in _SENTINEL_LOGIN if name in options}
+        if sentinel and mode != "sentinel":
+            raise InvalidInput("sentinel_username and sentinel_password need sentinels: redis+sentinel://…")
         kind = options.pop("connection_class", None)
         if kind is not None:
             options["connection_class"] = kind
@@ -127,7 +134,7 @@ class Endpoint:
             options.setdefault("socket_keepalive", True)
         # Never the login: this text is for messages and logs.
         shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-        return cls(shown, mode or "single", options, tuple(seeds), service)
+        return cls(shown, mode or "single", options, tuple(seeds), service, sentinel)
 
     def kwargs(self, address: Address | None, *, aio: bool = False) -> dict[str, Any]:
         """For the driver's connection class; the driver's own retries stay off."""
@@ -139,9 +146,15 @@ class Endpoint:
         return made
 
     def sentinel_kwargs(self, seed: Address, *, aio: bool = False) -> dict[str, Any]:
-        """For a connection to a sentinel, which has no database and a login of its own."""
+        """For a connection to a sentinel, which has no database, and a login and TLS of its own."""
         made = self.kwargs(seed, aio=aio)
-        return {key: value for key, value in made.items() if key not in ("db", "username", "password")}
+        foreign_here = ("db", "username", "password")
+        shared = {key: value for key, value in made.items() if key not in foreign_here and not key.startswith("ssl")}
+        return shared | {key: value for key, value in self.sentinel.items() if key != "ssl"}
+
+    def sentinel_class(self, module: Any) -> Any:
+        """The driver's connection class for a sentinel."""
+        return module.SSLConnection if self.sentinel.get("ssl") else module.Connection
 
     @property
     def sentinel_question(self) -> bytes:

@@ -245,6 +245,11 @@ def _entry(
             letters = "".join(sorted(STATE_LETTERS[State(state)] for state in unique_states or UNIQUE_STATES))
         except (ValueError, TypeError):
             raise InvalidInput(f"unique_states must be a set of State members, not {unique_states!r}") from None
+    due = _due(delay, due_at)
+    span = None if expires is None else milliseconds(expires, "expires")
+    if span is not None and due.startswith("+"):
+        # Counts from the due time, which the server rounds up: waiting for it is no delay of the consumer's.
+        span += int(due) + 1
     stored, size = encode(
         payload,
         kind=kind,
@@ -252,7 +257,8 @@ def _entry(
         headers=headers,
         content_type=content_type,
         lease_ms=None if lease is None else milliseconds(lease, "lease", least=0.001),
-        expires_ms=None if expires is None else milliseconds(expires, "expires"),
+        expires_ms=span,
+        expires_from=int(due) if span is not None and due.isdigit() else None,
         max_attempts=None if max_attempts is None else whole(max_attempts, "max_attempts", 1, 65535),
         retry=retry,
         unique=unique,
@@ -260,7 +266,7 @@ def _entry(
     )
     if size > ref.settings.max_payload:
         raise _too_large(ref, size)
-    return id, _due(delay, due_at), priority, stored
+    return id, due, priority, stored
 
 
 def _plain(ref: QueueRef, payload: Any, priority: int) -> tuple[str, str, int, bytes]:
@@ -315,9 +321,9 @@ def send(
     """Puts one message in and returns its id.
 
     The message waits until it is received and acked. With `delay` or `due_at` it becomes ready then and
-    never before. With `expires` it is removed instead of delivered once it is older than that; nothing expires
-    unasked. The same `id` again stores nothing; with `unique` nothing is stored while a message with that key is in
-    one of `unique_states`, and the id returned is that message's (`stored` is False).
+    never before. With `expires` it is removed instead of delivered once it has waited longer than that, counted from
+    when it is due; nothing expires unasked. The same `id` again stores nothing; with `unique` nothing is stored while
+    a message with that key is in one of `unique_states`, and the id returned is that message's (`stored` is False).
     """
     entry: tuple[str, str, int, bytes]
     if (

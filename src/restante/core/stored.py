@@ -2,7 +2,8 @@
 
     line 1, the sequence number it was sent under          (put in front by the server, as is sent_at)
     line 2, the facts:  sent_at ⇥ kind ⇥ priority ⇥ payload bytes
-    line 3, the limits: lease_ms+expires_ms ⇥ max_attempts ⇥ unique states ⇥ unique key, empty for most messages
+    line 3, the limits: lease_ms+expires_ms@due_ms ⇥ max_attempts ⇥ unique states ⇥ unique key, empty for most messages
+            (expires_ms counts from sent_at, or from due_ms where that is given and later)
     then CRC-32 of what the client wrote (4 bytes), length of the options (2 bytes), options (JSON), payload
 
 Facts and limits are text because the scripts paste them into the journal; the options (encoding, content type,
@@ -192,6 +193,7 @@ def encode(
     content_type: str | None = None,
     lease_ms: int | None = None,
     expires_ms: int | None = None,
+    expires_from: int | None = None,
     max_attempts: int | None = None,
     retry: RetryPolicy | None = None,
     unique: str | None = None,
@@ -228,7 +230,9 @@ def encode(
     if lease_ms is not None or expires_ms is not None or max_attempts is not None or unique is not None:
         if unique is not None:
             _check_unique(unique)
-        first = f"{lease_ms or ''}" if expires_ms is None else f"{lease_ms or ''}+{expires_ms}"
+        first = f"{lease_ms or ''}"
+        if expires_ms is not None:
+            first += f"+{expires_ms}" if expires_from is None else f"+{expires_ms}@{expires_from}"
         limits = f"{first}\t{max_attempts or ''}\t{unique_states}\t{unique or ''}".encode()
     head = b"%b\t%d\t%d\n%b\n" % (kind.encode(), priority, len(body), limits)
     tail = b"%b%b%b" % (len(extra).to_bytes(2), extra, body)
@@ -306,8 +310,10 @@ class Stored:
 
     @property
     def expires_ms(self) -> int | None:
+        """Milliseconds from sent_at after which the message is no longer delivered."""
         _, given, text = self._split()[1][0].partition("+")
-        return int(text) if given else None
+        span, _, due = text.partition("@")
+        return int(span) + max(0, int(due or 0) - self.sent_ms) if given else None
 
     @property
     def max_attempts(self) -> int | None:

@@ -57,10 +57,11 @@ local function position(facts, sequence)
   return format('%d', (255 - match(facts, '\t(%d+)\t%d+$')) * SPAN + sequence)
 end
 
--- Whether a message has waited longer than it is worth: the limits' first field is lease_ms, then + and expires_ms.
+-- Whether a message has waited longer than it is worth: the limits' first field is lease_ms, then + and expires_ms,
+-- then @ and the due time from which it counts. Waiting for a due time is no delay of the consumer's.
 local function is_over(facts, limits, now)
-  local span = match(limits, '^%d*%+(%d+)')
-  return span and match(facts, '^%d+') + span <= now or false
+  local span, due = match(limits, '^%d*%+(%d+)@?(%d*)')
+  return span and math.max(match(facts, '^%d+'), tonumber(due) or 0) + span <= now or false
 end
 
 -- The unique key of a message is held in the states it names and free in all others.
