@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from restante.core.admin import Admin
     from restante.core.consumer import Consumer
     from restante.core.errors import (
+        BatchFailed,
         CallFailed,
         CallTimeout,
         Corrupt,
@@ -51,7 +52,7 @@ _HOMES = {
     "restante.core.admin": "Admin",
     "restante.core.consumer": "Consumer",
     "restante.core.errors": (
-        "CallFailed CallTimeout Corrupt Declined Held InvalidInput InvalidName InvalidPayload JournalLost "
+        "BatchFailed CallFailed CallTimeout Corrupt Declined Held InvalidInput InvalidName InvalidPayload JournalLost "
         "LeaseLost Mismatch NoHandler NotFound NotReady PayloadTooLarge QueueFull ReadOnly RestanteError "
         "Unavailable Unconfirmed Unroutable UnsafeServer"
     ),
@@ -65,6 +66,7 @@ _HOMES = {
 
 __all__ = [
     "Admin",
+    "BatchFailed",
     "Bus",
     "CallFailed",
     "CallTimeout",

@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
+from restante.bus.batch import AtOnce, Publishing, Sender
 from restante.bus.broker import (
     CALLS,
     CALLS_ALL,
@@ -203,6 +204,15 @@ class RedisBroker:
 
     def publish_many(self, events: Sequence[tuple[Envelope, bytes]], how: Sending) -> list[int | None]:
         return run_flow(self.post.connection, self._routes.publish_many(events, how))
+
+    def sender(self) -> Sender:
+        return AtOnce(self.publish, self.publish_many)
+
+    def begin(self, publishing: Publishing) -> None:
+        """Publishes at once: it is one round trip."""
+        sender = self.sender()
+        sender.begin(publishing)
+        sender.settle((publishing,))
 
     def call(self, envelope: Envelope, text: bytes, timeout: float) -> Answer:
         return run_flow(self.post.connection, self._routes.call(envelope, text, timeout))
