@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Literal, Never, TypeVar, Unpack, overload
 
 import orjson
 from celery import Celery, Task
-from celery.app.defaults import SETTING_KEYS
 from celery.exceptions import Retry
 from celery.utils.time import rate
 from kombu import Queue
@@ -43,6 +42,7 @@ from restante.bus.options import (
     task_options,
 )
 from restante.bus.schema import Event as EventClass
+from restante.bus.settings import Settings, agree_with_environment, celery_keywords
 from restante.bus.worker import Declared, Handing, Request
 from restante.core.errors import InvalidInput, RestanteError
 from restante.core.journal import Line
@@ -61,20 +61,6 @@ log = logging.getLogger("restante")
 #: Deliveries of an event to a handler before it is dead, and the delays between them, unless said otherwise.
 MAX_ATTEMPTS = 11
 RETRY = exponential(1, cap=600)
-#: Set where the app has not chosen otherwise.
-DEFAULTS: dict[str, Any] = {
-    # An event is signed for when it is handled, and a process that dies hands it back.
-    "task_acks_late": True,
-    "task_reject_on_worker_lost": True,
-    "broker_connection_retry_on_startup": True,
-    "worker_cancel_long_running_tasks_on_connection_loss": False,
-    # Events have no results, and a call's answer goes to its caller.
-    "task_ignore_result": True,
-    # A failure is told to the broker as one; Celery must not ack it.
-    "task_acks_on_failure_or_timeout": False,
-    # One slow handler must not hold events that another process could have.
-    "worker_prefetch_multiplier": 1,
-}
 #: Handler names that a service needs for itself.
 TAKEN = frozenset(("archive", "return", "rung", "calls", "tasks"))
 
@@ -116,25 +102,6 @@ class HandlerTask(Task):
         return made
 
 
-#: What Bus(…) passes to Celery: arguments of an app, and settings, also those of a Celery newer than our list.
-_KNOWN = CeleryOptions.__optional_keys__ | SETTING_KEYS
-#: Settings that a bus makes itself, and what to do instead.
-_OURS = {
-    "broker_read_url": "events are published and read over one broker: broker=…",
-    "broker_write_url": "events are published and read over one broker: broker=…",
-    **dict.fromkeys(
-        ("task_queues", "task_default_queue", "task_default_exchange", "task_default_routing_key"),
-        "a handler's queue is its own, and plain tasks of the service have service.tasks",
-    ),
-    **dict.fromkeys(
-        ("broker_host", "broker_port", "broker_user", "broker_password", "broker_vhost", "broker_transport"),
-        "all of it is in the URL: broker=…",
-    ),
-}
-#: Variables by which Celery's worker is told of a broker.
-_ENVIRONMENT = ("celery_broker_url", "celery_broker_read_url", "celery_broker_write_url")
-
-
 class Bus(Celery):
     """A service's bus: `bus = Bus("billing", broker="restante://…")`, or `amqp://…`.
 
@@ -149,11 +116,7 @@ class Bus(Celery):
         retry: RetryPolicy = RETRY, max_attempts: int = MAX_ATTEMPTS, prefix: str = "",
         rabbitmq: Mapping[str, Any] | None = None, **celery: Unpack[CeleryOptions],
     ) -> None:  # fmt: skip
-        given: dict[str, Any] = dict(celery)
-        refuse_unknown(given, _KNOWN, "Bus")
-        for name, why in _OURS.items():
-            if name in given:
-                raise InvalidInput(f"Bus does not take {name}: {why}")
+        given = celery_keywords(celery)
         self.service = valid_service(service)
         self.broker_url = chosen(broker, broker_url)
         if not (broker or broker_url) and os.environ.get("CELERY_BROKER_URL") and "RESTANTE_BROKER" not in os.environ:
@@ -176,50 +139,24 @@ class Bus(Celery):
         #: Handlers of calls, by topic.
         self.answered: dict[str, Handler] = {}
         options = dict(given.pop("broker_transport_options", None) or {})
-        if prefix and not self.on_rabbitmq:
+        if not self.on_rabbitmq:
+            if options.get("global_keyprefix", prefix) != prefix:
+                raise InvalidInput(
+                    "the prefix of keys is Bus(prefix=…): global_keyprefix alone parts worker and publisher"
+                )
             options["global_keyprefix"] = prefix
-        if self.on_rabbitmq:
+        else:
             options.setdefault("confirm_publish", True)
-        self._agree("the environment", {name: os.environ.get(name.upper()) for name in _ENVIRONMENT})
+        agree_with_environment(self.broker_url)
         super().__init__(service, broker=celery_url(self.broker_url), **given)
-        self.conf.broker_transport_options = options
+        self._queues = [Queue(f"{service}.tasks", routing_key=f"{service}.tasks")]
+        self._settings = Settings(self, self.broker_url, self._queues, options)
         if not self.on_rabbitmq:
             from restante.celery import install
 
             install(self)
-        for name, value in DEFAULTS.items():
-            self.conf.setdefault(name, value)
-        self._queues = [Queue(f"{service}.tasks", routing_key=f"{service}.tasks")]
-        self.conf.task_default_queue = f"{service}.tasks"
-        self.conf.task_queues = self._queues
         self.steps["worker"].add(Declared)
         self.steps["consumer"].add(Handing)
-
-    def _agree(self, where: str, urls: Mapping[str, Any]) -> None:
-        """InvalidInput where Celery would be told of another broker than the one events are published to."""
-        for name, url in urls.items():
-            if not url:
-                continue
-            own = celery_url(self.broker_url)
-            if not isinstance(url, str) or celery_url(url) != own:
-                told = shown(url) if isinstance(url, str) else url
-                raise InvalidInput(
-                    f"{name} in {where} is {told}, and this bus is on {shown(self.broker_url)}: a worker would read "
-                    "where nothing is published. Give the broker to Bus(broker=…) alone"
-                )
-
-    def _check_settings(self) -> None:
-        """InvalidInput where settings made after the bus would part its worker from its publishers."""
-        conf = self.conf
-        self._agree(
-            "the app's settings",
-            {name: getattr(conf, name) for name in ("broker_url", "broker_read_url", "broker_write_url")},
-        )
-        if conf.task_queues is not self._queues:
-            raise InvalidInput(
-                f"task_queues in the app's settings would hide the queues of {self.service}'s handlers from its "
-                "worker: leave it out, and name other queues by `celery worker -Q` or task_routes"
-            )
 
     # -- declaring -----------------------------------------------------------------------------------------------
 
@@ -337,13 +274,13 @@ class Bus(Celery):
     @functools.cached_property
     def client(self) -> Client:
         """What publishes and calls for this service."""
-        self._check_settings()
+        self._settings.check()
         return Client(self.broker_url, source=self.service, store=self._store_url, prefix=self._prefix)
 
     @functools.cached_property
     def aio(self) -> AsyncClient:
         """The same with await: `await bus.aio.publish(…)`, `await bus.aio.call(…)`."""
-        self._check_settings()
+        self._settings.check()
         return AsyncClient(self.broker_url, source=self.service, store=self._store_url, prefix=self._prefix)
 
     @overload
@@ -460,7 +397,7 @@ class Bus(Celery):
 
     def declare(self) -> None:
         """Declares the queues and bindings of this service, on RabbitMQ also the ladder. A worker does it too."""
-        self._check_settings()
+        self._settings.check()
         self.finalize()
         for queue in self._queues:
             queue.queue_arguments = self.keeper.arguments(queue.name)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("restante")
 
+#: Keywords of publish, as candidates for what was meant.
+_PUBLISH = PublishOptions.__optional_keys__ | {"wait"}
 #: What may stand for a topic: its name, an event's class, or an event.
 Topic = str | type[Event] | Event
 #: Seconds a call waits for its answer.
@@ -76,8 +78,12 @@ def _how(options: Mapping[str, Any], known: Collection[str], where: str) -> Send
     return Sending.checked(get("delay", 0), get("priority", 0), get("expires"), get("nobody", "keep"))
 
 
-def _event(topic: Topic, data: Any, source: str, options: Mapping[str, Any]) -> tuple[Said, Sending]:
-    how = _how(options, PublishOptions.__optional_keys__ | {"wait"}, "publish")
+def sending(
+    topic: Topic, data: Any, source: str, options: Mapping[str, Any],
+    known: Collection[str] = PublishOptions.__optional_keys__,
+) -> tuple[Said, Sending]:  # fmt: skip
+    """What to publish and how, from a caller's keywords; raises before anything is sent."""
+    how = _how(options, known, "publish")
     said = say(topic, data, source, id=options.get("id"), headers=options.get("headers"), expires=how.expires)
     return said, how
 
@@ -148,7 +154,7 @@ class Client:
         again is the same event: each subscription handles it once. `wait=False` returns a future at once. In a block of
         `batch()` it returns at once too, with `subscriptions` None, and the block's end waits.
         """
-        said, how = _event(topic, data, self.source, options)
+        said, how = sending(topic, data, self.source, options, _PUBLISH)
         if wait:
             return self.send(said, how)
         return self._begin(Publishing(said.envelope, said.text, how))
@@ -256,7 +262,7 @@ class AsyncClient:
         self, topic: Topic, data: Any = None, *, wait: bool = True, **options: Unpack[PublishOptions]
     ) -> Published | asyncio.Task[Published]:
         """`Client.publish` with await; `wait=False` returns a task, whose name is the event's id."""
-        said, how = _event(topic, data, self.source, options)
+        said, how = sending(topic, data, self.source, options, _PUBLISH)
 
         async def send() -> Published:
             return Published(said.envelope.id, await self._broker.publish(said.envelope, said.text, how))
