@@ -62,9 +62,7 @@ def test_early_acks_by_a_setting_of_the_app_are_the_same(place: Place, service: 
     assert [row["attempts"] for row in place.rows("failing")] == [1, 2]
 
 
-def test_a_killed_worker_loses_what_it_had_begun_with_early_acks_and_nothing_else(
-    place: Place, service: Start
-) -> None:
+def test_a_killed_worker_loses_what_it_had_begun_with_early_acks_and_nothing_else(place: Place, service: Start) -> None:
     conf = {"broker_transport_options": {"visibility_timeout": 1.5}} if place.kind == "redis" else {}
     first = service("billing", "early", conf=conf, concurrency=1)
     with place.client() as client:

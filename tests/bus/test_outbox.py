@@ -65,9 +65,7 @@ def test_a_bad_row_is_set_aside_and_the_others_go_once_and_in_order(
         assert all(one.set_aside_at.tzinfo is not None for one in aside)
 
 
-def test_rows_set_aside_are_put_back_or_discarded(
-    engine: Engine, client: Client, redis: RedisServer
-) -> None:
+def test_rows_set_aside_are_put_back_or_discarded(engine: Engine, client: Client, redis: RedisServer) -> None:
     outbox = Outbox(client)
     outbox.create(engine)
     with engine.begin() as connection:

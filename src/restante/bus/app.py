@@ -141,10 +141,9 @@ class Bus(Celery):
         options = dict(given.pop("broker_transport_options", None) or {})
         if not self.on_rabbitmq:
             if options.get("global_keyprefix", prefix) != prefix:
-                raise InvalidInput(
-                    "the prefix of keys is Bus(prefix=…): global_keyprefix alone parts worker and publisher"
-                )
-            options["global_keyprefix"] = prefix
+                raise InvalidInput("the prefix of keys is said by Bus(prefix=…), not by global_keyprefix")
+            if prefix:
+                options["global_keyprefix"] = prefix
         else:
             options.setdefault("confirm_publish", True)
         agree_with_environment(self.broker_url)

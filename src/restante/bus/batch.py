@@ -22,9 +22,6 @@ from restante.core.errors import BatchFailed, RestanteError, Unavailable, Unconf
 
 log = logging.getLogger("restante")
 
-#: Events of one asyncio batch that wait for their confirms at a time. More take memory, fewer leave the broker idle.
-AT_ONCE = 500
-
 Failure = tuple[str, str, Exception]
 
 
@@ -169,9 +166,9 @@ def opened_batch(opened: threading.local) -> Batch | None:
 class AsyncBatch:
     """The same for asyncio: `async with client.batch():`. It concerns the task that opened it and tasks made inside."""
 
-    def __init__(self, opened: ContextVar[AsyncBatch | None]) -> None:
+    def __init__(self, opened: ContextVar[AsyncBatch | None], at_once: int) -> None:
         self._opened = opened
-        self._room = asyncio.Semaphore(AT_ONCE)
+        self._room = asyncio.Semaphore(at_once)
         self._tasks: set[asyncio.Task[Published]] = set()
         self._failures: list[Failure] = []
         self._away: Exception | None = None

@@ -115,6 +115,9 @@ class Broker(Protocol):
 class AsyncBroker(Protocol):
     """The same with await."""
 
+    #: Events of a batch that are published at a time.
+    at_once: int
+
     async def publish(self, envelope: Envelope, text: bytes, how: Sending) -> int | None: ...
 
     async def call(self, envelope: Envelope, text: bytes, timeout: float) -> Answer: ...

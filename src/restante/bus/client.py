@@ -233,7 +233,6 @@ class AsyncClient:
         self._broker: AsyncBroker
         #: The batch that the current task is in.
         self._opened: ContextVar[AsyncBatch | None] = ContextVar("restante_batch", default=None)
-        self._alone = AsyncBatch(self._opened)
         _check_settings(self.url, settings, type(self).__name__)
         if is_rabbitmq(self.url):
             from restante.bus.on_rabbitmq import PATIENCE
@@ -247,6 +246,7 @@ class AsyncClient:
 
             url, on_close = _resolved(self.url)
             self._broker = AsyncRedisBroker(AsyncPost(url, ClientSettings(**settings), on_close=on_close), prefix)
+        self._alone = self.batch()
 
     @overload
     async def publish(
@@ -277,7 +277,7 @@ class AsyncClient:
 
     def batch(self) -> AsyncBatch:
         """`Client.batch` with await: `async with client.batch():`. It holds for this task and those made inside."""
-        return AsyncBatch(self._opened)
+        return AsyncBatch(self._opened, self._broker.at_once)
 
     async def call(self, topic: Topic, data: Any = None, **options: Unpack[CallOptions]) -> Any:
         """`Client.call` with await."""

@@ -174,6 +174,7 @@ class Confirms:
                     return
                 try:
                     self._note()
+                    self._since_look = LOOK_EVERY
                     self._work(0)
                 except Exception:  # the thread must live on, or nobody settles what nobody waits for
                     log.exception("confirms not read")

@@ -38,6 +38,9 @@ _LOST = (OSError, AMQPError, asyncio.TimeoutError)
 class AsyncRabbitBroker:
     """The asyncio client of a RabbitMQ broker; one connection, as many calls at once as asked for."""
 
+    #: All of them share the connection. More take memory, fewer leave the broker idle.
+    at_once = 500
+
     def __init__(self, url: str, *, store: str | None = None, patience: float = PATIENCE) -> None:
         self._url = url
         self._patience = patience

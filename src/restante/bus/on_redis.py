@@ -227,6 +227,9 @@ class RedisBroker:
 class AsyncRedisBroker:
     """The asyncio client of a Redis broker."""
 
+    #: Each takes a connection for its round trip; more would wait for one core of the server.
+    at_once = 16
+
     def __init__(self, post: AsyncPost, prefix: str = "") -> None:
         self.post = post
         self._routes = Routes(post, prefix, riding=False)
