@@ -18,6 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import amqp
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -36,6 +37,8 @@ BOUNDS: dict[str, tuple[str, float]] = {
     "Redis: call p50, against Celery's RPC": ("<=", 1.2),
     "RabbitMQ: call p50, against Celery's RPC": ("<=", 1.2),
     "RabbitMQ: publish_many with confirms, against send_task": (">=", 1.0),
+    "RabbitMQ: publish in a batch, against send_task": (">=", 1.5),
+    "RabbitMQ: a batch and three killed brokers, lost": ("<=", 0),
     "Redis: retries, early": ("<=", 0),
     "RabbitMQ: retries, early": ("<=", 0),
     "Redis: retries, longest over its policy": ("<=", 20),
@@ -50,6 +53,13 @@ data = {"order": 42, "text": "x" * 150}
 if kind == "many":
     began = time.perf_counter()
     for _ in range(count // 100): bus.publish_many([("bench.event", data)] * 100)
+    print(count / (time.perf_counter() - began)); sys.exit()
+if kind == "batch":
+    with bus.batch():
+        for _ in range(100): bus.publish("bench.event", data)
+    began = time.perf_counter()
+    with bus.batch():
+        for _ in range(count): bus.publish("bench.event", data)
     print(count / (time.perf_counter() - began)); sys.exit()
 if kind == "bus":
     send = lambda: bus.publish("bench.event", data)
@@ -111,14 +121,53 @@ def declared(environment: dict[str, str]) -> None:
     told("from benchmarks.bus_tasks import bus; bus.declare(); bus.close()", environment)
 
 
-def publishing(environment: dict[str, str], count: int, rounds: int, kinds: list[tuple[str, bool]]) -> list[float]:
-    """Publishes per second of each kind, medians of rounds in turns."""
+def publishing(
+    environment: dict[str, str], count: int, rounds: int, kinds: list[tuple[str, bool]]
+) -> list[list[float]]:
+    """Publishes per second of each kind, for each of some rounds in turns."""
     declared(environment)
     found: list[list[float]] = [[] for _ in kinds]
     for _ in range(rounds):
         for place, (kind, confirms) in enumerate(kinds):
             found[place].append(float(told(_PUBLISH, environment, kind, str(count), str(int(confirms)))))
-    return [statistics.median(one) for one in found]
+    return found
+
+
+def against(ours: list[float], theirs: list[float]) -> float:
+    """How many times as fast, the median over rounds: a machine that is busy for a while slows both of a round."""
+    return statistics.median(one / other for one, other in zip(ours, theirs, strict=True))
+
+
+_BATCH = """
+import os, sys
+from restante.bus import Client
+with Client(os.environ["BROKER"], patience=120) as client, client.batch():
+    for number in range(int(sys.argv[1])): print(client.publish("bench.event", number).id, flush=True)
+"""
+
+
+def killed(rabbit: RabbitServer, environment: dict[str, str], count: int, kills: int) -> int:
+    """Events of a batch that are not in their queue after the broker was killed in the middle, several times."""
+    told(_CLEAR, environment)
+    rabbit.write_down()
+    publisher = subprocess.Popen(
+        [sys.executable, "-c", _BATCH, str(count)], cwd=ROOT, env={**os.environ, **environment}, stdout=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    assert publisher.stdout is not None
+    ids = []
+    for number, line in enumerate(publisher.stdout):
+        ids.append(line.strip())
+        if number and number % (count // (kills + 1)) == 0 and number // (count // (kills + 1)) <= kills:
+            rabbit.kill()
+            rabbit.start()
+    if publisher.wait(300) or len(ids) != count:
+        raise RuntimeError("the publisher of a batch ended with an error")
+    with amqp.Connection(f"127.0.0.1:{rabbit.port}") as connection:
+        channel = connection.channel()
+        got = iter(lambda: channel.basic_get("bench.handled", no_ack=True), None)
+        there = {message.properties["message_id"] for message in got}
+    return len(set(ids) - there)
 
 
 _CLEAR = """
@@ -205,32 +254,46 @@ def measure(quick: bool, progress: Progress) -> list[Row]:
         on_rabbit = {"BROKER": rabbit.url, "STORE": f"redis://{address}"}
         without = {"BROKER": rabbit.url}
         say("Redis: publishing")
-        ours, stock = publishing(on_redis, count, rounds, [("bus", False), ("plain", False)])
+        middle = statistics.median
+        ours, stock, batch = publishing(on_redis, count, rounds, [("bus", False), ("plain", False), ("batch", False)])
         rows += [
-            Row("Redis: publish", ours, "/s", "one subscription, one process"),
-            Row("Redis: publish, against send_task", ours / stock, "×", f"Celery on its own transport: {stock:,.0f}/s"),
-        ]
-        say("RabbitMQ: publishing")
-        kinds = [("bus", True), ("plain", False), ("plain", True), ("many", True)]
-        ours, them, sure, many = publishing(without, count, rounds, kinds)
-        journalled = publishing(on_rabbit, count, rounds, [("bus", True)])[0]
-        rows += [
-            Row("RabbitMQ: publish with confirms", ours, "/s", "mandatory, persistent"),
-            Row("RabbitMQ: publish with confirms, against send_task", ours / them, "×", f"{them:,.0f}/s, unconfirmed"),
-            Row("RabbitMQ: publish with confirms, against send_task with confirms", ours / sure, "×", f"{sure:,.0f}/s"),
-            Row("RabbitMQ: publish_many with confirms", many, "/s", "batches of 100"),
-            Row("RabbitMQ: publish_many with confirms, against send_task", many / them, "×"),
-            Row("RabbitMQ: publish with confirms and journal", journalled, "/s", "with a store in Redis"),
+            Row("Redis: publish", middle(ours), "/s", "one subscription, one process"),
+            Row(
+                "Redis: publish, against send_task", against(ours, stock), "×",
+                f"Celery on its own transport: {middle(stock):,.0f}/s",
+            ),
+            Row("Redis: publish in a batch", middle(batch), "/s"),
+            Row("Redis: publish in a batch, against send_task", against(batch, stock), "×"),
         ]  # fmt: skip
+        say("RabbitMQ: publishing")
+        kinds = [("bus", True), ("plain", False), ("plain", True), ("many", True), ("batch", True)]
+        ours, them, sure, many, batch = publishing(without, count, rounds, kinds)
+        journalled, noted = publishing(on_rabbit, count, rounds, [("bus", True), ("batch", True)])
+        name = "RabbitMQ: publish with confirms"
+        rows += [
+            Row(name, middle(ours), "/s", "mandatory, persistent"),
+            Row(f"{name}, against send_task", against(ours, them), "×", f"{middle(them):,.0f}/s, unconfirmed"),
+            Row(f"{name}, against send_task with confirms", against(ours, sure), "×", f"{middle(sure):,.0f}/s"),
+            Row("RabbitMQ: publish in a batch", middle(batch), "/s", "each confirmed by the end of the block"),
+            Row("RabbitMQ: publish in a batch, against send_task", against(batch, them), "×", "unconfirmed there"),
+            Row("RabbitMQ: publish_many with confirms", middle(many), "/s", "batches of 100"),
+            Row("RabbitMQ: publish_many with confirms, against send_task", against(many, them), "×"),
+            Row(f"{name} and journal", middle(journalled), "/s", "with a store in Redis"),
+            Row("RabbitMQ: publish in a batch, with journal", middle(noted), "/s"),
+        ]
+        say("RabbitMQ: killing it in the middle of a batch")
+        events = 3000 if quick else 10_000
+        lost = killed(rabbit, without, events, 3)
+        rows.append(Row("RabbitMQ: a batch and three killed brokers, lost", lost, "", f"of {events:,} events"))
         for name, environment in (("Redis", on_redis), ("RabbitMQ", on_rabbit)):
             say(f"{name}: calling")
             times = calling(environment, calls, rounds)
-            middle = {kind: statistics.median(one) * 1000 for kind, one in times.items()}
+            p50s = {kind: statistics.median(one) * 1000 for kind, one in times.items()}
             rows += [
-                Row(f"{name}: call p50", middle["bus"], "ms", "prefork worker of two processes"),
+                Row(f"{name}: call p50", p50s["bus"], "ms", "prefork worker of two processes"),
                 Row(
-                    f"{name}: call p50, against Celery's RPC", middle["bus"] / middle["plain"], "×",
-                    f"Celery: {middle['plain']:.2f} ms",
+                    f"{name}: call p50, against Celery's RPC", p50s["bus"] / p50s["plain"], "×",
+                    f"Celery: {p50s['plain']:.2f} ms",
                 ),
             ]  # fmt: skip
             say(f"{name}: retries")

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from restante.core.errors import (
         AccessDenied,
         AlreadySettled,
+        BatchFailed,
         CallFailed,
         CallTimeout,
         Corrupt,
@@ -54,7 +55,7 @@ _HOMES = {
     "restante.core.admin": "Admin",
     "restante.core.consumer": "Consumer",
     "restante.core.errors": (
-        "AccessDenied AlreadySettled CallFailed CallTimeout Corrupt Declined Held InvalidInput InvalidName "
+        "AccessDenied AlreadySettled BatchFailed CallFailed CallTimeout Corrupt Declined Held InvalidInput InvalidName "
         "InvalidPayload JournalLost LeaseLost Mismatch MissingExtra NoHandler NotFound NotReady PayloadTooLarge "
         "QueueFull ReadOnly RestanteError Unavailable Unconfirmed Unroutable UnsafeServer"
     ),
@@ -70,6 +71,7 @@ __all__ = [
     "AccessDenied",
     "Admin",
     "AlreadySettled",
+    "BatchFailed",
     "Bus",
     "CallFailed",
     "CallTimeout",

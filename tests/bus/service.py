@@ -118,6 +118,40 @@ def make(told: dict[str, Any]) -> Bus:
             written("limit", data, envelope)
             time.sleep(60)
 
+    if "early" in wanted:
+
+        @made.subscribe("shop.early", celery_options={"acks_late": False}, retry=fixed(0.2, 0.2))
+        def early(data: Any, envelope: Envelope) -> None:
+            mended = Path(os.environ["LEDGER"]).with_suffix(".mended").exists()
+            written("early", data, envelope)
+            if data == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if data == "wait":
+                time.sleep(60)
+            if data == "fail" and not mended:
+                raise ConnectionError("the carrier is away")
+
+    if "celery_options" in wanted:
+
+        @made.subscribe("shop.fragile", reject_on_worker_lost=False, retry=fixed(0.2, 0.2))
+        def fragile(data: Any, envelope: Envelope) -> None:
+            written("fragile", data, envelope)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        @made.subscribe("shop.limited", rate_limit="2/s")
+        def limited(data: Any, envelope: Envelope) -> None:
+            written("limited", data, envelope)
+
+        @made.subscribe("shop.soft", soft_time_limit=1, acks_late=False, max_retries=1, default_retry_delay=0.2)
+        def soft(data: Any, envelope: Envelope) -> None:
+            written("soft", data, envelope)
+            time.sleep(60)
+
+        @made.subscribe("shop.hard", time_limit=1, acks_late=False, max_retries=1, default_retry_delay=0.2)
+        def hard(data: Any, envelope: Envelope) -> None:
+            written("hard", data, envelope)
+            time.sleep(60)
+
     if "price" in wanted:
 
         @made.answer(Price)

@@ -12,9 +12,16 @@ from restante.core.errors import InvalidInput
 AMQP = ("amqp", "amqps", "pyamqp")
 
 
-def chosen(url: str | None) -> str:
-    """The URL given, RESTANTE_BROKER, RESTANTE_URL, or an embedded server."""
-    found = url or os.environ.get("RESTANTE_BROKER") or os.environ.get("RESTANTE_URL")
+def chosen(url: str | None, broker_url: str | None = None) -> str:
+    """The URL given, by either of its names, RESTANTE_BROKER, RESTANTE_URL, or an embedded server."""
+    for one in (url, broker_url):
+        if one is not None and not isinstance(one, str):
+            raise InvalidInput(f"the broker is one URL, such as restante://localhost or amqp://localhost, not {one!r}")
+    if url and broker_url and celery_url(url) != celery_url(broker_url):
+        raise InvalidInput(
+            f"broker and broker_url are the same option, and say {shown(url)} and {shown(broker_url)}: give one"
+        )
+    found = url or broker_url or os.environ.get("RESTANTE_BROKER") or os.environ.get("RESTANTE_URL")
     if not found:
         tell_private_server(Path(DEFAULT_DIRECTORY).absolute())
     return found if found and found != EMBEDDED else "restante+embedded://"

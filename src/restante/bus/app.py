@@ -12,23 +12,37 @@ import logging
 import os
 import platform
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Never, TypeVar, Unpack, overload
 
 import orjson
 from celery import Celery, Task
 from celery.exceptions import Retry
+from celery.utils.time import rate
 from kombu import Queue
 
 from restante.bus import running
 from restante.bus.addresses import celery_url, chosen, is_rabbitmq, shown
-from restante.bus.broker import CALLS, Answer, Nobody, Published, Sending
-from restante.bus.client import TIMEOUT, AsyncClient, Client, Topic, open_post, say
+from restante.bus.batch import Batch, Publishing
+from restante.bus.broker import CALLS, Answer, Published, Sending
+from restante.bus.celery_settings import CeleryOptions
+from restante.bus.client import AsyncClient, Client, Topic, open_post, say
 from restante.bus.delivery import Delivery
 from restante.bus.handlers import Handler, Retrying
 from restante.bus.keeping import Keeper, RedisKeeper
 from restante.bus.once import WINDOW, MemoryRecords, NoRecords, Records, RedisRecords
+from restante.bus.options import (
+    CallOptions,
+    CallTaskOptions,
+    ManyOptions,
+    PublishOptions,
+    TaskOptions,
+    refuse_unknown,
+    task_options,
+)
 from restante.bus.schema import Event as EventClass
+from restante.bus.settings import Settings, agree_with_environment, celery_keywords
 from restante.bus.worker import Declared, Handing, Request
 from restante.core.errors import InvalidInput, RestanteError
 from restante.core.journal import Line
@@ -36,7 +50,7 @@ from restante.core.keys import QUEUES, SUBSCRIPTIONS
 from restante.core.message import Event, State
 from restante.core.retry import RetryPolicy, exponential, seconds
 from restante.core.topics import valid_pattern, valid_topic, valid_word
-from restante.rabbitmq.topology import valid_service
+from restante.rabbitmq.topology import TopologyOptions, valid_service
 
 if TYPE_CHECKING:
     from restante.core.queue import Post
@@ -47,20 +61,6 @@ log = logging.getLogger("restante")
 #: Deliveries of an event to a handler before it is dead, and the delays between them, unless said otherwise.
 MAX_ATTEMPTS = 11
 RETRY = exponential(1, cap=600)
-#: Set where the app has not chosen otherwise.
-DEFAULTS: dict[str, Any] = {
-    # An event is signed for when it is handled, and a process that dies hands it back.
-    "task_acks_late": True,
-    "task_reject_on_worker_lost": True,
-    "broker_connection_retry_on_startup": True,
-    "worker_cancel_long_running_tasks_on_connection_loss": False,
-    # Events have no results, and a call's answer goes to its caller.
-    "task_ignore_result": True,
-    # A failure is told to the broker as one; Celery must not ack it.
-    "task_acks_on_failure_or_timeout": False,
-    # One slow handler must not hold events that another process could have.
-    "worker_prefetch_multiplier": 1,
-}
 #: Handler names that a service needs for itself.
 TAKEN = frozenset(("archive", "return", "rung", "calls", "tasks"))
 
@@ -71,6 +71,19 @@ class HandlerTask(Task):
     Request = Request
     handler: Handler
     typing = False
+
+    @classmethod
+    def on_bound(cls, app: Any) -> None:
+        """Whether acks are early, by option, setting or annotation, is known now.
+
+        On Redis the message stays leased meanwhile: once acked, nothing could be retried. A record says instead that
+        the handler was begun.
+        """
+        handler = cls.__dict__.get("handler")
+        if handler is not None:
+            handler.early = handler.early or not cls.acks_late
+            if handler.early and handler.answers is None and not app.on_rabbitmq:
+                cls.acks_late = True
 
     def retry(
         self, args: Any = None, kwargs: Any = None, exc: BaseException | None = None, throw: bool = True,
@@ -94,16 +107,21 @@ class Bus(Celery):
 
     `retry` and `max_attempts` hold for handlers that say nothing else. `dedup` says where it is kept what has run:
     "redis" (the broker's own, or for RabbitMQ the one at `store`), "memory" or "off"; for `window` seconds.
+    `broker_url` is another name of `broker`. All other keywords are arguments of a Celery app or Celery's settings.
     """
 
     def __init__(
-        self, service: str, broker: str | None = None, *, store: str | None = None,
+        self, service: str, broker: str | None = None, *, broker_url: str | None = None, store: str | None = None,
         dedup: Literal["redis", "memory", "off"] = "redis", window: float | timedelta = WINDOW,
         retry: RetryPolicy = RETRY, max_attempts: int = MAX_ATTEMPTS, prefix: str = "",
-        rabbitmq: Mapping[str, Any] | None = None, **celery: Any,
+        rabbitmq: Mapping[str, Any] | None = None, **celery: Unpack[CeleryOptions],
     ) -> None:  # fmt: skip
+        given = celery_keywords(celery)
         self.service = valid_service(service)
-        self.broker_url = chosen(broker)
+        self.broker_url = chosen(broker, broker_url)
+        if not (broker or broker_url) and os.environ.get("CELERY_BROKER_URL") and "RESTANTE_BROKER" not in os.environ:
+            # Celery's worker would read from there whatever else is said.
+            self.broker_url = os.environ["CELERY_BROKER_URL"]
         self.on_rabbitmq = is_rabbitmq(self.broker_url)
         if dedup not in ("redis", "memory", "off"):
             raise InvalidInput(f"dedup must be redis, memory or off, not {dedup!r}")
@@ -115,26 +133,27 @@ class Bus(Celery):
         self._usual = Retrying(retry, max_attempts)
         self._dedup, self._window, self._store_url, self._prefix = dedup, seconds(window, "window"), store, prefix
         self._rabbitmq_options = dict(rabbitmq or {})
+        refuse_unknown(self._rabbitmq_options, {one.name for one in fields(TopologyOptions)}, "Bus(rabbitmq={…})")
         #: Handlers of events, by the name of their subscription.
         self.subscriptions: dict[str, Handler] = {}
         #: Handlers of calls, by topic.
         self.answered: dict[str, Handler] = {}
-        options = dict(celery.pop("broker_transport_options", None) or {})
-        if prefix and not self.on_rabbitmq:
-            options["global_keyprefix"] = prefix
-        if self.on_rabbitmq:
+        options = dict(given.pop("broker_transport_options", None) or {})
+        if not self.on_rabbitmq:
+            if options.get("global_keyprefix", prefix) != prefix:
+                raise InvalidInput("the prefix of keys is said by Bus(prefix=…), not by global_keyprefix")
+            if prefix:
+                options["global_keyprefix"] = prefix
+        else:
             options.setdefault("confirm_publish", True)
-        super().__init__(service, broker=celery_url(self.broker_url), **celery)
-        self.conf.broker_transport_options = options
+        agree_with_environment(self.broker_url)
+        super().__init__(service, broker=celery_url(self.broker_url), **given)
+        self._queues = [Queue(f"{service}.tasks", routing_key=f"{service}.tasks")]
+        self._settings = Settings(self, self.broker_url, self._queues, options)
         if not self.on_rabbitmq:
             from restante.celery import install
 
             install(self)
-        for name, value in DEFAULTS.items():
-            self.conf.setdefault(name, value)
-        self._queues = [Queue(f"{service}.tasks", routing_key=f"{service}.tasks")]
-        self.conf.task_default_queue = f"{service}.tasks"
-        self.conf.task_queues = self._queues
         self.steps["worker"].add(Declared)
         self.steps["consumer"].add(Handing)
 
@@ -142,19 +161,22 @@ class Bus(Celery):
 
     def subscribe(
         self, topic: str | type[EventClass], *, name: str | None = None, retry: RetryPolicy | None = None,
-        max_attempts: int | None = None, bind: bool = False, **celery_options: Any,
+        max_attempts: int | None = None, bind: bool = False, celery_options: TaskOptions | None = None,
+        **options: Unpack[TaskOptions],
     ) -> Callable[[F], F]:  # fmt: skip
         """Makes a function the handler of a topic or of a pattern of topics (`*` one word, `#` none or more).
 
         It gets the data alone, or what its annotation asks for: a model, an event's class, and an `Envelope` where a
-        parameter is annotated so. Each handler is retried on its own. All of Celery's task options are taken; those
-        of retries (autoretry_for, retry_backoff, max_retries, …) become its policy.
+        parameter is annotated so. Each handler is retried on its own. Celery's task options are taken by name or as
+        `celery_options`: those of retries (autoretry_for, retry_backoff, max_retries, …) become its policy.
+        With `acks_late=False` an event is not run again after its process was killed; a failure is retried as usual.
         """
+        told = task_options({**options, "celery_options": celery_options}, TaskOptions.__optional_keys__, "subscribe")
         pattern = valid_pattern(topic.topic if isinstance(topic, type) else topic)
         hint = topic if isinstance(topic, type) else None
 
         def register(function: F) -> F:
-            handler = self._handler(function, name, hint, retry, max_attempts, bind, celery_options, pattern=pattern)
+            handler = self._handler(function, name, hint, retry, max_attempts, bind, told, pattern=pattern)
             self.subscriptions[handler.subscription] = handler
             self._add_queue(handler.subscription)
             return function
@@ -162,12 +184,14 @@ class Bus(Celery):
         return register
 
     def answer(
-        self, topic: str | type[EventClass], *, name: str | None = None, bind: bool = False, **celery_options: Any
-    ) -> Callable[[F], F]:
+        self, topic: str | type[EventClass], *, name: str | None = None, bind: bool = False,
+        celery_options: CallTaskOptions | None = None, **options: Unpack[CallTaskOptions],
+    ) -> Callable[[F], F]:  # fmt: skip
         """Makes a function answer the calls of a topic: what it returns goes back, and so does `Declined` data.
 
         Every instance of every service that answers the topic takes calls in turn. Calls are not retried.
         """
+        told = task_options({**options, "celery_options": celery_options}, CallTaskOptions.__optional_keys__, "answer")
         found = valid_topic(topic.topic if isinstance(topic, type) else topic)
         hint = topic if isinstance(topic, type) else None
 
@@ -178,16 +202,19 @@ class Bus(Celery):
             made = name or str(getattr(function, "__name__", ""))
             if name is None and f"{self.service}.{made}" in self.subscriptions:
                 made = f"answer_{made}"  # one function may do both
-            self.answered[found] = self._handler(function, made, hint, None, None, bind, celery_options, answers=found)
+            self.answered[found] = self._handler(function, made, hint, None, None, bind, told, answers=found)
             self._add_queue(f"call:{found}")
             self._add_queue(f"{self.service}.calls")
             return function
 
         return register
 
-    def event(self, topic: str, *, version: str = "") -> Callable[[Callable[..., Any]], Callable[..., Published]]:
+    def event(
+        self, topic: str, *, version: str = "", **unknown: Never
+    ) -> Callable[[Callable[..., Any]], Callable[..., Published]]:
         """Makes a function an event: calling it runs the body, which may raise, and then publishes what it returns, or
         its arguments by name where it returns nothing."""
+        refuse_unknown(unknown, ("version",), "event")
         found = valid_topic(topic)
 
         def register(function: Callable[..., Any]) -> Callable[..., Published]:
@@ -200,7 +227,7 @@ class Bus(Celery):
                 data = function(*args, **kwargs)
                 data = dict(bound.arguments) if data is None else data
                 said = say(found, data, self.service, version=version)
-                return self.client.forward(said.envelope, said.text, Sending())
+                return self.client.send(said, Sending())
 
             return publish
 
@@ -217,7 +244,11 @@ class Bus(Celery):
         known = {one.subscription for one in (*self.subscriptions.values(), *self.answered.values())}
         if full in known:
             raise InvalidInput(f"{self.service} has a handler {made} already: give this one another name=")
-        options = dict(options)
+        try:
+            rate(options.get("rate_limit"))
+        except (KeyError, ValueError, TypeError):
+            limit = options["rate_limit"]
+            raise InvalidInput(f"rate_limit is a number per second, or text such as '10/m', not {limit!r}") from None
         retrying = Retrying.of(retry, max_attempts, options, self._usual)
         handler = Handler(self.service, made, function, bound=bind, retrying=retrying, hint=hint, **what)
 
@@ -243,39 +274,48 @@ class Bus(Celery):
     @functools.cached_property
     def client(self) -> Client:
         """What publishes and calls for this service."""
+        self._settings.check()
         return Client(self.broker_url, source=self.service, store=self._store_url, prefix=self._prefix)
 
     @functools.cached_property
     def aio(self) -> AsyncClient:
         """The same with await: `await bus.aio.publish(…)`, `await bus.aio.call(…)`."""
+        self._settings.check()
         return AsyncClient(self.broker_url, source=self.service, store=self._store_url, prefix=self._prefix)
 
+    @overload
     def publish(
-        self, topic: Topic, data: Any = None, *, id: str | None = None, delay: float | timedelta = 0, priority: int = 0,
-        expires: float | timedelta | None = None, headers: Mapping[str, Any] | None = None, nobody: Nobody = "keep",
-    ) -> Published:  # fmt: skip
-        """`Client.publish`, with this service as the source."""
-        return self.client.publish(
-            topic, data, id=id, delay=delay, priority=priority, expires=expires, headers=headers, nobody=nobody
-        )
+        self, topic: Topic, data: Any = None, *, wait: Literal[True] = True, **options: Unpack[PublishOptions]
+    ) -> Published: ...
 
-    def publish_many(self, events: Iterable[EventClass | tuple[Topic, Any]], **options: Any) -> list[Published]:
+    @overload
+    def publish(
+        self, topic: Topic, data: Any = None, *, wait: Literal[False], **options: Unpack[PublishOptions]
+    ) -> Publishing: ...
+
+    def publish(
+        self, topic: Topic, data: Any = None, *, wait: bool = True, **options: Unpack[PublishOptions]
+    ) -> Published | Publishing:
+        """`Client.publish`, with this service as the source."""
+        return self.client.publish(topic, data, wait=wait, **options)
+
+    def batch(self) -> Batch:
+        """`Client.batch`: `with bus.batch():` publishes without waiting for each event."""
+        return self.client.batch()
+
+    def publish_many(
+        self, events: Iterable[EventClass | tuple[Topic, Any]], **options: Unpack[ManyOptions]
+    ) -> list[Published]:
         """`Client.publish_many`, with this service as the source."""
         return self.client.publish_many(events, **options)
 
-    def call(
-        self, topic: Topic, data: Any = None, *, timeout: float | timedelta = TIMEOUT,
-        headers: Mapping[str, Any] | None = None,
-    ) -> Any:  # fmt: skip
+    def call(self, topic: Topic, data: Any = None, **options: Unpack[CallOptions]) -> Any:
         """`Client.call`, with this service as the source."""
-        return self.client.call(topic, data, timeout=timeout, headers=headers)
+        return self.client.call(topic, data, **options)
 
-    def call_all(
-        self, topic: Topic, data: Any = None, *, timeout: float | timedelta = TIMEOUT,
-        headers: Mapping[str, Any] | None = None,
-    ) -> dict[str, Answer]:  # fmt: skip
+    def call_all(self, topic: Topic, data: Any = None, **options: Unpack[CallOptions]) -> dict[str, Answer]:
         """`Client.call_all`, with this service as the source."""
-        return self.client.call_all(topic, data, timeout=timeout, headers=headers)
+        return self.client.call_all(topic, data, **options)
 
     # -- for the worker ------------------------------------------------------------------------------------------
 
@@ -295,6 +335,16 @@ class Bus(Celery):
             return MemoryRecords(self._window)
         assert self._post is not None
         return RedisRecords(self._post.connection, self._window, self._prefix)
+
+    @functools.cached_property
+    def _begun(self) -> Records:
+        """What was begun by handlers with early acks, on Redis."""
+        assert self._post is not None
+        return RedisRecords(self._post.connection, self._window, self._prefix)
+
+    def records_of(self, handler: Handler) -> Records:
+        """Where it is kept what a handler has run."""
+        return self._begun if handler.early and not self.on_rabbitmq else self.records
 
     @property
     def knows_begun(self) -> bool:
@@ -346,7 +396,8 @@ class Bus(Celery):
             log.warning("not answered topic=%s id=%s error=%s", delivery.envelope.topic, delivery.envelope.id, error)
 
     def declare(self) -> None:
-        """Makes sure of the broker's part: queues, bindings, on RabbitMQ the ladder. A worker does it as it starts."""
+        """Declares the queues and bindings of this service, on RabbitMQ also the ladder. A worker does it too."""
+        self._settings.check()
         self.finalize()
         for queue in self._queues:
             queue.queue_arguments = self.keeper.arguments(queue.name)

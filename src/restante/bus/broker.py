@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import orjson
 
 from restante.bus.envelope import Envelope
 from restante.core.errors import CallFailed, Declined, InvalidInput
 from restante.core.settings import milliseconds, whole
+
+if TYPE_CHECKING:
+    from restante.bus.batch import Publishing, Sender
 
 #: The exchange of events, and the one of calls.
 EVENTS = "events"
@@ -103,6 +106,10 @@ class Broker(Protocol):
 
     def publish_many(self, events: Sequence[tuple[Envelope, bytes]], how: Sending) -> list[int | None]: ...
 
+    def begin(self, publishing: Publishing) -> None: ...
+
+    def sender(self) -> Sender: ...
+
     def call(self, envelope: Envelope, text: bytes, timeout: float) -> Answer: ...
 
     def call_all(self, envelope: Envelope, text: bytes, timeout: float) -> list[Answer]: ...
@@ -112,6 +119,9 @@ class Broker(Protocol):
 
 class AsyncBroker(Protocol):
     """The same with await."""
+
+    #: Events of a batch that are published at a time.
+    at_once: int
 
     async def publish(self, envelope: Envelope, text: bytes, how: Sending) -> int | None: ...
 

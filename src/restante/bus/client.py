@@ -5,22 +5,32 @@ On failure a typed error; what was not confirmed may be published again with the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import asyncio
+import logging
+import threading
+from collections.abc import Collection, Iterable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
 from restante.bus.addresses import chosen, core_url, is_rabbitmq
-from restante.bus.broker import Answer, AsyncBroker, Broker, Nobody, Published, Sending
+from restante.bus.batch import AsyncBatch, Batch, Publishing, opened_batch
+from restante.bus.broker import Answer, AsyncBroker, Broker, Published, Sending
 from restante.bus.envelope import Envelope, seal
+from restante.bus.options import CallOptions, ConnectionOptions, ManyOptions, PublishOptions, refuse_unknown
 from restante.bus.schema import Event, encode
-from restante.core.errors import InvalidInput
+from restante.core.errors import BatchFailed, InvalidInput
 from restante.core.extras import needs_extra
 from restante.core.retry import seconds
 
 if TYPE_CHECKING:
     from restante.core.queue import Post
 
+log = logging.getLogger("restante")
+
+#: Keywords of publish, as candidates for what was meant.
+_PUBLISH = PublishOptions.__optional_keys__ | {"wait"}
 #: What may stand for a topic: its name, an event's class, or an event.
 Topic = str | type[Event] | Event
 #: Seconds a call waits for its answer.
@@ -62,6 +72,37 @@ def _end(expires: float | None) -> datetime | None:
     return None if expires is None else datetime.now(UTC) + timedelta(seconds=expires)
 
 
+def _how(options: Mapping[str, Any], known: Collection[str], where: str) -> Sending:
+    """How to send, from a caller's keywords."""
+    refuse_unknown(options, known, where)
+    get = options.get
+    return Sending.checked(get("delay", 0), get("priority", 0), get("expires"), get("nobody", "keep"))
+
+
+def sending(
+    topic: Topic, data: Any, source: str, options: Mapping[str, Any],
+    known: Collection[str] = PublishOptions.__optional_keys__,
+) -> tuple[Said, Sending]:  # fmt: skip
+    """What to publish and how, from a caller's keywords; raises before anything is sent."""
+    how = _how(options, known, "publish")
+    said = say(topic, data, source, id=options.get("id"), headers=options.get("headers"), expires=how.lifetime)
+    return said, how
+
+
+def _call(topic: Topic, data: Any, source: str, options: Mapping[str, Any]) -> tuple[Said, float]:
+    refuse_unknown(options, CallOptions.__optional_keys__, "call")
+    return say(topic, data, source, headers=options.get("headers")), allowed(options.get("timeout", TIMEOUT))
+
+
+def _check_settings(url: str, settings: Mapping[str, Any], where: str) -> None:
+    known = set(ConnectionOptions.__optional_keys__)
+    if is_rabbitmq(url):
+        refuse_unknown(settings, {"patience"} | (set(settings) - known), f"{where} on RabbitMQ")
+        if "patience" in settings:
+            seconds(settings["patience"], "patience")
+    refuse_unknown(settings, known | {"broker", "source", "store", "prefix"}, where)
+
+
 def allowed(timeout: float | timedelta) -> float:
     """How long a call may take."""
     return seconds(timeout, "timeout", least=0.001)
@@ -71,73 +112,108 @@ class Client:
     """Publishes and calls over one broker; safe to share between threads. Close it when done."""
 
     def __init__(
-        self, broker: str | None = None, *, source: str = "", store: str | None = None, prefix: str = "",
-        **settings: Any,
+        self, broker: str | None = None, *, broker_url: str | None = None, source: str = "", store: str | None = None,
+        prefix: str = "", **settings: Unpack[ConnectionOptions],
     ) -> None:  # fmt: skip
-        self.url = chosen(broker)
+        self.url = chosen(broker, broker_url)
         self.source = source
         self._broker: Broker
+        #: The batches that each thread is in.
+        self._opened = threading.local()
+        _check_settings(self.url, settings, type(self).__name__)
         if is_rabbitmq(self.url):
             with needs_extra("rabbitmq", "a client of RabbitMQ"):
-                from restante.bus.on_rabbitmq import RabbitBroker
+                from restante.bus.on_rabbitmq import PATIENCE, RabbitBroker
 
-            self._broker = RabbitBroker(self.url, store=store, **settings)
+            self._broker = RabbitBroker(self.url, store=store, patience=settings.get("patience", PATIENCE))
         else:
             from restante.bus.on_redis import RedisBroker
 
             self._broker = RedisBroker(open_post(self.url, **settings), prefix)
 
+    @overload
     def publish(
-        self, topic: Topic, data: Any = None, *, id: str | None = None, delay: float | timedelta = 0, priority: int = 0,
-        expires: float | timedelta | None = None, headers: Mapping[str, Any] | None = None, nobody: Nobody = "keep",
-    ) -> Published:  # fmt: skip
+        self, topic: Topic, data: Any = None, *, wait: Literal[True] = True, **options: Unpack[PublishOptions]
+    ) -> Published: ...
+
+    @overload
+    def publish(
+        self, topic: Topic, data: Any = None, *, wait: Literal[False], **options: Unpack[PublishOptions]
+    ) -> Publishing: ...
+
+    @overload
+    def publish(
+        self, topic: Topic, data: Any = None, *, wait: bool, **options: Unpack[PublishOptions]
+    ) -> Published | Publishing: ...
+
+    def publish(
+        self, topic: Topic, data: Any = None, *, wait: bool = True, **options: Unpack[PublishOptions]
+    ) -> Published | Publishing:
         """Hands an event to every subscription of its topic; returns once the broker has it.
 
-        `delay` seconds pass at the broker. `expires` seconds after it is due it is not handled any more. Where nobody
-        has subscribed it is kept in `events.unrouted`, or with `nobody="raise"` refused with `Unroutable`. The same
-        `id` again is the same event: each subscription handles it once.
+        `delay` seconds pass at the broker. `expires` seconds after it is due the event is not handled any more. Where
+        nobody has subscribed it is kept in `events.unrouted`, or with `nobody="raise"` refused with `Unroutable`. The
+        same `id` again is the same event: each subscription handles it once. `wait=False` returns a future at once. In
+        a block of `batch()` it returns at once too, with `subscriptions` None, and the block's end waits.
         """
-        how = Sending.checked(delay, priority, expires, nobody)
-        said = say(topic, data, self.source, id=id, headers=headers, expires=how.lifetime)
-        return Published(said.envelope.id, self._broker.publish(said.envelope, said.text, how))
+        said, how = sending(topic, data, self.source, options, _PUBLISH)
+        if wait:
+            return self.send(said, how)
+        return self._begin(Publishing(said.envelope, said.text, how))
+
+    def send(self, said: Said, how: Sending) -> Published:
+        """Publishes what was checked: as a part of this thread's batch, or waiting for the broker."""
+        if opened_batch(self._opened) is None:
+            return Published(said.envelope.id, self._broker.publish(said.envelope, said.text, how))
+        return Published(self._begin(Publishing(said.envelope, said.text, how)).id, None)
+
+    def _begin(self, publishing: Publishing) -> Publishing:
+        batch = opened_batch(self._opened)
+        if batch is None:
+            self._broker.begin(publishing)
+        else:
+            batch.add(publishing)
+        return publishing
+
+    def batch(self) -> Batch:
+        """A block whose events this thread publishes without waiting for each: `with client.batch():`.
+
+        The end of the block waits until the broker has them all, and raises `BatchFailed` with every event that it has
+        not. What was published before an error in the block stays published. Events whose confirm was lost with a
+        connection go again under their ids, which subscriptions handle once.
+        """
+        return Batch(self._broker.sender(), self._opened)
 
     def publish_many(
-        self, events: Iterable[Event | tuple[Topic, Any]], *, delay: float | timedelta = 0, priority: int = 0,
-        expires: float | timedelta | None = None, headers: Mapping[str, Any] | None = None,
-    ) -> list[Published]:  # fmt: skip
+        self, events: Iterable[Event | tuple[Topic, Any]], **options: Unpack[ManyOptions]
+    ) -> list[Published]:
         """Publishes events, or pairs of topic and data, and waits for all confirms at once: many times as fast."""
-        how = Sending.checked(delay, priority, expires, "keep")
+        how, headers = _how(options, ManyOptions.__optional_keys__, "publish_many"), options.get("headers")
         pairs = [one if isinstance(one, tuple) else (one, None) for one in events]
         said = [say(topic, data, self.source, headers=headers, expires=how.lifetime) for topic, data in pairs]
         counts = self._broker.publish_many([(one.envelope, one.text) for one in said], how)
         return [Published(one.envelope.id, count) for one, count in zip(said, counts, strict=True)]
 
     def forward(self, envelope: Envelope, text: bytes, how: Sending) -> Published:
-        """Publishes what was sealed before, by an outbox or another broker."""
+        """Publishes what was sealed before, by an outbox or another broker; waits, also in a batch."""
         return Published(envelope.id, self._broker.publish(envelope, text, how))
 
-    def call(
-        self, topic: Topic, data: Any = None, *, timeout: float | timedelta = TIMEOUT,
-        headers: Mapping[str, Any] | None = None,
-    ) -> Any:  # fmt: skip
+    def call(self, topic: Topic, data: Any = None, **options: Unpack[CallOptions]) -> Any:
         """Asks the services that answer a topic: one instance of one of them answers, once.
 
         Raises `NoHandler` at once where none does, `Declined` with data where the handler says no, `CallFailed` where
         it fails and `CallTimeout` where the time is over; a call not begun by then is not begun any more.
         """
-        said = say(topic, data, self.source, headers=headers)
-        return self._broker.call(said.envelope, said.text, allowed(timeout)).value(said.response, said.declined)
+        said, timeout = _call(topic, data, self.source, options)
+        return self._broker.call(said.envelope, said.text, timeout).value(said.response, said.declined)
 
-    def call_all(
-        self, topic: Topic, data: Any = None, *, timeout: float | timedelta = TIMEOUT,
-        headers: Mapping[str, Any] | None = None,
-    ) -> dict[str, Answer]:  # fmt: skip
+    def call_all(self, topic: Topic, data: Any = None, **options: Unpack[CallOptions]) -> dict[str, Answer]:
         """Asks every service that answers a topic; the answers that came in time, by service."""
-        said = say(topic, data, self.source, headers=headers)
-        return by_service(self._broker.call_all(said.envelope, said.text, allowed(timeout)))
+        said, timeout = _call(topic, data, self.source, options)
+        return by_service(self._broker.call_all(said.envelope, said.text, timeout))
 
     def close(self) -> None:
-        """Closes the connections; a closed client cannot be used again."""
+        """Waits for events on their way, then closes the connections; a closed client cannot be used again."""
         self._broker.close()
 
     def __enter__(self) -> Self:
@@ -151,17 +227,21 @@ class AsyncClient:
     """The same for asyncio."""
 
     def __init__(
-        self, broker: str | None = None, *, source: str = "", store: str | None = None, prefix: str = "",
-        **settings: Any,
+        self, broker: str | None = None, *, broker_url: str | None = None, source: str = "", store: str | None = None,
+        prefix: str = "", **settings: Unpack[ConnectionOptions],
     ) -> None:  # fmt: skip
-        self.url = chosen(broker)
+        self.url = chosen(broker, broker_url)
         self.source = source
         self._broker: AsyncBroker
+        #: The batch that the current task is in.
+        self._opened: ContextVar[AsyncBatch | None] = ContextVar("restante_batch", default=None)
+        _check_settings(self.url, settings, type(self).__name__)
         if is_rabbitmq(self.url):
             with needs_extra("rabbitmq", "an asyncio client of RabbitMQ"):
+                from restante.bus.on_rabbitmq import PATIENCE
                 from restante.bus.on_rabbitmq_aio import AsyncRabbitBroker
 
-            self._broker = AsyncRabbitBroker(self.url, store=store, **settings)
+            self._broker = AsyncRabbitBroker(self.url, store=store, patience=settings.get("patience", PATIENCE))
         else:
             from restante.bus.on_redis import AsyncRedisBroker
             from restante.core.queue import AsyncPost
@@ -169,35 +249,56 @@ class AsyncClient:
 
             url, on_close = _resolved(self.url)
             self._broker = AsyncRedisBroker(AsyncPost(url, ClientSettings(**settings), on_close=on_close), prefix)
+        self._alone = self.batch()
+
+    @overload
+    async def publish(
+        self, topic: Topic, data: Any = None, *, wait: Literal[True] = True, **options: Unpack[PublishOptions]
+    ) -> Published: ...
+
+    @overload
+    async def publish(
+        self, topic: Topic, data: Any = None, *, wait: Literal[False], **options: Unpack[PublishOptions]
+    ) -> asyncio.Task[Published]: ...
 
     async def publish(
-        self, topic: Topic, data: Any = None, *, id: str | None = None, delay: float | timedelta = 0, priority: int = 0,
-        expires: float | timedelta | None = None, headers: Mapping[str, Any] | None = None, nobody: Nobody = "keep",
-    ) -> Published:  # fmt: skip
-        """`Client.publish` with await."""
-        how = Sending.checked(delay, priority, expires, nobody)
-        said = say(topic, data, self.source, id=id, headers=headers, expires=how.lifetime)
-        return Published(said.envelope.id, await self._broker.publish(said.envelope, said.text, how))
+        self, topic: Topic, data: Any = None, *, wait: bool = True, **options: Unpack[PublishOptions]
+    ) -> Published | asyncio.Task[Published]:
+        """`Client.publish` with await; `wait=False` returns a task, whose name is the event's id."""
+        said, how = sending(topic, data, self.source, options, _PUBLISH)
 
-    async def call(
-        self, topic: Topic, data: Any = None, *, timeout: float | timedelta = TIMEOUT,
-        headers: Mapping[str, Any] | None = None,
-    ) -> Any:  # fmt: skip
+        async def send() -> Published:
+            return Published(said.envelope.id, await self._broker.publish(said.envelope, said.text, how))
+
+        batch = self._opened.get()
+        if batch is not None and not batch.open:
+            batch = None  # a task that outlived the block it was made in
+        if wait and batch is None:
+            return await send()
+        task = await (batch or self._alone).add(said.envelope.id, said.envelope.topic, send)
+        return Published(said.envelope.id, None) if wait else task
+
+    def batch(self) -> AsyncBatch:
+        """`Client.batch` with await: `async with client.batch():`. It holds for this task and those made inside."""
+        return AsyncBatch(self._opened, self._broker.at_once)
+
+    async def call(self, topic: Topic, data: Any = None, **options: Unpack[CallOptions]) -> Any:
         """`Client.call` with await."""
-        said = say(topic, data, self.source, headers=headers)
-        answer = await self._broker.call(said.envelope, said.text, allowed(timeout))
+        said, timeout = _call(topic, data, self.source, options)
+        answer = await self._broker.call(said.envelope, said.text, timeout)
         return answer.value(said.response, said.declined)
 
-    async def call_all(
-        self, topic: Topic, data: Any = None, *, timeout: float | timedelta = TIMEOUT,
-        headers: Mapping[str, Any] | None = None,
-    ) -> dict[str, Answer]:  # fmt: skip
+    async def call_all(self, topic: Topic, data: Any = None, **options: Unpack[CallOptions]) -> dict[str, Answer]:
         """`Client.call_all` with await."""
-        said = say(topic, data, self.source, headers=headers)
-        return by_service(await self._broker.call_all(said.envelope, said.text, allowed(timeout)))
+        said, timeout = _call(topic, data, self.source, options)
+        return by_service(await self._broker.call_all(said.envelope, said.text, timeout))
 
     async def close(self) -> None:
-        """Closes the connections; a closed client cannot be used again."""
+        """Waits for events on their way, then closes the connections; a closed client cannot be used again."""
+        try:
+            await self._alone.wait()
+        except BatchFailed as error:
+            log.error("%s", error)
         await self._broker.close()
 
     async def __aenter__(self) -> Self:

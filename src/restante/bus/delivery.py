@@ -30,6 +30,8 @@ class Delivery:
     size: int = 0
     #: How often it was replayed.
     replays: int = 0
+    #: Whether the delivery before this one ended without a verdict, by the broker's word.
+    expired: bool = False
 
     @property
     def turn(self) -> int:
@@ -39,6 +41,7 @@ class Delivery:
     def packed(self) -> str:
         rest = [
             self.way, self.queue, self.reply_to, self.deadline, self.suspect, self.priority, self.size, self.replays,
+            self.expired,
         ]  # fmt: skip
         return orjson.dumps([self.envelope.attributes(), self.envelope.attempts, *rest]).decode()
 

@@ -10,15 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from restante.bus.envelope import Envelope
+from restante.bus.options import RetryOptions, refuse_unknown
 from restante.bus.schema import Event, decode, hints_of
 from restante.core.errors import InvalidInput, InvalidPayload
-from restante.core.retry import RetryPolicy, exponential, fixed
-
-#: Celery's words for retries, which become a policy; all its other task options go to Celery as they are.
-RETRY_WORDS = (
-    "autoretry_for", "dont_autoretry_for", "retry_backoff", "retry_backoff_max", "retry_jitter", "max_retries",
-    "default_retry_delay", "retry_kwargs",
-)  # fmt: skip
+from restante.core.retry import RetryPolicy, exponential, fixed, seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +38,15 @@ class Retrying:
         cls, retry: RetryPolicy | None, max_attempts: int | None, options: dict[str, Any], usual: Retrying
     ) -> Retrying:
         """From our words or from Celery's, which are taken out of the options."""
-        told = {name: options.pop(name) for name in RETRY_WORDS if name in options}
-        told.update(told.pop("retry_kwargs", None) or {})
+        told = {name: options.pop(name) for name in RetryOptions.__optional_keys__ if name in options}
+        more = told.pop("retry_kwargs", None) or {}
+        refuse_unknown(more, ("max_retries", "countdown"), "retry_kwargs")
+        told.update(more)
+        _check(told)
         if retry is None:
             retry = _celery_policy(told) or usual.policy
+        elif given := sorted(told.keys() & _DELAYS):
+            raise InvalidInput(f"retry= says when to try again, and so does {given[0]}: give one of them")
         if max_attempts is None:
             if "max_retries" in told:
                 max_attempts = 65535 if told["max_retries"] is None else told["max_retries"] + 1
@@ -54,12 +54,34 @@ class Retrying:
                 max_attempts = len(retry.delays) + 1
             else:
                 max_attempts = usual.max_attempts
+        elif "max_retries" in told and told["max_retries"] != max_attempts - 1:
+            raise InvalidInput("max_attempts counts the first attempt and max_retries does not: give one of them")
         if isinstance(max_attempts, bool) or not isinstance(max_attempts, int) or not 1 <= max_attempts <= 65535:
             raise InvalidInput(f"max_attempts must be a whole number from 1 to 65535, not {max_attempts!r}")
         return cls(
             retry, max_attempts, tuple(told.get("autoretry_for", usual.errors)),
             tuple(told.get("dont_autoretry_for", usual.never)),
         )  # fmt: skip
+
+
+#: Celery's words that say when to try again.
+_DELAYS = frozenset(("retry_backoff", "retry_backoff_max", "retry_jitter", "default_retry_delay", "countdown"))
+
+
+def _check(told: Mapping[str, Any]) -> None:
+    """InvalidInput for values that Celery would stumble over when a handler fails for the first time."""
+    for name in ("autoretry_for", "dont_autoretry_for"):
+        errors = told.get(name, ())
+        if not isinstance(errors, list | tuple | set | frozenset) or not all(
+            isinstance(one, type) and issubclass(one, BaseException) for one in errors
+        ):
+            raise InvalidInput(f"{name} is a tuple of classes of errors, not {errors!r}")
+    retries = told.get("max_retries")
+    if retries is not None and (isinstance(retries, bool) or not isinstance(retries, int) or retries < 0):
+        raise InvalidInput(f"max_retries must be a whole number from 0, or None for no bound, not {retries!r}")
+    for name in ("retry_backoff", "retry_backoff_max", "default_retry_delay", "countdown"):
+        if told.get(name) is not None and not (name == "retry_backoff" and isinstance(told[name], bool)):
+            seconds(told[name], name)
 
 
 def _celery_policy(told: Mapping[str, Any]) -> RetryPolicy | None:
@@ -90,6 +112,8 @@ class Handler:
         self.pattern = pattern
         self.answers = answers
         self.retrying = retrying
+        #: Whether it has early acks: a crash may lose an event that it has begun. Celery's task says so once bound.
+        self.early = False
         #: What is called: a class is made once per process.
         self.function = function() if isinstance(function, type) else function
         self._bound = bound

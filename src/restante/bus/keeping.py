@@ -73,7 +73,9 @@ class RedisKeeper:
         way = way_of(queue, self._bus.service)
         if way == "event":
             # The server counts deliveries, so an equal count means that one ended without a verdict and uncounted.
-            return Delivery(envelope, way, queue, suspect=True, priority=taken.priority, size=size)
+            return Delivery(
+                envelope, way, queue, suspect=True, priority=taken.priority, size=size, expired=taken.suspect
+            )
         token = str(headers.get("reply_to", ""))
         if not _TOKEN.fullmatch(token):
             raise Malformed("a call's reply address is a token of its caller's, and nothing else")

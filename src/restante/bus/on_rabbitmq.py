@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import amqp
 from kombu import Connection
@@ -37,6 +37,10 @@ from restante.core.errors import (
 from restante.rabbitmq.declaring import counts, declare
 from restante.rabbitmq.topology import Topology, TopologyOptions, climb, rungs, shared
 
+if TYPE_CHECKING:
+    from restante.bus.batch import Publishing, Sender
+    from restante.bus.confirms import Confirms
+
 T = TypeVar("T")
 log = logging.getLogger("restante")
 
@@ -50,6 +54,8 @@ IDLE = 8
 MOST_PRIORITY = 10
 #: The address by which RabbitMQ itself carries answers to the connection that asked.
 REPLY_TO = "amq.rabbitmq.reply-to"
+#: A broker that is out of memory reads no more, and a write to it would never end.
+_OPTIONS = {"confirm_publish": True, "write_timeout": CONFIRM}
 _CLOUD = "cloudEvents_"
 _CLOUD_NAMES = frozenset(("specversion", "id", "type", "source", "time", "schemaversion"))
 
@@ -84,11 +90,18 @@ def scaled(priority: int) -> int:
     return -(-priority * MOST_PRIORITY // 255)
 
 
+def route(envelope: Envelope, how: Sending) -> tuple[str, str]:
+    """The exchange and the routing key of an event: to who is known to listen, or to the ladder that delays it."""
+    if how.delay:
+        return climb(EVENTS, how.delay, envelope.topic, rungs(TopologyOptions().longest_delay))
+    return f"{EVENTS}.known", envelope.topic
+
+
 class Link:
     """One connection: a channel that confirms, and one that asks and hears answers."""
 
     def __init__(self, url: str) -> None:
-        self.connection = Connection(url, transport_options={"confirm_publish": True}, connect_timeout=5, heartbeat=0)
+        self.connection = Connection(url, transport_options=_OPTIONS, connect_timeout=5, heartbeat=0)
         self.connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0, timeout=5)
         self._confirming: Any = None
         self._asking: Any = None
@@ -123,37 +136,6 @@ class Link:
         message = packed(body, headers, properties)
         self.confirming.basic_publish(message, exchange, key, mandatory=True, confirm_timeout=CONFIRM)
         return not self.returned
-
-    def publish_many(self, messages: Sequence[amqp.Message], exchange: str, keys: Sequence[str]) -> set[str]:
-        """Publishes them all, then waits for all confirms; the ids of those that no queue took."""
-        self.returned.clear()
-        channel = self.connection.connection.channel()
-        try:
-            channel.events["basic_return"].add(self._on_return)
-            pending = set(range(1, len(messages) + 1))
-            refused: set[int] = set()
-
-            def settle(tag: int, multiple: bool) -> None:
-                pending.difference_update([one for one in pending if one <= tag] if multiple else [tag])
-
-            def refuse(tag: int, multiple: bool) -> None:
-                refused.update([one for one in pending if one <= tag] if multiple else [tag])
-                settle(tag, multiple)
-
-            channel.events["basic_ack"].add(settle)
-            channel.events["basic_nack"].add(refuse)
-            channel.confirm_select()
-            for message, key in zip(messages, keys, strict=True):
-                type(channel).basic_publish(channel, message, exchange, key, True)
-            deadline = time.monotonic() + CONFIRM
-            while pending:
-                self.connection.drain_events(timeout=max(0.01, deadline - time.monotonic()))
-            if refused:
-                raise amqp.exceptions.MessageNacked()
-            return {str(message.properties.get("message_id")) for message in self.returned}
-        finally:
-            if channel.is_open:
-                channel.close()
 
     def ask(self, message: Any, exchange: str, key: str, mandatory: bool = False) -> None:
         """Publishes without a confirm: the answer is one, and a lost answer needs none."""
@@ -228,9 +210,7 @@ class Links:
                     written = True
                     return work(link)
             except amqp.exceptions.MessageNacked:
-                raise QueueFull(
-                    f"a queue is full and refused {', '.join(ids[:3])}: replay or purge what lies there"
-                ) from None
+                raise full(", ".join(ids[:3])) from None
             except amqp.exceptions.NotFound:
                 self.declare(shared(TopologyOptions()))
                 if time.monotonic() > deadline:
@@ -274,27 +254,62 @@ def unreachable(url: str, error: BaseException) -> Unavailable:
     )
 
 
+def unheard(topic: str) -> Unroutable:
+    return Unroutable(f"nobody has subscribed to {topic}: start who listens, or check the spelling")
+
+
+def full(ids: str) -> QueueFull:
+    return QueueFull(f"a queue is full and refused {ids}: replay or purge what lies there")
+
+
+def unlisted(exchange: str) -> Unavailable:
+    return Unavailable(
+        f"{exchange} is gone from RabbitMQ, so the event cannot wait there: start a worker, which declares it, or "
+        "`restante rabbitmq declare`"
+    )
+
+
+def refused(error: BaseException) -> Unavailable:
+    return Unavailable(f"RabbitMQ closes every connection that brings this event: {type(error).__name__}: {error}")
+
+
 class RabbitBroker:
     """The synchronous client of a RabbitMQ broker."""
 
     def __init__(self, url: str, *, store: str | None = None, patience: float = PATIENCE) -> None:
         self.links = Links(url, patience)
         self.registry = Registry(store) if store else None
+        self._confirms: Confirms | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def confirms(self) -> Confirms:
+        """What publishes without waiting; a forked child makes its own."""
+        if self._confirms is None or self._confirms.pid != os.getpid():
+            from restante.bus.confirms import Confirms
+
+            with self._lock:
+                if self._confirms is None or self._confirms.pid != os.getpid():
+                    self._confirms = Confirms(self.links, self.registry)
+        return self._confirms
+
+    def sender(self) -> Sender:
+        return self.confirms
+
+    def begin(self, publishing: Publishing) -> None:
+        self.confirms.begin(publishing)
 
     def publish(self, envelope: Envelope, text: bytes, how: Sending) -> int | None:
         headers, properties = to_headers(envelope), properties_of(envelope, how)
         noted = self.registry.sent(envelope, len(text), how) if self.registry else None
+        exchange, key = route(envelope, how)
         try:
-            if how.delay:
-                exchange, key = climb(EVENTS, how.delay, envelope.topic, rungs(TopologyOptions().longest_delay))
-                self.links.publish(text, headers, properties, exchange, key, id=envelope.id)
-                return noted or None
-            heard = self.links.publish(text, headers, properties, f"{EVENTS}.known", envelope.topic, id=envelope.id)
+            heard = self.links.publish(text, headers, properties, exchange, key, id=envelope.id)
             if not heard:
+                if how.delay:
+                    raise unlisted(exchange)
                 if how.nobody == "raise":
-                    raise Unroutable(
-                        f"nobody has subscribed to {envelope.topic}: start who listens, or check the spelling"
-                    )
+                    raise unheard(envelope.topic)
                 # By the exchange that keeps what nobody wants; whoever has subscribed meanwhile gets it there too.
                 self.links.publish(text, headers, properties, EVENTS, envelope.topic, id=envelope.id)
                 return 0
@@ -305,24 +320,19 @@ class RabbitBroker:
         return noted or None  # heard, so by somebody whom the registry does not know
 
     def publish_many(self, events: Sequence[tuple[Envelope, bytes]], how: Sending) -> list[int | None]:
-        if how.delay:
-            return [self.publish(envelope, text, how) for envelope, text in events]
-        noted = [self.registry.sent(one, len(text), how) if self.registry else None for one, text in events]
-        messages = [packed(text, to_headers(one), properties_of(one, how)) for one, text in events]
-        keys = [envelope.topic for envelope, _ in events]
-        ids = [envelope.id for envelope, _ in events]
-        try:
-            unheard = self.links.patiently(lambda link: link.publish_many(messages, f"{EVENTS}.known", keys), ids)
-        except RestanteError:
-            for envelope, text in events if self.registry else ():
-                assert self.registry is not None
-                self.registry.not_sent(envelope, len(text))
-            raise
-        if unheard:
-            again = [place for place, id in enumerate(ids) if id in unheard]
-            some, where = [messages[place] for place in again], [keys[place] for place in again]
-            self.links.patiently(lambda link: link.publish_many(some, EVENTS, where), sorted(unheard))
-        return [0 if id in unheard else count or None for id, count in zip(ids, noted, strict=True)]
+        from restante.bus.batch import Publishing
+
+        made = [Publishing(envelope, text, how) for envelope, text in events]
+        for one in made:
+            one.reported = True
+            self.confirms.begin(one)
+        self.confirms.settle(made)
+        failed = [(one.id, error) for one in made if (error := one.exception()) is not None]
+        if ids := [id for id, error in failed if isinstance(error, Unconfirmed)]:
+            raise Unconfirmed(ids=ids)
+        if failed:
+            raise failed[0][1]
+        return [one.result().subscriptions for one in made]
 
     def call(self, envelope: Envelope, text: bytes, timeout: float) -> Answer:
         got = self._ask(CALLS, envelope, text, timeout, 1)
@@ -378,6 +388,8 @@ class RabbitBroker:
         return got
 
     def close(self) -> None:
+        if self._confirms is not None:
+            self._confirms.close()
         self.links.close()
         if self.registry:
             self.registry.close()

@@ -15,16 +15,31 @@ from aio_pika.exceptions import AMQPError, ChannelNotFoundEntity, DeliveryError,
 
 from restante.bus.broker import CALLS, CALLS_ALL, EVENTS, Answer, Sending
 from restante.bus.envelope import Envelope
-from restante.bus.on_rabbitmq import CONFIRM, PATIENCE, REPLY_TO, Links, properties_of, to_headers, unreachable
+from restante.bus.on_rabbitmq import (
+    CONFIRM,
+    PATIENCE,
+    REPLY_TO,
+    Links,
+    full,
+    properties_of,
+    route,
+    to_headers,
+    unheard,
+    unlisted,
+    unreachable,
+)
 from restante.bus.registry import Registry
-from restante.core.errors import CallTimeout, NoHandler, QueueFull, RestanteError, Unconfirmed, Unroutable
-from restante.rabbitmq.topology import TopologyOptions, climb, rungs, shared
+from restante.core.errors import CallTimeout, NoHandler, RestanteError, Unconfirmed
+from restante.rabbitmq.topology import TopologyOptions, shared
 
 _LOST = (OSError, AMQPError, asyncio.TimeoutError)
 
 
 class AsyncRabbitBroker:
     """The asyncio client of a RabbitMQ broker; one connection, as many calls at once as asked for."""
+
+    #: All of them share the connection. More take memory, fewer leave the broker idle.
+    at_once = 500
 
     def __init__(self, url: str, *, store: str | None = None, patience: float = PATIENCE) -> None:
         self._url = url
@@ -75,9 +90,7 @@ class AsyncRabbitBroker:
                 written = True
                 return await self._publish(message, exchange, key)
             except DeliveryError:
-                raise QueueFull(
-                    f"a queue behind {exchange or key} is full and refused {id}: replay or purge what lies there"
-                ) from None
+                raise full(id) from None
             except ChannelNotFoundEntity:
                 await self._declare()
             except _LOST as error:
@@ -95,15 +108,12 @@ class AsyncRabbitBroker:
         if self._registry:
             noted = await asyncio.to_thread(self._registry.sent, envelope, len(text), how)
         try:
-            if how.delay:
-                exchange, key = climb(EVENTS, how.delay, envelope.topic, rungs(TopologyOptions().longest_delay))
-                await self._patiently(message, exchange, key, envelope.id)
-                return noted or None
-            if not await self._patiently(message, f"{EVENTS}.known", envelope.topic, envelope.id):
+            exchange, key = route(envelope, how)
+            if not await self._patiently(message, exchange, key, envelope.id):
+                if how.delay:
+                    raise unlisted(exchange)
                 if how.nobody == "raise":
-                    raise Unroutable(
-                        f"nobody has subscribed to {envelope.topic}: start who listens, or check the spelling"
-                    )
+                    raise unheard(envelope.topic)
                 await self._patiently(message, EVENTS, envelope.topic, envelope.id)
                 return 0
         except RestanteError:

@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
+from restante.bus.batch import AtOnce, Publishing, Sender
 from restante.bus.broker import (
     CALLS,
     CALLS_ALL,
@@ -204,6 +205,15 @@ class RedisBroker:
     def publish_many(self, events: Sequence[tuple[Envelope, bytes]], how: Sending) -> list[int | None]:
         return run_flow(self.post.connection, self._routes.publish_many(events, how))
 
+    def sender(self) -> Sender:
+        return AtOnce(self.publish, self.publish_many)
+
+    def begin(self, publishing: Publishing) -> None:
+        """Publishes at once: it is one round trip."""
+        sender = self.sender()
+        sender.begin(publishing)
+        sender.settle((publishing,))
+
     def call(self, envelope: Envelope, text: bytes, timeout: float) -> Answer:
         return run_flow(self.post.connection, self._routes.call(envelope, text, timeout))
 
@@ -216,6 +226,9 @@ class RedisBroker:
 
 class AsyncRedisBroker:
     """The asyncio client of a Redis broker."""
+
+    #: Each takes a connection for its round trip; more would wait for one core of the server.
+    at_once = 16
 
     def __init__(self, post: AsyncPost, prefix: str = "") -> None:
         self.post = post

@@ -1,16 +1,18 @@
 """A transactional outbox for SQLAlchemy: an event is written in the user's transaction and published after it.
 
 Either both happen or neither. A relay that dies between publishing and noting it publishes again under the same id,
-which subscriptions handle once. On a broker that is away the rows wait, in order.
+which subscriptions handle once. On a broker that is away the rows wait, in order. A row that cannot be published is set
+aside with its error, and the rows behind it go on.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
-from datetime import timedelta
-from typing import Any, Protocol
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Never, Protocol, Unpack
 
 import orjson
 
@@ -21,6 +23,7 @@ with needs_extra("outbox", "the outbox"):
         BigInteger,
         Column,
         Connection,
+        DateTime,
         Engine,
         Integer,
         MetaData,
@@ -33,10 +36,11 @@ with needs_extra("outbox", "the outbox"):
     from sqlalchemy import func as sql
     from sqlalchemy import insert as sql_insert
 
-from restante.bus.broker import Nobody, Sending
-from restante.bus.client import Client, Topic, say
-from restante.bus.envelope import Envelope
-from restante.core.errors import RestanteError
+from restante.bus.broker import Sending
+from restante.bus.client import Client, Topic, sending
+from restante.bus.envelope import Envelope, Malformed
+from restante.bus.options import PublishOptions, refuse_unknown
+from restante.core.errors import InvalidInput, RestanteError, Unroutable
 
 log = logging.getLogger("restante")
 
@@ -44,6 +48,25 @@ log = logging.getLogger("restante")
 BATCH = 100
 #: Seconds between two looks at an empty outbox.
 EVERY = 0.5
+
+
+#: Characters of an error that are kept with a row.
+LONGEST_ERROR = 2000
+#: What is written of an event.
+_WRITTEN = ("id", "envelope", "data", "options")
+#: What is the row's own fault, or its topic's. All other errors are the broker's, and the rows wait for it.
+_BAD = (InvalidInput, Malformed, Unroutable, ValueError, TypeError, KeyError, AttributeError)
+
+
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """A row that could not be published."""
+
+    id: str
+    topic: str
+    error_class: str
+    error: str
+    set_aside_at: datetime
 
 
 class Executes(Protocol):
@@ -59,32 +82,49 @@ class Outbox:
     they take turns.
     """
 
-    def __init__(self, client: Any, *, name: str = "restante_outbox", metadata: MetaData | None = None) -> None:
+    def __init__(
+        self, client: Any, *, name: str = "restante_outbox", metadata: MetaData | None = None, **unknown: Never
+    ) -> None:
+        refuse_unknown(unknown, ("name", "metadata"), "Outbox")
         self._client: Client = getattr(client, "client", client)
+        metadata = metadata if metadata is not None else MetaData()
+        # SQLite counts by itself in this type alone.
+        counted = BigInteger().with_variant(Integer, "sqlite")
         #: For migrations: the table, in the metadata that was given.
         self.table = Table(
             name,
-            metadata if metadata is not None else MetaData(),
-            # SQLite counts by itself in this type alone.
-            Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+            metadata,
+            Column("number", counted, primary_key=True, autoincrement=True),
             Column("id", String(200), nullable=False, unique=True),
             Column("envelope", Text, nullable=False),
             Column("data", Text, nullable=False),
             Column("options", Text, nullable=False),
         )
+        #: For migrations too: rows that could not be published. A relay that needs it makes it where it is missing.
+        self.aside_table = Table(
+            f"{name}_aside",
+            metadata,
+            # Of its own: databases give numbers of removed rows again.
+            Column("number", counted, primary_key=True, autoincrement=True),
+            Column("id", String(200), nullable=False),
+            Column("envelope", Text, nullable=False),
+            Column("data", Text, nullable=False),
+            Column("options", Text, nullable=False),
+            Column("error_class", String(200), nullable=False),
+            Column("error", Text, nullable=False),
+            Column("set_aside_at", DateTime(timezone=True), nullable=False),
+        )
 
     def create(self, engine: Engine) -> None:
-        """Makes the table where it is missing; projects with migrations make it there."""
+        """Makes the tables where they are missing; projects with migrations make them there."""
         self.table.create(engine, checkfirst=True)
+        self.aside_table.create(engine, checkfirst=True)
 
     def publish(
-        self, session: Executes, topic: Topic, data: Any = None, *, id: str | None = None,
-        delay: float | timedelta = 0, priority: int = 0, expires: float | timedelta | None = None,
-        headers: Mapping[str, Any] | None = None, nobody: Nobody = "keep",
+        self, session: Executes, topic: Topic, data: Any = None, **options: Unpack[PublishOptions]
     ) -> str:  # fmt: skip
         """Writes an event in the session's transaction and returns its id; it is published if that commits."""
-        how = Sending.checked(delay, priority, expires, nobody)
-        said = say(topic, data, self._client.source, id=id, headers=headers, expires=how.lifetime)
+        said, how = sending(topic, data, self._client.source, options)
         row = {
             "id": said.envelope.id,
             "envelope": orjson.dumps(said.envelope.attributes()).decode(),
@@ -99,25 +139,86 @@ class Outbox:
         return int(session.execute(select(sql.count()).select_from(self.table)).scalar_one())
 
     def relay(self, engine: Engine) -> int:
-        """Publishes one batch in the order it was written; says how many."""
+        """Publishes one batch in the order it was written; says how many.
+
+        A row that cannot be published is set aside. Where the broker is away its error is raised, after the rows that
+        went before are removed.
+        """
+        away: RestanteError | None = None
+        bad: list[tuple[Any, Exception]] = []
+        done: list[int] = []
         with engine.begin() as connection:
             rows = connection.execute(
                 select(self.table).order_by(self.table.c.number).limit(BATCH).with_for_update(skip_locked=True)
             ).all()
-            done: list[int] = []
-            try:
-                for row in rows:
+            for row in rows:
+                try:
                     how = Sending(*orjson.loads(row.options))
                     self._client.forward(Envelope.read(orjson.loads(row.envelope)), row.data.encode(), how)
+                except _BAD as error:
+                    bad.append((row, error))
+                except RestanteError as error:
+                    away = error
+                    break
+                else:
                     done.append(row.number)
-            finally:
-                # Also what went before a failure is published, and must not wait for the rest.
-                self._remove(connection, done)
+            self._set_aside(connection, bad)
+            self._remove(connection, [*done, *(row.number for row, _ in bad)])
+        if away is not None:
+            raise away
         return len(done)
+
+    def _set_aside(self, connection: Connection, bad: list[tuple[Any, Exception]]) -> None:
+        if bad:
+            self.aside_table.create(connection, checkfirst=True)
+        for row, error in bad:
+            log.error("outbox set aside id=%s error=%s: %s", row.id, type(error).__name__, error)
+            kept = {name: getattr(row, name) for name in _WRITTEN}
+            connection.execute(
+                sql_insert(self.aside_table).values(
+                    **kept, error_class=type(error).__name__, error=str(error)[:LONGEST_ERROR],
+                    set_aside_at=datetime.now(UTC),
+                )
+            )  # fmt: skip
 
     def _remove(self, connection: Connection, numbers: list[int]) -> None:
         if numbers:
             connection.execute(delete(self.table).where(self.table.c.number.in_(numbers)))
+
+    def aside(self, session: Executes) -> list[SetAside]:
+        """The rows that could not be published, with their errors, oldest first."""
+        rows = session.execute(select(self.aside_table).order_by(self.aside_table.c.number)).all()
+        return [
+            SetAside(row.id, _topic(row.envelope), row.error_class, row.error, _aware(row.set_aside_at)) for row in rows
+        ]
+
+    def retry(self, session: Executes, ids: Collection[str] | None = None) -> int:
+        """Puts rows that were set aside back, all or those with these ids, behind what waits; says how many."""
+        rows = self._chosen(session, ids)
+        for row in rows:
+            kept = {name: getattr(row, name) for name in _WRITTEN}
+            session.execute(delete(self.table).where(self.table.c.id == row.id))  # written again meanwhile: one event
+            session.execute(sql_insert(self.table).values(**kept))
+        self._forget(session, rows)
+        return len(rows)
+
+    def discard(self, session: Executes, ids: Collection[str]) -> int:
+        """Removes rows that were set aside, by their ids; says how many."""
+        rows = self._chosen(session, ids)
+        self._forget(session, rows)
+        return len(rows)
+
+    def _chosen(self, session: Executes, ids: Collection[str] | None) -> list[Any]:
+        if isinstance(ids, str):
+            raise InvalidInput("ids is a list of ids, not one: give [id]")
+        wanted = select(self.aside_table).order_by(self.aside_table.c.number)
+        if ids is not None:
+            wanted = wanted.where(self.aside_table.c.id.in_(list(ids)))
+        return list(session.execute(wanted).all())
+
+    def _forget(self, session: Executes, rows: list[Any]) -> None:
+        for row in rows:
+            session.execute(delete(self.aside_table).where(self.aside_table.c.number == row.number))
 
     def run(self, engine: Engine, stop: threading.Event | None = None) -> None:
         """Publishes what is written, until told to stop."""
@@ -130,3 +231,15 @@ class Outbox:
                 count = 0
             if count < BATCH:
                 stop.wait(EVERY)
+
+
+def _topic(envelope: str) -> str:
+    """The topic of a row, empty where the row cannot be read."""
+    try:
+        return str(orjson.loads(envelope)["type"])
+    except (ValueError, TypeError, KeyError):
+        return ""
+
+
+def _aware(moment: datetime) -> datetime:
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +93,26 @@ class Registry:
         state = State.SCHEDULED if how.delay else State.READY
         line = self._line(Event.SENT, state, envelope, size, how.priority, how.delay or None)
         return self._note(envelope, line, [c.queue for c in self._topics(envelope.topic)])
+
+    def sent_many(self, events: Sequence[tuple[Envelope, int, Sending]]) -> list[int | None]:
+        """`sent` of several events by one round trip."""
+        from restante.core.once import once
+
+        if time.monotonic() < self._away_until:
+            return [None] * len(events)
+        ops, counts = [], []
+        for envelope, size, how in events:
+            queues = [card.queue for card in self._topics(envelope.topic)]
+            state = State.SCHEDULED if how.delay else State.READY
+            line = self._line(Event.SENT, state, envelope, size, how.priority, how.delay or None)
+            ops += [once("note", QueueKeys(queue), envelope.id, 0, 1.0, line) for queue in queues]
+            counts.append(len(queues))
+        try:
+            self._post.connection.run_all(ops)
+        except RestanteError as error:
+            self._missed(error)
+            return [None] * len(events)
+        return [*counts]
 
     def not_sent(self, envelope: Envelope, size: int) -> None:
         """Takes that back."""

@@ -53,8 +53,10 @@ def handle(bus: Bus, handler: Handler, task: Any, delivery: Delivery, text: str)
         bus.note(delivery, Event.DELETED, "gone", detail="expired")
         return
     line = bus.line(delivery, Event.RECEIVED, State.LEASED)
+    records, turn = bus.records_of(handler), turn_of(bus, handler, delivery)
+    seize = not bus.on_rabbitmq and not (handler.early and delivery.expired)
     try:
-        taken = bus.records.take(name, envelope.id, delivery.turn, line, seize=not bus.on_rabbitmq)
+        taken = records.take(name, envelope.id, turn, line, seize=seize)
     except RestanteError as error:
         # Nothing has run: the event is as good as before, and must not be dead because the store is away.
         pause = handler.retrying.policy.next(envelope.attempts) or AGAIN
@@ -63,6 +65,8 @@ def handle(bus: Bus, handler: Handler, task: Any, delivery: Delivery, text: str)
         log.info("done before subscription=%s id=%s", name, envelope.id)
         return
     if taken is Taken.AT_WORK:
+        if handler.early and delivery.expired:
+            raise Crashed()
         if not delivery.suspect:
             log.info("at work already subscription=%s id=%s", name, envelope.id)
             return
@@ -71,12 +75,12 @@ def handle(bus: Bus, handler: Handler, task: Any, delivery: Delivery, text: str)
     try:
         handler.run(task, envelope, handler.value(envelope, text))
     except (Ignore, Reject, Retry):
-        release(bus, name, delivery)
+        release(bus, handler, delivery)
         raise
     except Exception as error:
         if next(_failures) % FAILURES == 0:
             gc.collect()
-        release(bus, name, delivery)
+        release(bus, handler, delivery)
         delay = handler.retrying.delay(envelope.attempts, error)
         if delay is None:
             raise
@@ -84,18 +88,28 @@ def handle(bus: Bus, handler: Handler, task: Any, delivery: Delivery, text: str)
         # Without its traceback, whose frames would keep each other and everything they saw until the collector comes.
         raise Retry(text, exc=error.with_traceback(None), when=delay) from None
     try:
-        bus.records.confirm(name, envelope.id, delivery.turn, bus.line(delivery, Event.ACKED, "gone"))
+        records.confirm(name, envelope.id, turn, bus.line(delivery, Event.ACKED, "gone"))
     except RestanteError as error:
         # It is done: a double that comes within the window would run, which is better than this one running again.
         log.warning("not confirmed subscription=%s id=%s error=%s", name, envelope.id, error)
 
 
-def release(bus: Bus, name: str, delivery: Delivery) -> None:
+class Crashed(RestanteError):
+    """The process that ran this event was killed, and its handler has acks_late=False: it is not run again by itself.
+    Replay it if it must be."""
+
+
+def turn_of(bus: Bus, handler: Handler, delivery: Delivery) -> int:
+    """What a record goes by: the turn, or for a handler with early acks on Redis only that it was begun."""
+    return 1 if handler.early and not bus.on_rabbitmq else delivery.turn
+
+
+def release(bus: Bus, handler: Handler, delivery: Delivery) -> None:
     """Gives the record of a failed run back. One that stays hinders no later attempt, which counts one more."""
     try:
-        bus.records.release(name, delivery.envelope.id, delivery.turn)
+        bus.records_of(handler).release(handler.subscription, delivery.envelope.id, turn_of(bus, handler, delivery))
     except RestanteError as error:
-        log.warning("not released subscription=%s id=%s error=%s", name, delivery.envelope.id, error)
+        log.warning("not released subscription=%s id=%s error=%s", handler.subscription, delivery.envelope.id, error)
 
 
 def answer(bus: Bus, handler: Handler, task: Any, delivery: Delivery, text: str) -> None:

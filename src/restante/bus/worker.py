@@ -8,6 +8,8 @@ message with the broker, which delivers it again.
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -29,7 +31,9 @@ log = logging.getLogger("restante")
 
 #: The part of a task message that Celery's canvas uses, and a handler does not.
 _EMBED = '{"callbacks":null,"errbacks":null,"chain":null,"chord":null}'
-_LOST = (WorkerLostError, CeleryWorkerLost, TimeLimitExceeded)
+_LOST = (WorkerLostError, CeleryWorkerLost)
+#: Seconds between two tries to tell the verdict on an event that was acknowledged early.
+INSIST = 1.0
 
 
 class Declared(bootsteps.StartStopStep):
@@ -117,10 +121,17 @@ def prepare(bus: Any, queue: str, message: Any) -> None:
 
 
 class Request(celery_request.Request):
-    """A delivery in the worker's main process, whose verdict is given by the broker's own means."""
+    """A delivery in the worker's main process, whose verdict is given by the broker's own means.
+
+    A handler with early acks has lost the delivery on RabbitMQ by the time it fails: the verdict is published then,
+    until it is confirmed.
+    """
+
+    #: Whether the verdict was given.
+    judged = False
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
-        if not soft and not self.acknowledged:
+        if not soft and not self.judged:
             self._verdict(TimeLimitExceeded(timeout), None)
         super().on_timeout(soft, timeout)
 
@@ -128,41 +139,62 @@ class Request(celery_request.Request):
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
-        if not self.acknowledged and isinstance(error, Exception) and not isinstance(error, Ignore):
+        if not self.judged and isinstance(error, Exception) and not isinstance(error, Ignore):
             self._verdict(error, exc_info)
         return super().on_failure(exc_info, send_failed_event, return_ok)
 
     def _verdict(self, error: BaseException, info: Any) -> None:
-        """Says it to the broker; afterwards Celery finds it settled."""
+        """Settles the message with the broker, so that Celery treats it as acknowledged."""
         message = self._message
         bus, (_, _, delivery, handler) = self._app, message.restante
+        self.judged = True
+        if delivery.way != "event":
+            failed = Answer(handler.service, "failed", error_class=type(error).__name__, error=str(error)[:1000])
+            bus.reply(delivery, failed)
+            self.acknowledge()
+            return
+        delay, name = self._decide(error, delivery, handler)
+        told = ToldError(name, str(info.traceback if info is not None else f"{name}: {error}"))
         try:
-            if delivery.way != "event":
-                failed = Answer(handler.service, "failed", error_class=type(error).__name__, error=str(error)[:1000])
-                bus.reply(delivery, failed)
-                self.acknowledge()
-                return
-            delay: float | None = None
-            attempts = delivery.envelope.attempts
-            if isinstance(error, Retry):
-                delay = error.when if isinstance(error.when, int | float) else 0.0
-                name = type(error.exc).__name__ if error.exc is not None else "Retry"
-            else:
-                name = type(error).__name__
-                if isinstance(error, Reject) and error.requeue and attempts < handler.retrying.max_attempts:
-                    delay = 0.0
-                if isinstance(error, _LOST):
-                    delay = handler.retrying.delay(attempts, RuntimeError(str(error)))
-            text = info.traceback if info is not None else f"{name}: {error}"
-            told = ToldError(name, str(text))
-            if delay is None:
-                # A process that ended without a word left its record: a replay must not find it at work.
-                release(bus, handler.subscription, delivery)
-                bus.keeper.bury(message, self, told)
-            else:
-                bus.keeper.retry(message, self, delay, told)
+            self._tell(delay, told)
             self.acknowledged = True
         except (RestanteError, OSError) as failure:
-            # The broker has it still: given back it comes again, and if that fails too, with the end of its lease.
             log.error("verdict not told subscription=%s error=%s", handler.subscription, failure)
-            self.reject(requeue=True)
+            if self.acknowledged:
+                # Acknowledged early, so the broker has it no more: this process must not let go of it.
+                threading.Thread(target=self._insist, args=(delay, told), name="restante-verdict", daemon=True).start()
+            else:
+                # The broker has it still: given back it comes again, and if that fails too, with its lease's end.
+                self.reject(requeue=True)
+
+    def _decide(self, error: BaseException, delivery: Any, handler: Any) -> tuple[float | None, str]:
+        """Seconds until the next attempt, None for dead; and the name of the error."""
+        attempts = delivery.envelope.attempts
+        if isinstance(error, Retry):
+            delay = error.when if isinstance(error.when, int | float) else 0.0
+            return delay, type(error.exc).__name__ if error.exc is not None else "Retry"
+        if isinstance(error, Reject) and error.requeue and attempts < handler.retrying.max_attempts:
+            return 0.0, type(error).__name__
+        if isinstance(error, TimeLimitExceeded):
+            return handler.retrying.delay(attempts, RuntimeError(str(error))), type(error).__name__
+        if isinstance(error, _LOST) and self.task.reject_on_worker_lost and not handler.early:
+            return handler.retrying.delay(attempts, RuntimeError(str(error))), type(error).__name__
+        return None, type(error).__name__
+
+    def _tell(self, delay: float | None, told: ToldError) -> None:
+        message = self._message
+        bus, (_, _, delivery, handler) = self._app, message.restante
+        if delay is None:
+            # A process that ended without a word left its record: a replay must not find it at work.
+            release(bus, handler, delivery)
+            bus.keeper.bury(message, self, told)
+        else:
+            bus.keeper.retry(message, self, delay, told)
+
+    def _insist(self, delay: float | None, told: ToldError) -> None:
+        while True:
+            try:
+                return self._tell(delay, told)
+            except (RestanteError, OSError) as failure:
+                log.error("verdict not told yet task=%s error=%s", self.name, failure)
+                time.sleep(INSIST)

@@ -15,6 +15,7 @@ RestanteError
 │   ├── NotReady                        it is loading its data or waiting for its cluster
 │   └── ReadOnly                        it refuses writes
 ├── Unconfirmed                         a send whose outcome cannot be known
+├── BatchFailed                         some events of a batch were not published
 ├── Unroutable                          nobody has subscribed to a topic
 ├── NoHandler                           nobody answers a call
 ├── CallTimeout                         a call was not answered in time
@@ -135,6 +136,24 @@ class Unconfirmed(RestanteError):
         )
         #: The messages in doubt, in the order they were sent.
         self.ids = tuple(ids)
+
+
+class BatchFailed(RestanteError):
+    """Some events of a batch were not published. `failures` names each; publish those again with the same id."""
+
+    def __init__(self, message: str | None = None, *, failures: Sequence[tuple[str, str, Exception]] = ()) -> None:
+        first = "; ".join(f"{topic} {id}: {error}" for id, topic, error in failures[:3])
+        super().__init__(
+            message
+            or f"{len(failures)} events of the batch were not published: {first}{' …' if len(failures) > 3 else ''}"
+        )
+        #: The id, the topic and the error of each event that was not published, in the order of the batch.
+        self.failures = tuple(failures)
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The events that were not published, in the order of the batch."""
+        return tuple(id for id, _, _ in self.failures)
 
 
 class Unroutable(RestanteError):

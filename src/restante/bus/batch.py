@@ -1,0 +1,276 @@
+"""Publishing without waiting for each confirm: futures of events on their way, and blocks that wait for all of them.
+
+On failure the block raises `BatchFailed` at its end, with the id, topic and error of every event that was not
+published. What the broker has confirmed stays published.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
+from contextvars import ContextVar
+from typing import Any, Protocol, Self
+
+from restante.bus.broker import Published, Sending
+from restante.bus.envelope import Envelope
+from restante.core.errors import BatchFailed, RestanteError, Unavailable, Unconfirmed
+
+log = logging.getLogger("restante")
+
+Failure = tuple[str, str, Exception]
+
+
+class Publishing(Future[Published]):
+    """An event on its way: `result()` waits until the broker has it, and raises what `publish` would have raised.
+
+    It is settled without anybody waiting for it. Every `Future` method but `cancel()` has its usual meaning: an event
+    that was handed over cannot be taken back.
+    """
+
+    def __init__(self, envelope: Envelope, text: bytes, how: Sending) -> None:
+        super().__init__()
+        self.envelope, self.text, self.how = envelope, text, how
+        #: Whether a batch reports its failure, so that nobody else has to.
+        self.reported = False
+        #: Moves it on while somebody waits for it: up to so many seconds.
+        self._drive: Callable[[float], None] | None = None
+
+    @property
+    def id(self) -> str:
+        """The event's id."""
+        return self.envelope.id
+
+    @property
+    def topic(self) -> str:
+        """The event's topic."""
+        return self.envelope.topic
+
+    def driven_by(self, drive: Callable[[float], None]) -> None:
+        """Names what moves it on."""
+        self._drive = drive
+
+    def cancel(self) -> bool:
+        """False: the broker may have it already."""
+        return False
+
+    def result(self, timeout: float | None = None) -> Published:
+        """Waits until the broker has the event; raises the error where it has not."""
+        self._wait(timeout)
+        return super().result(0 if timeout is not None else None)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Waits until the event is settled; the error, or None where the broker has it."""
+        self._wait(timeout)
+        return super().exception(0 if timeout is not None else None)
+
+    def _wait(self, timeout: float | None) -> None:
+        if self._drive is not None and not self.done():
+            self._drive(float("inf") if timeout is None else timeout)
+
+    def settled(self, subscriptions: int | None) -> None:
+        """The broker has it."""
+        self.set_result(Published(self.id, subscriptions))
+
+    def failed(self, error: Exception) -> None:
+        """It was not published, or nobody knows."""
+        if not self.reported:
+            log.error("not published topic=%s id=%s error=%s", self.topic, self.id, error)
+        self.set_exception(error)
+
+
+class Sender(Protocol):
+    """Publishes without waiting."""
+
+    def begin(self, publishing: Publishing) -> None:
+        """Hands an event over; waits only while too many are on their way."""
+
+    def settle(self, publishings: Sequence[Publishing]) -> None:
+        """Waits until each of them is published or has failed."""
+
+
+class Batch:
+    """A block whose events are published without waiting for each: `with bus.batch():`.
+
+    It concerns the thread that opened it. `publish()` in the block returns at once, with `subscriptions` None; the end
+    of the block waits for all confirms. If the broker stays away for longer than the client's patience, the next
+    `publish()` in the block raises `Unavailable`.
+    """
+
+    def __init__(self, sender: Sender, opened: threading.local) -> None:
+        self._sender = sender
+        self._opened = opened
+        self._pid = os.getpid()
+        self._made: deque[Publishing] = deque()
+        self._failures: list[Failure] = []
+        self._away: Exception | None = None
+
+    @property
+    def holds(self) -> bool:
+        """Whether the block is this process's own: a child that was forked inside it publishes for itself."""
+        return self._pid == os.getpid()
+
+    def add(self, publishing: Publishing) -> None:
+        """Publishes as a part of the batch."""
+        self._gather()
+        if self._away is not None:
+            raise Unavailable(f"the broker stayed away, and events of this batch were not published: {self._away}")
+        publishing.reported = True
+        self._made.append(publishing)
+        self._sender.begin(publishing)
+
+    def wait(self) -> None:
+        """Waits until everything published in the block so far is settled, and raises for what has failed."""
+        self._sender.settle(self._made)
+        self._gather()
+        if self._failures:
+            failures, self._failures = self._failures, []
+            raise BatchFailed(failures=failures)
+
+    def _gather(self) -> None:
+        """Forgets what is published, so that a batch of millions holds no more than is on its way."""
+        while self._made and self._made[0].done():
+            one = self._made.popleft()
+            error = one.exception()
+            if isinstance(error, Exception):
+                self._failures.append((one.id, one.topic, error))
+                if isinstance(error, Unavailable | Unconfirmed):
+                    self._away = error
+
+    def __enter__(self) -> Self:
+        self._opened.__dict__.setdefault("batches", []).append(self)
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._opened.batches.remove(self)
+        try:
+            self.wait()
+        except BatchFailed as failed:
+            if error is None or isinstance(error, Exception):
+                raise failed from error
+            # An interrupt must not become an ordinary error, which the program might catch and go on.
+            error.add_note(str(failed))
+            log.error("batch interrupted: %s", failed)
+
+
+def opened_batch(opened: threading.local) -> Batch | None:
+    """The innermost block that this thread is in."""
+    batches = opened.__dict__.get("batches")
+    return batches[-1] if batches and batches[-1].holds else None
+
+
+class AsyncBatch:
+    """The same for asyncio: `async with client.batch():`. It concerns the task that opened it and tasks made inside."""
+
+    def __init__(self, opened: ContextVar[AsyncBatch | None], at_once: int) -> None:
+        self._opened = opened
+        self._room = asyncio.Semaphore(at_once)
+        self._tasks: set[asyncio.Task[Published]] = set()
+        self._failures: list[Failure] = []
+        self._away: Exception | None = None
+        self.open = False
+
+    async def add(
+        self, id: str, topic: str, work: Callable[[], Coroutine[Any, Any, Published]]
+    ) -> asyncio.Task[Published]:
+        """Publishes as a part of the batch."""
+        await self._room.acquire()
+        if self._away is not None:
+            self._room.release()
+            raise Unavailable(f"the broker stayed away, and events of this batch were not published: {self._away}")
+        task = asyncio.create_task(work(), name=id)
+        self._tasks.add(task)
+
+        def ended(task: asyncio.Task[Published]) -> None:
+            self._room.release()
+            self._tasks.discard(task)
+            error = Unconfirmed(ids=(id,)) if task.cancelled() else task.exception()
+            if isinstance(error, Exception):
+                self._failures.append((id, topic, error))
+                if isinstance(error, Unavailable | Unconfirmed):
+                    self._away = error
+
+        task.add_done_callback(ended)
+        return task
+
+    async def wait(self) -> None:
+        """Waits until everything published in the block so far is settled, and raises for what has failed."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+            await asyncio.sleep(0)  # what a task leaves behind is noted by the loop, right after its end
+        if self._failures:
+            failures, self._failures = self._failures, []
+            raise BatchFailed(failures=failures)
+
+    async def __aenter__(self) -> Self:
+        self.open = True
+        self._before = self._opened.set(self)
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._opened.reset(self._before)
+        self.open = False
+        try:
+            await self.wait()
+        except BatchFailed as failed:
+            if error is None or isinstance(error, Exception):
+                raise failed from error
+            error.add_note(str(failed))
+            log.error("batch interrupted: %s", failed)
+
+
+class AtOnce:
+    """The sender of a broker whose single publish is quick: several go by one call, each alone where that fails."""
+
+    #: Events of one call. More make a longer pause before any of them is published.
+    MOST = 100
+
+    def __init__(
+        self, publish: Callable[[Envelope, bytes, Sending], int | None],
+        many: Callable[[Sequence[tuple[Envelope, bytes]], Sending], list[int | None]],
+    ) -> None:  # fmt: skip
+        self._publish, self._many = publish, many
+        self._waiting: list[Publishing] = []
+        #: Any thread may wait for a result, and thereby send.
+        self._lock = threading.RLock()
+
+    def begin(self, publishing: Publishing) -> None:
+        publishing.driven_by(lambda seconds: self._send())
+        with self._lock:
+            if self._waiting and self._waiting[0].how != publishing.how:
+                self._send()
+            self._waiting.append(publishing)
+            if len(self._waiting) >= self.MOST:
+                self._send()
+
+    def settle(self, publishings: Sequence[Publishing]) -> None:
+        self._send()
+
+    def _send(self) -> None:
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+            away: RestanteError | None = None
+            if len(waiting) > 1 and waiting[0].how.nobody == "keep":
+                try:
+                    counts = self._many([(one.envelope, one.text) for one in waiting], waiting[0].how)
+                except RestanteError as error:
+                    away = error
+                else:
+                    for one, count in zip(waiting, counts, strict=True):
+                        one.settled(count)
+                    return
+            for one in waiting:
+                try:
+                    # The client's patience is spent once, not on each of a hundred events.
+                    if isinstance(away, Unconfirmed):
+                        raise Unconfirmed(ids=(one.id,))
+                    if isinstance(away, Unavailable):
+                        raise away
+                    one.settled(self._publish(one.envelope, one.text, one.how))
+                except RestanteError as error:
+                    away = error
+                    one.failed(error)
