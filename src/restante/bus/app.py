@@ -242,12 +242,22 @@ class Bus(Celery):
     @functools.cached_property
     def client(self) -> Client:
         """What publishes and calls for this service."""
-        return Client(self.broker_url, source=self.service, store=self._store_url, prefix=self._prefix)
+        return Client(self.broker_url, source=self.service, store=self._store_url, prefix=self._prefix, **self._ladder)
 
     @functools.cached_property
     def aio(self) -> AsyncClient:
         """The same with await: `await bus.aio.publish(…)`, `await bus.aio.call(…)`."""
-        return AsyncClient(self.broker_url, source=self.service, store=self._store_url, prefix=self._prefix)
+        return AsyncClient(
+            self.broker_url, source=self.service, store=self._store_url, prefix=self._prefix, **self._ladder
+        )
+
+    @property
+    def _ladder(self) -> dict[str, Any]:
+        """What decides on RabbitMQ where a delayed event waits."""
+        return {
+            name: self._rabbitmq_options[name] for name in ("rungs", "longest_delay")
+            if self.on_rabbitmq and name in self._rabbitmq_options
+        }  # fmt: skip
 
     def publish(
         self, topic: Topic, data: Any = None, *, id: str | None = None, delay: float | timedelta = 0, priority: int = 0,

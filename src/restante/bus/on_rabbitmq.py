@@ -35,7 +35,8 @@ from restante.core.errors import (
     Unroutable,
 )
 from restante.rabbitmq.declaring import counts, declare
-from restante.rabbitmq.topology import Topology, TopologyOptions, climb, rungs, shared
+from restante.rabbitmq.ladder import RUNGS, RungType
+from restante.rabbitmq.topology import LONGEST_DELAY, Topology, TopologyOptions, shared
 
 T = TypeVar("T")
 log = logging.getLogger("restante")
@@ -181,9 +182,10 @@ class Links:
     #: What a lost connection, a closed channel or an unreachable broker raises.
     LOST = (OSError, amqp.exceptions.AMQPError, OperationalError)
 
-    def __init__(self, url: str, patience: float = PATIENCE) -> None:
+    def __init__(self, url: str, patience: float = PATIENCE, options: TopologyOptions | None = None) -> None:
         self.url = url
         self.patience = patience
+        self._options = options or TopologyOptions()
         self._idle: deque[Link] = deque()
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -232,7 +234,7 @@ class Links:
                     f"a queue is full and refused {', '.join(ids[:3])}: replay or purge what lies there"
                 ) from None
             except amqp.exceptions.NotFound:
-                self.declare(shared(TopologyOptions()))
+                self.declare(shared(self._options))
                 if time.monotonic() > deadline:
                     raise
             except self.LOST as error:
@@ -277,8 +279,13 @@ def unreachable(url: str, error: BaseException) -> Unavailable:
 class RabbitBroker:
     """The synchronous client of a RabbitMQ broker."""
 
-    def __init__(self, url: str, *, store: str | None = None, patience: float = PATIENCE) -> None:
-        self.links = Links(url, patience)
+    def __init__(
+        self, url: str, *, store: str | None = None, patience: float = PATIENCE, rungs: RungType = RUNGS,
+        longest_delay: float = LONGEST_DELAY,
+    ) -> None:  # fmt: skip
+        self._options = TopologyOptions(rungs=rungs, longest_delay=longest_delay)
+        self._ladder = self._options.ladder()
+        self.links = Links(url, patience, self._options)
         self.registry = Registry(store) if store else None
 
     def publish(self, envelope: Envelope, text: bytes, how: Sending) -> int | None:
@@ -286,7 +293,7 @@ class RabbitBroker:
         noted = self.registry.sent(envelope, len(text), how) if self.registry else None
         try:
             if how.delay:
-                exchange, key = climb(EVENTS, how.delay, envelope.topic, rungs(TopologyOptions().longest_delay))
+                exchange, key = self._ladder.later(how.delay, envelope.topic)
                 self.links.publish(text, headers, properties, exchange, key, id=envelope.id)
                 return noted or None
             heard = self.links.publish(text, headers, properties, f"{EVENTS}.known", envelope.topic, id=envelope.id)
@@ -343,7 +350,7 @@ class RabbitBroker:
                 with self.links.one() as link:
                     return self._asked(link, exchange, envelope, text, deadline, count)
             except amqp.exceptions.NotFound:
-                self.links.declare(shared(TopologyOptions()))
+                self.links.declare(shared(self._options))
             except Links.LOST as error:
                 # Whether it was run cannot be known; asking again might run it twice.
                 raise unreachable(self.links.url, error) from None

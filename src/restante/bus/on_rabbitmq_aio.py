@@ -18,7 +18,8 @@ from restante.bus.envelope import Envelope
 from restante.bus.on_rabbitmq import CONFIRM, PATIENCE, REPLY_TO, Links, properties_of, to_headers, unreachable
 from restante.bus.registry import Registry
 from restante.core.errors import CallTimeout, NoHandler, QueueFull, RestanteError, Unconfirmed, Unroutable
-from restante.rabbitmq.topology import TopologyOptions, climb, rungs, shared
+from restante.rabbitmq.ladder import RUNGS, RungType
+from restante.rabbitmq.topology import LONGEST_DELAY, TopologyOptions, shared
 
 _LOST = (OSError, AMQPError, asyncio.TimeoutError)
 
@@ -26,8 +27,13 @@ _LOST = (OSError, AMQPError, asyncio.TimeoutError)
 class AsyncRabbitBroker:
     """The asyncio client of a RabbitMQ broker; one connection, as many calls at once as asked for."""
 
-    def __init__(self, url: str, *, store: str | None = None, patience: float = PATIENCE) -> None:
+    def __init__(
+        self, url: str, *, store: str | None = None, patience: float = PATIENCE, rungs: RungType = RUNGS,
+        longest_delay: float = LONGEST_DELAY,
+    ) -> None:  # fmt: skip
         self._url = url
+        self._options = TopologyOptions(rungs=rungs, longest_delay=longest_delay)
+        self._ladder = self._options.ladder()
         self._patience = patience
         self._registry = Registry(store) if store else None
         self._lock = asyncio.Lock()
@@ -87,7 +93,7 @@ class AsyncRabbitBroker:
                 pause = min(1.0, pause * 2)
 
     async def _declare(self) -> None:
-        await asyncio.to_thread(Links(self._url).declare, shared(TopologyOptions()))
+        await asyncio.to_thread(Links(self._url).declare, shared(self._options))
 
     async def publish(self, envelope: Envelope, text: bytes, how: Sending) -> int | None:
         message = _message(envelope, text, how)
@@ -96,7 +102,7 @@ class AsyncRabbitBroker:
             noted = await asyncio.to_thread(self._registry.sent, envelope, len(text), how)
         try:
             if how.delay:
-                exchange, key = climb(EVENTS, how.delay, envelope.topic, rungs(TopologyOptions().longest_delay))
+                exchange, key = self._ladder.later(how.delay, envelope.topic)
                 await self._patiently(message, exchange, key, envelope.id)
                 return noted or None
             if not await self._patiently(message, f"{EVENTS}.known", envelope.topic, envelope.id):
