@@ -382,6 +382,7 @@ class Bus(Celery):
                 "service": self.service, "handler": handler.name, "topic": handler.pattern, "answers": handler.answers,
                 "queue": self._prefix + queue, "retry": handler.retrying.policy.text(),
                 "max_attempts": handler.retrying.max_attempts, "broker": broker,
+                "archive_length": self.keeper.archive_length,
             }  # fmt: skip
         for name, card in now.items():
             if before.get(name) != card:

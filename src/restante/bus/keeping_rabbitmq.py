@@ -16,15 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 from restante.bus.broker import Answer
 from restante.bus.delivery import Delivery
+from restante.bus.directory import announce
 from restante.bus.envelope import Envelope, Malformed
 from restante.bus.keeping import call_seconds, way_of
 from restante.bus.on_rabbitmq import MOST_PRIORITY, REPLY_TO, Links, from_headers, packed, unreachable
+from restante.bus.registry import Card
 from restante.core.errors import QueueFull, RestanteError, Unavailable
 from restante.core.message import Event, State
 from restante.core.retry import RetryPolicy
 from restante.core.topics import is_topic, matches
 from restante.rabbitmq.ladder import CRASH_DELAY, Ladder
-from restante.rabbitmq.topology import Subscribed, Topology, TopologyOptions, archive_name, topology
+from restante.rabbitmq.topology import Subscribed, Topology, TopologyOptions, archive_name, call_queue, topology
 
 if TYPE_CHECKING:
     from restante.bus.app import Bus
@@ -66,9 +68,29 @@ class RabbitKeeper:
             log.warning("a delay of %g s is beyond the ladder of %s: %g s instead", delay, self._bus.service, reach)
         return self._ladder.retry(min(delay, reach), queue)
 
+    @property
+    def archive_length(self) -> int | None:
+        return self._options.archive_length if self._options.archive else None
+
     def declare(self) -> list[str]:
         self._links.declare(self.topology())
+        try:
+            announce(self._links.url, self._bus.service, self._cards())
+        except RestanteError as error:
+            # Pages without a store show less; no event depends on it.
+            log.warning("not announced service=%s error=%s", self._bus.service, error)
         return []
+
+    def _cards(self) -> list[Card]:
+        bus = self._bus
+        return [
+            Card(
+                one.subscription, bus.service, one.name, one.pattern, one.answers,
+                one.subscription if one.answers is None else call_queue(one.answers), one.retrying.policy.text(),
+                one.retrying.max_attempts, "rabbitmq", self.archive_length,
+            )
+            for one in (*bus.subscriptions.values(), *bus.answered.values())
+        ]  # fmt: skip
 
     def arguments(self, queue: str) -> dict[str, Any]:
         return next((dict(one.arguments) for one in self.topology().queues if one.name == queue), {})
