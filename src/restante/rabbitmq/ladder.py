@@ -6,7 +6,7 @@ with one word per rung, shortest rung first: `1` waits there, `0` passes by. The
 goes down rung by rung, and `RETURN` hands it to the target behind the mark, which is one queue (a retry) or a topic (an
 event published with a delay):
 
-    0.0.0.1.@.billing.on_paid  →  ladder:classic.1s  →  …500ms  →  …250ms  →  …125ms  →  ladder:return  →  the queue
+    0.0.0.1.@.billing.on_paid  →  ladder:quorum.1s  →  …500ms  →  …250ms  →  …125ms  →  ladder:return  →  the queue
 
 Shortest first and not longest first, so that a rung's word stands in the same place however high the ladder is:
 bindings are never undone by a declaration, so a ladder that grew would otherwise route by its old and new bindings at
@@ -24,12 +24,12 @@ from typing import Any, Final, Literal, get_args
 from restante.core.errors import InvalidInput
 from restante.core.retry import LONGEST_DELAY, RetryPolicy, seconds
 
-#: What the rungs are. Classic queues are the faster ones and may lose a message that moves between two rungs when the
-#: broker is killed. Quorum queues move it with a confirm (at least once), and are replicated in a cluster.
+#: What the rungs are. Quorum queues move a message to the next rung with a confirm (at least once) and are replicated in
+#: a cluster. Classic queues move many messages at once faster, and lose messages on the ladder when the broker is killed.
 RungType = Literal["classic", "quorum"]
 RUNG_TYPES: Final[tuple[RungType, ...]] = get_args(RungType)
 #: What they are where nothing else is said; the figures behind it are in docs/decisions/0018.
-RUNGS: Final[RungType] = "classic"
+RUNGS: Final[RungType] = "quorum"
 
 #: Seconds of the shortest rung: delays are rounded up to multiples of it. Half of it makes the ladder a rung longer.
 SMALLEST = 0.125
