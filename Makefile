@@ -1,6 +1,6 @@
 # Every target does its own set-up: on a fresh machine `make test` or `make run` is the first command to type.
 .DEFAULT_GOAL := help
-.PHONY: help setup dashboard run test lint screenshots chaos bench bench-bus bench-celery bench-http bench-rsmq bench-spark lock clean
+.PHONY: help setup dashboard run test lint screenshots chaos bench bench-bus bench-celery bench-http bench-ladder bench-rsmq bench-spark lock clean
 MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
 # Most tests wait half of the time, so two processes per core share the cores well. Tests that share something slow to
@@ -42,6 +42,9 @@ bench-bus: setup ## Measure the event bus beside plain Celery, on Redis and on R
 
 bench-http: setup dashboard ## Measure the HTTP server and the dashboard
 	$(BIN)/python -m benchmarks.http
+
+bench-ladder: setup ## Measure RabbitMQ's ladder with classic and with quorum rungs, and kill the broker
+	$(BIN)/python -m benchmarks.ladder
 
 bench-rsmq: setup ## Measure the RSMQ client beside PyRSMQ and npm's rsmq
 	$(BIN)/python -m benchmarks.rsmq

@@ -33,6 +33,7 @@ from restante.core import errors
 from restante.core.connection import Connection
 from restante.core.journal import Taken
 from restante.core.settings import ClientSettings
+from restante.rabbitmq import Ladder
 from tests.bus.places import OnRabbitMQ, OnRedis, Place, Service
 from tests.bus.service import Paid, Price, make
 from tests.celery.workers import wait_for
@@ -396,12 +397,10 @@ class TestArchive:
             letters = place.dead("billing")
             kept = letters.list()
             assert len(kept) == 2
-            # The others wait on the ladder, not lost: after a replay there is room for them again.
-            name = f"{place.named('billing')}.rung."
-            rungs = [f"{name}{span}" for span in ("32s", "16s", "8s", "4s")]
 
+            # The others wait on the ladder, not lost: after a replay there is room for them again.
             def on_ladder(channel: Any) -> int:
-                return sum(channel.queue_declare(rung, passive=True).message_count for rung in rungs)
+                return int(channel.queue_declare(Ladder().rung(32), passive=True).message_count)
 
             wait_for(lambda: place.channel(on_ladder) == 2)
             assert {one.id for one in kept} < ids

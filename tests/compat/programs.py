@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from tests.celery.workers import _PROGRAM, STARTING, read_ledger, wait_for
+from tests.celery.workers import _PROGRAM, read_ledger, wait_for
 from tests.harness.processes import CHECKOUT, PythonProcess
 
 _numbers = itertools.count(1)
@@ -60,7 +60,7 @@ class Programs:
         made = self._running.enter_context(
             PythonProcess(_PROGRAM, *words, env={**self._environment(), **env}, cwd=self.folder)
         )
-        wait_for(lambda: " ready." in made.stderr or made.returncode is not None, STARTING, lambda: made.stderr[-3000:])
+        wait_for(lambda: " ready." in made.stderr or made.returncode is not None, told=lambda: made.stderr[-3000:])
         assert made.returncode is None, made.stderr[-3000:]
         return made
 

@@ -315,8 +315,9 @@ class TestRabbitMQ:
         self, redis: RedisServer, rabbit: RabbitServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("restante.server.topics.PATIENCE", 0.1)
+        monkeypatch.setattr("restante.server.rabbitmq.PATIENCE", 0.1)
         settings = ServerSettings(port=0, broker=rabbit.url, sweep=False)
-        with Serving(redis.url, settings) as serving, serving.office.archives:
+        with Serving(redis.url, settings) as serving, serving.office.rabbitmq.reading:
             api = Api(serving.address)
             answer = api.get("/api/topics/letters/dead")
             assert (answer.status, answer.json["error"]) == (503, "ArchiveBusy")
@@ -337,3 +338,79 @@ class TestRabbitMQ:
             answer = api.get("/api/topics/letters/dead")
             assert (answer.status, answer.json["error"]) == (503, "NoBroker")
             assert api.get("/api/topics/billing/dead").status == 200
+
+    @pytest.mark.parametrize("stored", [True, False], ids=["with a store", "without a store"])
+    def test_rungs_and_archives_and_their_fill_are_shown_measured_and_watched(
+        self,
+        stored: bool,
+        bus: Callable[..., Bus],
+        redis: RedisServer,
+        rabbit: RabbitServer,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr("restante.server.rabbitmq.FRESH", 0.0)
+        options: dict[str, Any] = {"store": f"{redis.url}/0"} if stored else {"dedup": "off"}
+        with rabbit.virtual_host(f"fill-{stored}") as url, ExitStack() as opened:
+            bus(
+                "parcels",
+                {"weigh": PAID},
+                {"price": "parcel.price"},
+                broker=url,
+                rabbitmq={"archive_length": 5},
+                **options,
+            )
+            far = opened.enter_context(Client(url, source="shop"))
+            far.publish(PAID, 1)
+            far.publish(PAID, 2, delay=3600)
+            far.publish("shop.nobody", 3)
+            settings = ServerSettings(port=0, broker=url, sweep=False)
+            near = Api(opened.enter_context(Serving(redis.url, settings)).address)
+            wire = opened.enter_context(amqp.Connection(f"127.0.0.1:{rabbit.port}", virtual_host=f"fill-{stored}",
+                                                        confirm_publish=True)).channel()  # fmt: skip
+            for _ in range(3):
+                wire.basic_publish(amqp.Message("x", delivery_mode=2), "", "parcels.archive")
+            found = told(near)
+            assert (found["problem"], found["unrouted"]) == ("", 1)
+            assert {name: one["waiting"] for name, one in rows(found).items()} == {
+                "parcels.weigh": 1,
+                "parcels.price": 0,
+            }
+            assert found["archives"] == [
+                {"service": "parcels", "broker": "rabbitmq", "dead": 3, "limit": 5, "fill": 0.6, "nearly_full": False}
+            ]
+            rungs = {one["seconds"]: one["messages"] for one in found["rungs"]}
+            assert (len(rungs), rungs[2048.0], sum(rungs.values())) == (20, 1, 1)
+            assert full(near) == []
+            wire.basic_publish(amqp.Message("x", delivery_mode=2), "", "parcels.archive")
+            page = near.get("/metrics").body.decode()
+            for line in (
+                "restante_rabbitmq_up 1.0",
+                'restante_rabbitmq_messages{kind="archive",queue="parcels.archive"} 4.0',
+                'restante_rabbitmq_limit{kind="archive",queue="parcels.archive"} 5.0',
+                'restante_rabbitmq_messages{kind="rung",queue="ladder:quorum.2048s"} 1.0',
+                'restante_rabbitmq_messages{kind="subscription",queue="parcels.weigh"} 1.0',
+                'restante_rabbitmq_messages{kind="call",queue="call:parcel.price"} 0.0',
+                'restante_rabbitmq_messages{kind="unrouted",queue="events.unrouted"} 1.0',
+            ):
+                assert line in page
+            (odd,) = full(near)
+            assert (odd["queue"], odd["who"], odd["count"]) == ("parcels.archive", "parcels", 4)
+            assert odd["text"].startswith("4 of 5 dead events: replay or purge them")
+            assert told(near)["archives"][0]["nearly_full"] is True
+            assert len(near.get("/api/topics/parcels/dead").json["dead"]) == 4
+            assert "topics" in {one["id"] for one in near.get("/api/session").json["pages"]}
+
+    def test_metrics_say_that_a_broker_is_away(self, redis: RedisServer) -> None:
+        away = ServerSettings(port=0, broker="amqp://guest:secret@127.0.0.1:1//", sweep=False)
+        with Serving(redis.url, away) as serving:
+            page = Api(serving.address).get("/metrics").body.decode()
+        assert "restante_rabbitmq_up 0.0" in page
+        assert "restante_rabbitmq_messages" not in page
+
+
+def full(api: Api) -> list[dict[str, Any]]:
+    """Anomalies of archives."""
+    deadline = time.monotonic() + 30
+    while (answer := api.get("/api/anomalies")).status != 200:
+        assert time.monotonic() < deadline, answer.body
+    return [one for one in answer.json["anomalies"] if one["kind"] == "archive_full"]

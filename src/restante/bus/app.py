@@ -14,7 +14,7 @@ import platform
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, Never, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Never, TypeVar, Unpack, cast, overload
 
 import orjson
 from celery import Celery, Task
@@ -35,6 +35,7 @@ from restante.bus.once import WINDOW, MemoryRecords, NoRecords, Records, RedisRe
 from restante.bus.options import (
     CallOptions,
     CallTaskOptions,
+    LadderOptions,
     ManyOptions,
     PublishOptions,
     TaskOptions,
@@ -275,13 +276,23 @@ class Bus(Celery):
     def client(self) -> Client:
         """What publishes and calls for this service."""
         self._settings.check()
-        return Client(self.broker_url, source=self.service, store=self._store_url, prefix=self._prefix)
+        return Client(self.broker_url, source=self.service, store=self._store_url, prefix=self._prefix, **self._ladder)
 
     @functools.cached_property
     def aio(self) -> AsyncClient:
         """The same with await: `await bus.aio.publish(…)`, `await bus.aio.call(…)`."""
         self._settings.check()
-        return AsyncClient(self.broker_url, source=self.service, store=self._store_url, prefix=self._prefix)
+        return AsyncClient(
+            self.broker_url, source=self.service, store=self._store_url, prefix=self._prefix, **self._ladder
+        )
+
+    @property
+    def _ladder(self) -> LadderOptions:
+        """What decides on RabbitMQ where a delayed event waits."""
+        if not self.on_rabbitmq:
+            return {}
+        names = LadderOptions.__optional_keys__
+        return cast(LadderOptions, {name: value for name, value in self._rabbitmq_options.items() if name in names})
 
     @overload
     def publish(
@@ -424,6 +435,7 @@ class Bus(Celery):
                 "service": self.service, "handler": handler.name, "topic": handler.pattern, "answers": handler.answers,
                 "queue": self._prefix + queue, "retry": handler.retrying.policy.text(),
                 "max_attempts": handler.retrying.max_attempts, "broker": broker,
+                "archive_length": self.keeper.archive_length,
             }  # fmt: skip
         for name, card in now.items():
             if before.get(name) != card:

@@ -97,7 +97,7 @@ class RabbitDead:
 
 
 def _dead(message: Any) -> DeadEvent:
-    headers: Mapping[str, Any] = from_headers(message.headers)
+    headers: Mapping[str, Any] = from_headers(message.headers or {})  # somebody else's message may have none
     errors = headers.get("restante_errors") or [{}]
     archived = headers.get("restante_archived_at")
     body = message.body if isinstance(message.body, str) else bytes(message.body).decode(errors="replace")
@@ -118,7 +118,9 @@ def _dead(message: Any) -> DeadEvent:
 def _again(message: Any) -> amqp.Message:
     """The event as it was, but for its history: attempts begin anew."""
     headers = {
-        name: value for name, value in message.headers.items() if name not in _OURS and not name.startswith("x-")
+        name: value
+        for name, value in (message.headers or {}).items()
+        if name not in _OURS and not name.startswith("x-")
     }
     headers["restante_replays"] = int(headers.get("restante_replays") or 0) + 1
     kept = {

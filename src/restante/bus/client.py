@@ -12,17 +12,25 @@ from collections.abc import Collection, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, cast, overload
 
 from restante.bus.addresses import chosen, core_url, is_rabbitmq
 from restante.bus.batch import AsyncBatch, Batch, Publishing, opened_batch
 from restante.bus.broker import Answer, AsyncBroker, Broker, Published, Sending
 from restante.bus.envelope import Envelope, seal
-from restante.bus.options import CallOptions, ConnectionOptions, ManyOptions, PublishOptions, refuse_unknown
+from restante.bus.options import (
+    CallOptions,
+    ConnectionOptions,
+    ManyOptions,
+    PublishOptions,
+    RabbitOptions,
+    refuse_unknown,
+)
 from restante.bus.schema import Event, encode
 from restante.core.errors import BatchFailed, InvalidInput
 from restante.core.extras import needs_extra
 from restante.core.retry import seconds
+from restante.core.settings import ClientOptions, ClientSettings
 
 if TYPE_CHECKING:
     from restante.core.queue import Post
@@ -95,11 +103,13 @@ def _call(topic: Topic, data: Any, source: str, options: Mapping[str, Any]) -> t
 
 
 def _check_settings(url: str, settings: Mapping[str, Any], where: str) -> None:
-    known = set(ConnectionOptions.__optional_keys__)
+    known, rabbit = set(ConnectionOptions.__optional_keys__), set(RabbitOptions.__optional_keys__)
     if is_rabbitmq(url):
-        refuse_unknown(settings, {"patience"} | (set(settings) - known), f"{where} on RabbitMQ")
+        refuse_unknown(settings, rabbit | (set(settings) - known), f"{where} on RabbitMQ")
         if "patience" in settings:
             seconds(settings["patience"], "patience")
+    else:
+        known -= rabbit - {"patience"}
     refuse_unknown(settings, known | {"broker", "source", "store", "prefix"}, where)
 
 
@@ -123,13 +133,13 @@ class Client:
         _check_settings(self.url, settings, type(self).__name__)
         if is_rabbitmq(self.url):
             with needs_extra("rabbitmq", "a client of RabbitMQ"):
-                from restante.bus.on_rabbitmq import PATIENCE, RabbitBroker
+                from restante.bus.on_rabbitmq import RabbitBroker
 
-            self._broker = RabbitBroker(self.url, store=store, patience=settings.get("patience", PATIENCE))
+            self._broker = RabbitBroker(self.url, store=store, **cast(RabbitOptions, settings))
         else:
             from restante.bus.on_redis import RedisBroker
 
-            self._broker = RedisBroker(open_post(self.url, **settings), prefix)
+            self._broker = RedisBroker(open_post(self.url, **cast(ClientOptions, settings)), prefix)
 
     @overload
     def publish(
@@ -238,17 +248,17 @@ class AsyncClient:
         _check_settings(self.url, settings, type(self).__name__)
         if is_rabbitmq(self.url):
             with needs_extra("rabbitmq", "an asyncio client of RabbitMQ"):
-                from restante.bus.on_rabbitmq import PATIENCE
                 from restante.bus.on_rabbitmq_aio import AsyncRabbitBroker
 
-            self._broker = AsyncRabbitBroker(self.url, store=store, patience=settings.get("patience", PATIENCE))
+            self._broker = AsyncRabbitBroker(self.url, store=store, **cast(RabbitOptions, settings))
         else:
             from restante.bus.on_redis import AsyncRedisBroker
             from restante.core.queue import AsyncPost
-            from restante.core.settings import ClientSettings
 
             url, on_close = _resolved(self.url)
-            self._broker = AsyncRedisBroker(AsyncPost(url, ClientSettings(**settings), on_close=on_close), prefix)
+            self._broker = AsyncRedisBroker(
+                AsyncPost(url, ClientSettings.parse(cast(ClientOptions, settings)), on_close=on_close), prefix
+            )
         self._alone = self.batch()
 
     @overload
@@ -316,13 +326,12 @@ def by_service(answers: list[Answer]) -> dict[str, Answer]:
     return made
 
 
-def open_post(url: str, **settings: Any) -> Post:
+def open_post(url: str, **settings: Unpack[ClientOptions]) -> Post:
     """The core's client for a Redis broker."""
     from restante.core.queue import Post
-    from restante.core.settings import ClientSettings
 
     found, on_close = _resolved(url)
-    return Post(found, ClientSettings(**settings), on_close=on_close)
+    return Post(found, ClientSettings.parse(settings), on_close=on_close)
 
 
 def _resolved(url: str) -> tuple[str, Any]:

@@ -35,7 +35,8 @@ from restante.bus.on_rabbitmq import (
     unreachable,
 )
 from restante.core.errors import RestanteError, Unavailable, Unconfirmed
-from restante.rabbitmq.topology import TopologyOptions, shared
+from restante.rabbitmq.ladder import Ladder
+from restante.rabbitmq.topology import shared
 
 if TYPE_CHECKING:
     from restante.bus.registry import Registry
@@ -63,11 +64,11 @@ class _Entry:
 
     __slots__ = ("deaths", "exchange", "key", "message", "noted", "publishing", "returned", "size", "written")
 
-    def __init__(self, publishing: Publishing) -> None:
+    def __init__(self, publishing: Publishing, ladder: Ladder) -> None:
         self.publishing = publishing
         envelope = publishing.envelope
         self.message = packed(publishing.text, to_headers(envelope), properties_of(envelope, publishing.how))
-        self.exchange, self.key = route(envelope, publishing.how)
+        self.exchange, self.key = route(envelope, publishing.how, ladder)
         self.size = len(publishing.text)
         self.noted: int | None = None
         #: Whether it was written to any connection: the broker may have it.
@@ -109,7 +110,7 @@ class Confirms:
 
     def begin(self, publishing: Publishing) -> None:
         """Hands an event over; waits only while too many are on their way."""
-        entry = _Entry(publishing)
+        entry = _Entry(publishing, self._links.ladder)
         publishing.driven_by(lambda seconds: self._drive([publishing], seconds))
         with self._lock:
             if self._closed:
@@ -324,7 +325,7 @@ class Confirms:
 
     def _declare(self) -> None:
         try:
-            self._links.declare(shared(TopologyOptions()))
+            self._links.declare(shared(self._links.options))
         except RestanteError as error:
             log.debug("not declared error=%s", error)  # the next write says the same
 

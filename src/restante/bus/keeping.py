@@ -22,6 +22,11 @@ _TOKEN = re.compile(r"[0-9a-f]{32}")
 class Keeper(Protocol):
     """What a worker asks of its broker beyond what Celery asks."""
 
+    @property
+    def archive_length(self) -> int | None:
+        """Messages the service's archive takes, where it has one with a limit."""
+        ...
+
     def delivery(self, queue: str, message: Any, size: int) -> Delivery: ...
 
     def put_off(self, queue: str, message: Any) -> bool: ...
@@ -59,6 +64,9 @@ def call_seconds(headers: Mapping[str, Any]) -> float:
 
 class RedisKeeper:
     """Restante's own queues."""
+
+    #: The dead stay in their queue.
+    archive_length = None
 
     def __init__(self, bus: Bus, post: Post, prefix: str) -> None:
         self._bus = bus

@@ -7,6 +7,7 @@ runs once where the bus keeps records.
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Mapping
@@ -15,13 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 from restante.bus.broker import Answer
 from restante.bus.delivery import Delivery
+from restante.bus.directory import announce
 from restante.bus.envelope import Envelope, Malformed
 from restante.bus.keeping import call_seconds, way_of
 from restante.bus.on_rabbitmq import MOST_PRIORITY, REPLY_TO, Links, from_headers, packed, unreachable
-from restante.core.errors import QueueFull, Unavailable
+from restante.bus.registry import Card
+from restante.core.errors import QueueFull, RestanteError, Unavailable
 from restante.core.message import Event, State
+from restante.core.retry import RetryPolicy
 from restante.core.topics import is_topic, matches
-from restante.rabbitmq.topology import Subscribed, Topology, TopologyOptions, climb, topology
+from restante.rabbitmq.ladder import CRASH_DELAY, Ladder
+from restante.rabbitmq.topology import Subscribed, Topology, TopologyOptions, archive_name, call_queue, topology
 
 if TYPE_CHECKING:
     from restante.bus.app import Bus
@@ -42,29 +47,50 @@ class RabbitKeeper:
     def __init__(self, bus: Bus, options: Mapping[str, Any]) -> None:
         self._bus = bus
         self._options = TopologyOptions(**options)
-        self._links = Links(bus.broker_url)
-        self._rungs: tuple[float, ...] | None = None
+        self._links = Links(bus.broker_url, options=self._options)
 
     def topology(self) -> Topology:
         """The service's part of the broker, as data."""
         bus = self._bus
         subscribed = [Subscribed(one.name, one.pattern or "") for one in bus.subscriptions.values()]
-        policies = [one.retrying.policy for one in bus.subscriptions.values()]
-        return topology(bus.service, subscribed, sorted(bus.answered), policies, self._options)
+        return topology(bus.service, subscribed, sorted(bus.answered), self._policies(), self._options)
+
+    def _policies(self) -> list[RetryPolicy]:
+        return [one.retrying.policy for one in self._bus.subscriptions.values()]
+
+    @functools.cached_property
+    def _ladder(self) -> Ladder:
+        return self._options.ladder(self._policies())
 
     def _climb(self, delay: float, queue: str) -> tuple[str, str]:
-        if self._rungs is None:
-            own = f"{self._bus.service}.rung."
-            held = [dict(one.arguments)["x-message-ttl"] for one in self.topology().queues if one.name.startswith(own)]
-            self._rungs = tuple(int(span) / 1000 for span in held)
-        reach = sum(self._rungs)
+        reach = self._ladder.reach
         if delay > reach:
             log.warning("a delay of %g s is beyond the ladder of %s: %g s instead", delay, self._bus.service, reach)
-        return climb(self._bus.service, min(delay, reach), queue, self._rungs)
+        return self._ladder.retry(min(delay, reach), queue)
+
+    @property
+    def archive_length(self) -> int | None:
+        return self._options.archive_length if self._options.archive else None
 
     def declare(self) -> list[str]:
         self._links.declare(self.topology())
+        try:
+            announce(self._links.url, self._bus.service, self._cards())
+        except RestanteError as error:
+            # Pages without a store show less; no event depends on it.
+            log.warning("not announced service=%s error=%s", self._bus.service, error)
         return []
+
+    def _cards(self) -> list[Card]:
+        bus = self._bus
+        return [
+            Card(
+                one.subscription, bus.service, one.name, one.pattern, one.answers,
+                one.subscription if one.answers is None else call_queue(one.answers), one.retrying.policy.text(),
+                one.retrying.max_attempts, "rabbitmq", self.archive_length,
+            )
+            for one in (*bus.subscriptions.values(), *bus.answered.values())
+        ]  # fmt: skip
 
     def arguments(self, queue: str) -> dict[str, Any]:
         return next((dict(one.arguments) for one in self.topology().queues if one.name == queue), {})
@@ -94,7 +120,8 @@ class RabbitKeeper:
         """Whether a message was sent round by the ladder, or passed over, instead of being run.
 
         One that comes again without a count may have killed its process. Where no record says whether it was begun,
-        the broker counts it by rejecting it, so that even such a message ends in the archive. One that came by a
+        it is counted and waits on the ladder, so that even such a message ends in the archive: published with a
+        confirm and not rejected, which RabbitMQ does without one and may lose when it is killed. One that came by a
         pattern which the handler no longer has is nobody's: RabbitMQ keeps bindings until somebody takes them away.
         """
         handler = self._bus.subscriptions.get(queue)
@@ -107,7 +134,14 @@ class RabbitKeeper:
             return True
         if not message.delivery_info.get("redelivered") or self._bus.knows_begun:
             return False
-        message.reject()
+        try:
+            attempts = attempts_of(message.headers, queue)
+            exchange, key = self._climb(CRASH_DELAY, queue)
+            headers = {**clean(message.headers), "restante_attempts": attempts}
+            self._publish(message, message.body, headers, exchange, key, str(message.properties.get("message_id")))
+            message.ack()
+        except (Malformed, RestanteError):
+            message.reject()  # onto the ladder too; what is wrong with it shows when it comes back
         return True
 
     def retry(self, message: Any, request: Any, delay: float, error: BaseException) -> None:
@@ -133,7 +167,7 @@ class RabbitKeeper:
             log.error("dropped because the archive is off subscription=%s id=%s error=%s", queue, id, name)
         else:
             try:
-                self._publish(message, body, headers, "", f"{self._bus.service}.archive", id)
+                self._publish(message, body, headers, "", archive_name(self._bus.service), id)
             except QueueFull:
                 log.error("archive full service=%s id=%s: replay or purge it; tried again", self._bus.service, id)
                 exchange, key = self._climb(FULL_AGAIN, queue)

@@ -35,7 +35,8 @@ from restante.core.errors import (
     Unroutable,
 )
 from restante.rabbitmq.declaring import counts, declare
-from restante.rabbitmq.topology import Topology, TopologyOptions, climb, rungs, shared
+from restante.rabbitmq.ladder import RUNGS, Ladder, RungType
+from restante.rabbitmq.topology import LONGEST_DELAY, Topology, TopologyOptions, shared
 
 if TYPE_CHECKING:
     from restante.bus.batch import Publishing, Sender
@@ -90,10 +91,10 @@ def scaled(priority: int) -> int:
     return -(-priority * MOST_PRIORITY // 255)
 
 
-def route(envelope: Envelope, how: Sending) -> tuple[str, str]:
+def route(envelope: Envelope, how: Sending, ladder: Ladder) -> tuple[str, str]:
     """The exchange and the routing key of an event: to who is known to listen, or to the ladder that delays it."""
     if how.delay:
-        return climb(EVENTS, how.delay, envelope.topic, rungs(TopologyOptions().longest_delay))
+        return ladder.later(how.delay, envelope.topic)
     return f"{EVENTS}.known", envelope.topic
 
 
@@ -163,9 +164,11 @@ class Links:
     #: What a lost connection, a closed channel or an unreachable broker raises.
     LOST = (OSError, amqp.exceptions.AMQPError, OperationalError)
 
-    def __init__(self, url: str, patience: float = PATIENCE) -> None:
+    def __init__(self, url: str, patience: float = PATIENCE, options: TopologyOptions | None = None) -> None:
         self.url = url
         self.patience = patience
+        self.options = options or TopologyOptions()
+        self.ladder = self.options.ladder()
         self._idle: deque[Link] = deque()
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -212,7 +215,7 @@ class Links:
             except amqp.exceptions.MessageNacked:
                 raise full(", ".join(ids[:3])) from None
             except amqp.exceptions.NotFound:
-                self.declare(shared(TopologyOptions()))
+                self.declare(shared(self.options))
                 if time.monotonic() > deadline:
                     raise
             except self.LOST as error:
@@ -276,8 +279,11 @@ def refused(error: BaseException) -> Unavailable:
 class RabbitBroker:
     """The synchronous client of a RabbitMQ broker."""
 
-    def __init__(self, url: str, *, store: str | None = None, patience: float = PATIENCE) -> None:
-        self.links = Links(url, patience)
+    def __init__(
+        self, url: str, *, store: str | None = None, patience: float = PATIENCE, rungs: RungType = RUNGS,
+        longest_delay: float = LONGEST_DELAY,
+    ) -> None:  # fmt: skip
+        self.links = Links(url, patience, TopologyOptions(rungs=rungs, longest_delay=longest_delay))
         self.registry = Registry(store) if store else None
         self._confirms: Confirms | None = None
         self._lock = threading.Lock()
@@ -302,7 +308,7 @@ class RabbitBroker:
     def publish(self, envelope: Envelope, text: bytes, how: Sending) -> int | None:
         headers, properties = to_headers(envelope), properties_of(envelope, how)
         noted = self.registry.sent(envelope, len(text), how) if self.registry else None
-        exchange, key = route(envelope, how)
+        exchange, key = route(envelope, how, self.links.ladder)
         try:
             heard = self.links.publish(text, headers, properties, exchange, key, id=envelope.id)
             if not heard:
@@ -353,7 +359,7 @@ class RabbitBroker:
                 with self.links.one() as link:
                     return self._asked(link, exchange, envelope, text, deadline, count)
             except amqp.exceptions.NotFound:
-                self.links.declare(shared(TopologyOptions()))
+                self.links.declare(shared(self.links.options))
             except Links.LOST as error:
                 # Whether it was run cannot be known; asking again might run it twice.
                 raise unreachable(self.links.url, error) from None

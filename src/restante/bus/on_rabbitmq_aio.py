@@ -30,7 +30,8 @@ from restante.bus.on_rabbitmq import (
 )
 from restante.bus.registry import Registry
 from restante.core.errors import CallTimeout, NoHandler, RestanteError, Unconfirmed
-from restante.rabbitmq.topology import TopologyOptions, shared
+from restante.rabbitmq.ladder import RUNGS, RungType
+from restante.rabbitmq.topology import LONGEST_DELAY, TopologyOptions, shared
 
 _LOST = (OSError, AMQPError, asyncio.TimeoutError)
 
@@ -41,8 +42,13 @@ class AsyncRabbitBroker:
     #: All of them share the connection. More take memory, fewer leave the broker idle.
     at_once = 500
 
-    def __init__(self, url: str, *, store: str | None = None, patience: float = PATIENCE) -> None:
+    def __init__(
+        self, url: str, *, store: str | None = None, patience: float = PATIENCE, rungs: RungType = RUNGS,
+        longest_delay: float = LONGEST_DELAY,
+    ) -> None:  # fmt: skip
         self._url = url
+        self._options = TopologyOptions(rungs=rungs, longest_delay=longest_delay)
+        self._ladder = self._options.ladder()
         self._patience = patience
         self._registry = Registry(store) if store else None
         self._lock = asyncio.Lock()
@@ -100,7 +106,7 @@ class AsyncRabbitBroker:
                 pause = min(1.0, pause * 2)
 
     async def _declare(self) -> None:
-        await asyncio.to_thread(Links(self._url).declare, shared(TopologyOptions()))
+        await asyncio.to_thread(Links(self._url).declare, shared(self._options))
 
     async def publish(self, envelope: Envelope, text: bytes, how: Sending) -> int | None:
         message = _message(envelope, text, how)
@@ -108,7 +114,7 @@ class AsyncRabbitBroker:
         if self._registry:
             noted = await asyncio.to_thread(self._registry.sent, envelope, len(text), how)
         try:
-            exchange, key = route(envelope, how)
+            exchange, key = route(envelope, how, self._ladder)
             if not await self._patiently(message, exchange, key, envelope.id):
                 if how.delay:
                     raise unlisted(exchange)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from restante.bus.broker import Nobody
 from restante.core.errors import InvalidInput
 from restante.core.retry import seconds
+
+if TYPE_CHECKING:
+    from restante.rabbitmq.ladder import RungType
 
 
 class ManyOptions(TypedDict, total=False):
@@ -35,10 +38,22 @@ class CallOptions(TypedDict, total=False):
     headers: Mapping[str, Any] | None
 
 
-class ConnectionOptions(TypedDict, total=False):
-    """How a client keeps to its broker. On RabbitMQ `patience` alone."""
+class LadderOptions(TypedDict, total=False):
+    """Where a delayed event waits on RabbitMQ; as the services' own `Bus(rabbitmq={…})`."""
+
+    rungs: RungType
+    longest_delay: float
+
+
+class RabbitOptions(LadderOptions, total=False):
+    """How a client keeps to RabbitMQ."""
 
     patience: float
+
+
+class ConnectionOptions(RabbitOptions, total=False):
+    """How a client keeps to its broker: to RabbitMQ by `RabbitOptions`, to Redis by those below and `patience`."""
+
     connect_timeout: float
     socket_timeout: float
     allow_eviction: bool

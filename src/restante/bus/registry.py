@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -48,12 +48,19 @@ class Card:
     retry: str
     max_attempts: int
     broker: str
+    #: Messages the service's archive takes; None on Redis, without an archive, and where an earlier version wrote it.
+    archive_length: int | None = None
+
+    @classmethod
+    def read(cls, name: str, told: Mapping[str, Any]) -> Card:
+        """A card as it was stored; what a later version added is not looked at."""
+        return cls(name, **{key: value for key, value in told.items() if key in cls.__slots__ and key != "name"})
 
 
 def cards(post: Post) -> list[Card]:
     """Every handler that services have told of, by name."""
     flat = post.connection.command("HGETALL", SUBSCRIPTIONS, key=SUBSCRIPTIONS)
-    made = [Card(flat[at].decode(), **orjson.loads(flat[at + 1])) for at in range(0, len(flat), 2)]
+    made = [Card.read(flat[at].decode(), orjson.loads(flat[at + 1])) for at in range(0, len(flat), 2)]
     return sorted(made, key=lambda card: card.name)
 
 

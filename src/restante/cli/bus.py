@@ -16,6 +16,7 @@ from restante.core.stored import decode_json
 
 if TYPE_CHECKING:
     from restante.bus.dead import DeadEvent
+    from restante.bus.registry import Card
 
 Broker = Annotated[
     str | None,
@@ -116,36 +117,107 @@ def call(
     return None
 
 
-def topics(context: Context) -> None:
-    """List subscriptions and calls: who listens to what, and how much waits for them."""
+def topics(context: Context, broker: Broker = None) -> None:
+    """List subscriptions and calls: who listens to what, and how much waits for them. With the URL of a RabbitMQ
+    (--broker or RESTANTE_BROKER) also its queues, its archives and the rungs that hold messages."""
     from restante.bus.registry import cards
-    from restante.core.viewing import Viewer
 
     session = context.obj
-    counts = {one.queue: one for one in Viewer(session.post).all_counts()}
-    found = cards(session.post)
-    rows = [
-        {
-            "topic": card.answers or card.topic, "way": "call" if card.answers else "event", "service": card.service,
-            "handler": card.handler, "broker": card.broker, "queue": card.queue,
-            "waiting": counts[card.queue].waiting if card.queue in counts else 0,
-            "dead": counts[card.queue].dead if card.queue in counts else 0,
-        }
-        for card in found
-    ]  # fmt: skip
+    url = _broker(session, broker)
+    if url.startswith(("amqp://", "amqps://")):
+        known = cards(session.post) if _has_store(session) else []
+        rows, more = _rows_on_rabbitmq(url, known)
+        rows += _rows_on_redis(session, [card for card in known if card.broker == "redis"])
+    else:
+        rows, more = _rows_on_redis(session, cards(session.post)), {}
     if session.json:
-        return session.emit({"subscriptions": rows})
+        return session.emit({"subscriptions": rows, **more})
     if not rows:
         session.nothing("nobody has subscribed to anything yet: start a service with `celery -A module worker`")
     made = texts.table("topic", "way", "service", "handler", "broker", "waiting", "dead")
     for row in sorted(rows, key=lambda row: (str(row["topic"]), str(row["service"]))):
-        far = row["broker"] == "rabbitmq"
-        made.add_row(
-            str(row["topic"]), str(row["way"]), str(row["service"]), str(row["handler"]), str(row["broker"]),
-            "·" if far else str(row["waiting"] or "·"), "·" if far else str(row["dead"] or "·"),
-        )  # fmt: skip
+        made.add_row(*(str(row[name]) for name in ("topic", "way", "service", "handler", "broker")),
+                     _number(row["waiting"]), _number(row["dead"]))  # fmt: skip
     session.out.print(made)
+    _show_rabbitmq(session, more)
+    if not more and any(row["broker"] == "rabbitmq" for row in rows):
+        session.note("? is on RabbitMQ: name it by --broker amqp://… or RESTANTE_BROKER to see its queues")
     return None
+
+
+def _number(count: int | None) -> str:
+    return "?" if count is None else str(count or "·")
+
+
+def _has_store(session: Session) -> bool:
+    """Whether a Redis was named; to ask an embedded one would make it."""
+    import os
+
+    return bool(session.url or os.environ.get("RESTANTE_URL"))
+
+
+def _rows_on_redis(session: Session, cards: list[Card]) -> list[dict[str, Any]]:
+    from restante.core.viewing import Viewer
+
+    if not cards:
+        return []
+    counts = {one.queue: one for one in Viewer(session.post).all_counts()}
+    rows = []
+    for card in cards:
+        row = _row(card)
+        if card.broker == "redis":
+            found = counts.get(card.queue)
+            row |= {"waiting": found.waiting if found else 0, "dead": found.dead if found else 0}
+        rows.append(row)
+    return rows
+
+
+def _rows_on_rabbitmq(url: str, known: list[Card]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Its subscriptions, its archives and its rungs."""
+    try:
+        from restante.bus.inventory import take_inventory
+    except ModuleNotFoundError as error:
+        raise WrongUsage(f"RabbitMQ needs {error.name}: pip install 'restante[rabbitmq]'") from None
+    found = take_inventory(url, known)
+    return [{**_row(card), "waiting": found.waiting_in(card.queue)} for card in found.cards], {
+        "archives": [
+            {"service": one.service, "dead": one.messages, "limit": one.limit, "nearly_full": one.nearly_full}
+            for one in found.archives
+        ],
+        "rungs": [{"queue": one.queue, "seconds": one.seconds, "messages": one.messages} for one in found.rungs],
+        "unrouted": found.unrouted,
+    }  # fmt: skip
+
+
+def _row(card: Card) -> dict[str, Any]:
+    """On RabbitMQ the dead of a service lie together in its archive."""
+    return {
+        "topic": card.answers or card.topic, "way": "call" if card.answers else "event", "service": card.service,
+        "handler": card.handler, "broker": card.broker, "queue": card.queue, "waiting": None, "dead": None,
+    }  # fmt: skip
+
+
+def _show_rabbitmq(session: Session, more: dict[str, Any]) -> None:
+    if not more:
+        return
+    archives = texts.table("archive of", "dead", "limit", "full")
+    for one in more["archives"]:
+        dead, limit = one["dead"], one["limit"]
+        share = f"{dead / limit:.0%}" if dead is not None and limit else "?"
+        archives.add_row(
+            one["service"], _number(dead), _number(limit), f"{share} nearly full" if one["nearly_full"] else share
+        )
+    session.out.print(archives)
+    held = [one for one in more["rungs"] if one["messages"]]
+    if held:
+        rungs = texts.table("rung", "holds", "messages")
+        for one in held:
+            rungs.add_row(one["queue"], f"{one['seconds']:g} s", str(one["messages"]))
+        session.out.print(rungs)
+    session.note(
+        f"{sum(one['messages'] for one in held)} messages on the {len(more['rungs'])} rungs of the ladder, "
+        f"{more['unrouted']} unrouted"
+    )
 
 
 def ls(

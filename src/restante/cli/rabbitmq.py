@@ -1,8 +1,8 @@
-"""Commands for what a service needs on RabbitMQ: rabbitmq topology, check, declare, adopt-archive."""
+"""Commands for what a service needs on RabbitMQ: rabbitmq topology, check, declare, clean, adopt-archive."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -11,6 +11,7 @@ import typer
 
 from restante.cli import texts
 from restante.cli.session import Code, Context, WrongUsage
+from restante.rabbitmq.ladder import RUNG_TYPES, RUNGS
 from restante.rabbitmq.topology import Subscribed, Topology, TopologyOptions
 from restante.rabbitmq.topology import topology as topology_of
 
@@ -30,14 +31,22 @@ Answers = Annotated[
     typer.Option("--answer", "-a", metavar="TOPIC", help="A call it answers; may be given several times."),
 ]
 QueueType = Annotated[str, typer.Option(metavar="TYPE", help="Of subscription queues: classic or quorum.")]
-LongestDelay = Annotated[str, typer.Option(metavar="TIME", help="How far the ladders reach, 90s, 2h or 3d.")]
+Rungs = Annotated[str, typer.Option(metavar="TYPE", help="Of the ladder's rungs: classic or quorum.")]
+LongestDelay = Annotated[str, typer.Option(metavar="TIME", help="How far the ladder reaches, 90s, 2h or 3d.")]
 NoArchive = Annotated[bool, typer.Option("--no-archive", help="Dead messages are not kept.")]
 Broker = Annotated[str, typer.Option(metavar="URL", help="The broker: amqp://user:password@host:5672//.")]
 
 
 def add_to(app: typer.Typer) -> None:
     """Registers the commands."""
-    for name, command in (("topology", topology), ("check", check), ("declare", declare), ("adopt-archive", adopt)):
+    commands: dict[str, Callable[..., None]] = {
+        "topology": topology,
+        "check": check,
+        "declare": declare,
+        "clean": clean,
+        "adopt-archive": adopt,
+    }
+    for name, command in commands.items():
         rabbitmq.command(name)(command)
     app.add_typer(rabbitmq, rich_help_panel="Operate")
 
@@ -48,12 +57,13 @@ def topology(
     subscription: Subscriptions = None,
     answer: Answers = None,
     queue_type: QueueType = "classic",
+    rungs: Rungs = RUNGS,
     longest_delay: LongestDelay = "1d",
     no_archive: NoArchive = False,
 ) -> None:
     """Show the exchanges, queues and bindings of a service. Asks no broker."""
     session = context.obj
-    made = _made(service, subscription, answer, queue_type, longest_delay, no_archive)
+    made = _made(service, subscription, answer, queue_type, rungs, longest_delay, no_archive)
     if session.json:
         return session.emit(made.json())
     table = texts.table("what", "name", "detail", shrinking=("detail",))
@@ -70,18 +80,21 @@ def check(
     subscription: Subscriptions = None,
     answer: Answers = None,
     queue_type: QueueType = "classic",
+    rungs: Rungs = RUNGS,
     longest_delay: LongestDelay = "1d",
     no_archive: NoArchive = False,
 ) -> None:
-    """Name what is missing on a broker, with code 1. Declares nothing."""
+    """Name what is missing on a broker, with code 1, and what earlier versions left there. Declares nothing."""
     session = context.obj
-    made = _made(service, subscription, answer, queue_type, longest_delay, no_archive)
+    made = _made(service, subscription, answer, queue_type, rungs, longest_delay, no_archive)
     with _connected(broker) as (connection, declaring):
         missing = declaring.verify(connection, made)
+        left = _leftovers(connection, service)
     if session.json:
-        session.emit({"missing": missing})
+        session.emit({"missing": missing, "left_over": left})
     for name in () if session.json else missing:
         session.out.print(f"missing: {name}", markup=False, soft_wrap=True)
+    _tell(session, left)
     if missing:
         session.note(f"{len(missing)} missing; restante rabbitmq declare makes them")
         raise typer.Exit(Code.NOTHING)
@@ -95,18 +108,21 @@ def declare(
     subscription: Subscriptions = None,
     answer: Answers = None,
     queue_type: QueueType = "classic",
+    rungs: Rungs = RUNGS,
     longest_delay: LongestDelay = "1d",
     no_archive: NoArchive = False,
 ) -> None:
     """Declare what a service needs on a broker; what is there already must be the same, or it ends with code 4."""
     session = context.obj
-    made = _made(service, subscription, answer, queue_type, longest_delay, no_archive)
+    made = _made(service, subscription, answer, queue_type, rungs, longest_delay, no_archive)
     with _connected(broker) as (connection, declaring):
         declaring.declare(connection, made)
+        left = _leftovers(connection, service)
     told = {"exchanges": len(made.exchanges), "queues": len(made.queues), "bindings": len(made.bindings)}
     if session.json:
-        return session.emit({"declared": told})
+        return session.emit({"declared": told, "left_over": left})
     session.note("declared " + ", ".join(f"{count} {name}" for name, count in told.items()))
+    _tell(session, left)
     return None
 
 
@@ -152,11 +168,66 @@ def adopt(
     return None
 
 
+def clean(
+    context: Context,
+    broker: Broker,
+    service: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NAME", help="A service whose processes all run this version; may be given several times."
+        ),
+    ],
+    rungs: Rungs = RUNGS,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Name what is left over, and remove nothing.")] = False,
+) -> None:
+    """Remove the ladders that earlier versions made per service, once they are empty. Ends with code 1 while messages
+    are still on their way back: nothing of theirs is removed; run it again later."""
+    session = context.obj
+    if rungs not in RUNG_TYPES:
+        raise WrongUsage(f"--rungs is classic or quorum, not {rungs!r}")
+    with _connected(broker) as (connection, _):
+        from restante.rabbitmq import leftovers
+
+        removed: list[leftovers.Leftover] = []
+        if dry_run:
+            kept = leftovers.find(connection, service)
+        else:
+            removed, kept = leftovers.remove(connection, service, "quorum" if rungs == "quorum" else "classic")
+    if session.json:
+        session.emit({"removed": [one.text() for one in removed], "kept": [one.text() for one in kept]})
+    else:
+        for word, some in (("removed", removed), ("kept", kept)):
+            for one in some:
+                session.out.print(f"{word}: {one.text()}", markup=False, soft_wrap=True)
+    if kept and not dry_run:
+        session.note("messages are on their way back by these rungs; run it again later")
+        raise typer.Exit(Code.NOTHING)
+    if not removed and not kept:
+        session.note("nothing is left of earlier versions")
+
+
+def _leftovers(connection: Any, service: str) -> list[str]:
+    from restante.rabbitmq import leftovers
+
+    return [one.text() for one in leftovers.find(connection, [service])]
+
+
+def _tell(session: Any, left: list[str]) -> None:
+    if session.json or not left:
+        return
+    for name in left:
+        session.out.print(f"left over: {name}", markup=False, soft_wrap=True)
+    session.note(
+        f"{len(left)} left of an earlier version; restante rabbitmq clean removes them once no process runs it"
+    )
+
+
 def _made(
     service: str,
     subscription: list[str] | None,
     answer: list[str] | None,
     queue_type: str,
+    rungs: str,
     longest_delay: str,
     no_archive: bool,
 ) -> Topology:
@@ -168,8 +239,11 @@ def _made(
         subscribed.append(Subscribed(handler, pattern))
     if queue_type not in ("classic", "quorum"):
         raise WrongUsage(f"--queue-type is classic or quorum, not {queue_type!r}")
+    if rungs not in RUNG_TYPES:
+        raise WrongUsage(f"--rungs is classic or quorum, not {rungs!r}")
     options = TopologyOptions(
         queue_type="quorum" if queue_type == "quorum" else "classic",
+        rungs="quorum" if rungs == "quorum" else "classic",
         archive=not no_archive,
         longest_delay=texts.duration(longest_delay),
     )

@@ -36,12 +36,19 @@ Object = Exchange | Queue | Binding
 
 def declare(connection: Connection, topology: Topology) -> None:
     """Declares everything there is not yet, and thereby proves that what there is already is the same."""
-    with _Broker(connection) as broker:
+    with Channels(connection) as broker:
         for objects in (topology.exchanges, topology.queues, topology.bindings):
             failed = [text for one in objects if (text := broker.declare(one)) is not None]
             if failed:
                 more = f" (and {len(failed) - TOLD} more)" if len(failed) > TOLD else ""
                 raise Mismatch("; ".join(failed[:TOLD]) + more)
+        for one in topology.old_bindings:
+            if not broker.has(Exchange(one.source, "topic")):
+                break  # They have one source: no earlier version was here, or it is cleared away.
+            broker.declare(one)
+        # Last, so that what is rejected meanwhile goes both ways and not nowhere.
+        for one in topology.unbound:
+            broker.unbind(one)
 
 
 def verify(connection: Connection, topology: Topology) -> list[str]:
@@ -49,25 +56,25 @@ def verify(connection: Connection, topology: Topology) -> list[str]:
 
     AMQP has no question for bindings and arguments: those are proved by `declare` alone.
     """
-    with _Broker(connection) as broker:
+    with Channels(connection) as broker:
         objects: list[Exchange | Queue] = [*topology.exchanges, *topology.queues]
         return [_named(one) for one in objects if not broker.has(one)]
 
 
 def counts(connection: Connection, names: Iterable[str]) -> dict[str, tuple[int, int] | None]:
     """Messages that are ready and consumers of each queue; None where there is no such queue."""
-    with _Broker(connection) as broker:
+    with Channels(connection) as broker:
         return {name: broker.counts(name) for name in names}
 
 
-class _Broker:
+class Channels:
     """Channels of one connection: a failure closes a channel, and the next question opens another."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._channel: Any = None
 
-    def __enter__(self) -> _Broker:
+    def __enter__(self) -> Channels:
         connection = self._connection
         if connection.transport.driver_type != "amqp":
             raise InvalidInput(
@@ -99,6 +106,30 @@ class _Broker:
     def counts(self, name: str) -> tuple[int, int] | None:
         found = self._known(Queue(name), lambda channel: _declare(channel, Queue(name), passive=True))
         return None if found is None else (found.message_count, found.consumer_count)
+
+    def unbind(self, one: Binding) -> None:
+        """Takes a binding away; RabbitMQ does not mind one that is not there."""
+        self._settled(one, lambda channel: _unbind(channel, one))
+
+    def delete_queue(self, name: str) -> bool:
+        """Deletes a queue that is empty and has no consumer; says whether it is gone."""
+        try:
+            self._ask(lambda channel: channel.queue_delete(name, if_unused=True, if_empty=True))
+        except amqp.PreconditionFailed:
+            return False
+        except amqp.ChannelError as error:
+            raise Mismatch(self._complaint(Queue(name), error)) from None
+        return True
+
+    def delete_exchange(self, name: str) -> None:
+        """Deletes an exchange with its bindings."""
+        self._settled(Exchange(name, "topic"), lambda channel: channel.exchange_delete(name))
+
+    def _settled(self, one: Object, verb: Callable[[Any], Any]) -> None:
+        try:
+            self._ask(verb)
+        except amqp.ChannelError as error:
+            raise Mismatch(self._complaint(one, error)) from None
 
     def _known(self, one: Object, question: Callable[[Any], Any]) -> Any:
         """The answer to a question about an object, None if there is no such object."""
@@ -180,6 +211,11 @@ def _declare(channel: Any, one: Object, *, passive: bool = False) -> Any:
         case Binding():
             bind = channel.exchange_bind if one.to_exchange else channel.queue_bind
             return bind(one.target, one.source, one.key)
+
+
+def _unbind(channel: Any, one: Binding) -> Any:
+    unbind = channel.exchange_unbind if one.to_exchange else channel.queue_unbind
+    return unbind(one.target, one.source, one.key)
 
 
 def _named(one: Object) -> str:

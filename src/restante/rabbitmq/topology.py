@@ -1,56 +1,50 @@
 """Which exchanges, queues and bindings events and calls need on RabbitMQ: plain data. What cannot work is refused.
 
-A ladder holds a message for any delay without a timer in any process. Each rung is a queue whose messages expire
-after a power of two, and an exchange of the same name in front of it. A routing key begins with one word per rung,
-shortest rung first: `1` waits there, `0` passes by. The message enters at its longest rung, goes down rung by rung,
-and `return` hands it to the target that stands behind the mark:
-
-    0.0.0.1.@.billing.on_paid  →  billing.rung.1s  →  …500ms  →  …250ms  →  …125ms  →  billing.return  →  the queue
-
-Shortest first and not longest first, so that a rung's word stands in the same place however high the ladder is:
-bindings are never undone by a declaration, so a ladder that grew would otherwise route by its old and new bindings at
-once, and doubles would come out. For the same reason a key ends at the rung where its message enters: no queue's
-arguments depend on the ladder's height, and a longer delay in a retry policy is no mismatch.
+A virtual host has one ladder for all services (`ladder`). A service adds a queue per handler, one for calls to all
+services, an archive, and its door: the exchange by which what its queues reject enters the ladder.
 """
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from restante.core.errors import InvalidInput, InvalidName
-from restante.core.retry import LONGEST_DELAY, RetryPolicy, seconds
+from restante.core.retry import RetryPolicy, seconds
 from restante.core.topics import valid_pattern, valid_topic, valid_word
+from restante.rabbitmq.ladder import (
+    CRASH_DELAY,
+    LONGEST_LIFE,
+    REACH,
+    RETURN,
+    RUNG_TYPES,
+    RUNGS,
+    TO_QUEUE,
+    TO_TOPIC,
+    Ladder,
+    RungType,
+    label,
+    longest_of,
+    rung_arguments,
+    rungs,
+)
 
-#: Seconds of the shortest rung: delays are rounded up to multiples of it. Half of it makes every ladder a rung longer.
-SMALLEST = 0.125
-#: Seconds a rejected message waits on the broker before it comes back: a consumer that dies on each delivery must not
-#: spin, and a message that was merely unlucky must not wait for long.
-CRASH_DELAY = 1.0
-#: Seconds; the longest time to live of a queue's messages that every RabbitMQ takes (32 bits of milliseconds).
-LONGEST_LIFE = (2**32 - 1) / 1000
-#: Rungs of the highest ladder: one more would hold messages for longer than that.
-MOST_RUNGS = 26
-#: Seconds the highest ladder reaches, about 97 days.
-REACH = SMALLEST * (2**MOST_RUNGS - 1)
-#: Bytes of an AMQP routing key; RabbitMQ closes the connection beyond.
-LONGEST_KEY = 255
 #: Priorities of a classic subscription queue. RabbitMQ spends a process and memory per step, and advises at most ten.
 PRIORITIES = 10
 #: `#` in one pattern. RabbitMQ tries every way to spread a topic's words over them, and its publisher waits: two take
 #: milliseconds at worst, four take seconds, five take minutes.
 MOST_HASHES = 2
-#: Stands between a delay's bits and the target. No topic, service or handler has this character in a word.
-MARK = "@"
-#: Where events are published, and the owner of the ladder that delays them.
+#: Seconds the ladder reaches at least where nothing else is said: with a day it has twenty rungs.
+LONGEST_DELAY = 86400.0
+#: Where events are published.
 EVENTS = "events"
 #: The same bindings without an alternate exchange: published to with `mandatory`, it tells whether anybody listens.
 KNOWN = "events.known"
 #: Where events go that nobody has subscribed to.
 UNROUTED = "events.unrouted"
+#: Where services say which handlers they have, for servers and commands that have no Redis to ask.
+SERVICES = "events.services"
 #: Where calls are published that one service answers.
 CALLS = "calls"
 #: Where calls are published that every service answers.
@@ -59,8 +53,6 @@ CALLS_ALL = "calls.all"
 RESERVED_SERVICES = frozenset({"events", "calls", "amq"})
 #: Handler names that would collide with a service's own objects.
 RESERVED_HANDLERS = frozenset({"archive", "return", "rung", "calls"})
-
-_RUNG = re.compile(r"(.+)\.rung\.([^.]+)")
 
 Arguments = tuple[tuple[str, str | int], ...]
 
@@ -109,6 +101,10 @@ class Topology:
     exchanges: tuple[Exchange, ...] = ()
     queues: tuple[Queue, ...] = ()
     bindings: tuple[Binding, ...] = ()
+    #: Bindings of ladders that earlier versions made, declared only where their exchange is still there.
+    old_bindings: tuple[Binding, ...] = ()
+    #: Bindings that are taken away once all others are there: the door led elsewhere before.
+    unbound: tuple[Binding, ...] = ()
 
     def json(self) -> dict[str, Any]:
         """Everything as plain values."""
@@ -126,7 +122,7 @@ class Topology:
 
     def rows(self) -> list[Row]:
         """Everything for people, a rung's exchange, queue and bindings folded into one line."""
-        folded = {one.name for one in self.queues if _RUNG.fullmatch(one.name)}
+        folded = {one.name for one in self.queues if is_rung(one.name)}
         exchanges = [
             Row("exchange", one.name, _words({"type": one.type, **dict(one.arguments)}))
             for one in self.exchanges
@@ -170,6 +166,8 @@ class TopologyOptions:
 
     #: Of subscription queues. Quorum queues are replicated and know no priorities.
     queue_type: Literal["classic", "quorum"] = "classic"
+    #: Of the ladder's rungs. All services of a virtual host should say the same, or it has two ladders.
+    rungs: RungType = RUNGS
     #: Whether dead messages are kept.
     archive: bool = True
     #: Seconds a dead message is kept, and how many are; beyond, the archive refuses.
@@ -178,12 +176,14 @@ class TopologyOptions:
     #: The same for events that nobody has subscribed to.
     unrouted_seconds: float = 7 * 86400
     unrouted_length: int = 10_000
-    #: Seconds the ladders reach at least.
-    longest_delay: float = 86400
+    #: Seconds the ladder reaches at least.
+    longest_delay: float = LONGEST_DELAY
 
     def __post_init__(self) -> None:
         if self.queue_type not in ("classic", "quorum"):
             raise InvalidInput(f"queue_type must be classic or quorum, not {self.queue_type!r}")
+        if self.rungs not in RUNG_TYPES:
+            raise InvalidInput(f"rungs must be {' or '.join(RUNG_TYPES)}, not {self.rungs!r}")
         limits = {"archive_seconds": LONGEST_LIFE, "unrouted_seconds": LONGEST_LIFE, "longest_delay": REACH}
         for name, limit in limits.items():
             value = seconds(getattr(self, name), name, least=0.001)
@@ -194,6 +194,10 @@ class TopologyOptions:
             if isinstance(count, bool) or not isinstance(count, int) or count < 1:
                 raise InvalidInput(f"{name} must be a whole number of at least 1, not {count!r}")
 
+    def ladder(self, policies: Iterable[RetryPolicy] = ()) -> Ladder:
+        """The rungs that these options and the delays of these policies need."""
+        return Ladder(self.rungs, rungs(max(self.longest_delay, CRASH_DELAY, longest_of(policies))))
+
 
 @dataclass(slots=True)
 class _Draft:
@@ -202,6 +206,8 @@ class _Draft:
     exchanges: dict[Exchange, None] = field(default_factory=dict)
     queues: dict[Queue, None] = field(default_factory=dict)
     bindings: dict[Binding, None] = field(default_factory=dict)
+    old_bindings: dict[Binding, None] = field(default_factory=dict)
+    unbound: dict[Binding, None] = field(default_factory=dict)
 
     def exchange(self, name: str, type: Literal["topic", "direct", "fanout"], **arguments: str | int) -> None:
         self.exchanges[Exchange(name, type, _arguments(arguments))] = None
@@ -213,7 +219,10 @@ class _Draft:
         self.bindings[Binding(source, key, target, to_exchange)] = None
 
     def finished(self, service: str) -> Topology:
-        return Topology(service, tuple(self.exchanges), tuple(self.queues), tuple(self.bindings))
+        return Topology(
+            service, tuple(self.exchanges), tuple(self.queues), tuple(self.bindings), tuple(self.old_bindings),
+            tuple(self.unbound),
+        )  # fmt: skip
 
 
 def _arguments(named: Mapping[str, str | int]) -> Arguments:
@@ -227,12 +236,13 @@ def topology(
     policies: Iterable[RetryPolicy] = (),
     options: TopologyOptions | None = None,
 ) -> Topology:
-    """All that a service needs on the broker: the shared part, its ladder, its queues, its archive."""
+    """All that a service needs on the broker: the shared part with the ladder, its door, its queues, its archive."""
     options = options or TopologyOptions()
     valid_service(service)
     draft = _Draft()
-    _share(draft, options)
-    _build_ladder(draft, service, rungs(max(options.longest_delay, CRASH_DELAY, *map(_longest, policies))))
+    ladder = options.ladder(policies)
+    _share(draft, options, ladder)
+    _open_door(draft, service, ladder)
     for one in subscribed:
         _subscribe(draft, service, one, options)
     if options.archive:
@@ -254,11 +264,19 @@ def topology(
 def shared(options: TopologyOptions | None = None) -> Topology:
     """The part that every service and every publisher needs."""
     draft = _Draft()
-    _share(draft, options or TopologyOptions())
+    options = options or TopologyOptions()
+    _share(draft, options, options.ladder())
     return draft.finished("")
 
 
-def _share(draft: _Draft, options: TopologyOptions) -> None:
+def door(service: str, type: RungType) -> Topology:
+    """The way of what a service's queues reject onto a ladder that is there."""
+    draft = _Draft()
+    _open_door(draft, valid_service(service), Ladder(type))
+    return draft.finished(service)
+
+
+def _share(draft: _Draft, options: TopologyOptions, ladder: Ladder) -> None:
     draft.exchange(UNROUTED, "fanout")
     draft.exchange(EVENTS, "topic", alternate_exchange=UNROUTED)
     draft.exchange(KNOWN, "topic")
@@ -271,7 +289,8 @@ def _share(draft: _Draft, options: TopologyOptions) -> None:
         x_overflow="reject-publish",
     )
     draft.bind(UNROUTED, "", UNROUTED)
-    _build_ladder(draft, EVENTS, rungs(options.longest_delay))
+    draft.queue(SERVICES)
+    _build(draft, ladder)
 
 
 def _subscribe(draft: _Draft, service: str, one: Subscribed, options: TopologyOptions) -> None:
@@ -282,8 +301,10 @@ def _subscribe(draft: _Draft, service: str, one: Subscribed, options: TopologyOp
             f"pattern {pattern!r} is not valid on RabbitMQ, which needs too long to match more than {MOST_HASHES} #: "
             "use several subscriptions, or * where one word is meant"
         )
-    exchange, key = climb(service, CRASH_DELAY, queue, rungs(CRASH_DELAY))
-    ways: dict[str, str | int] = {"x_dead_letter_exchange": exchange, "x_dead_letter_routing_key": key}
+    # Through the service's door and not straight onto a rung: a queue's arguments can never be changed, and must not
+    # depend on the rungs' type.
+    _, key = Ladder(steps=rungs(CRASH_DELAY)).retry(CRASH_DELAY, queue)
+    ways: dict[str, str | int] = {"x_dead_letter_exchange": door_name(service), "x_dead_letter_routing_key": key}
     if options.queue_type == "quorum":
         # No x-delivery-limit: what reaches it is dead-lettered, here onto the ladder, and comes back with its count at
         # naught. Attempts are bounded by whoever consumes, from the message's own history, and end in the archive.
@@ -292,70 +313,41 @@ def _subscribe(draft: _Draft, service: str, one: Subscribed, options: TopologyOp
         draft.queue(queue, x_max_priority=PRIORITIES, **ways)
     draft.bind(EVENTS, pattern, queue)
     draft.bind(KNOWN, pattern, queue)
-    draft.bind(return_name(EVENTS), f"#.{MARK}.{pattern}", queue)
-    draft.bind(return_name(service), f"#.{MARK}.{queue}", queue)
+    draft.bind(RETURN, f"#.{TO_TOPIC}.{pattern}", queue)
+    draft.bind(RETURN, f"#.{TO_QUEUE}.{queue}", queue)
+    # Earlier versions marked topics by what marks queues now, so their return cannot lead to ours.
+    draft.old_bindings[Binding(old_return_name(EVENTS), f"#.{TO_QUEUE}.{pattern}", queue)] = None
 
 
-def _build_ladder(draft: _Draft, owner: str, steps: Sequence[float]) -> None:
+def _build(draft: _Draft, ladder: Ladder) -> None:
     # Also what returns to a queue that was deleted meanwhile is kept.
-    draft.exchange(return_name(owner), "topic", alternate_exchange=UNROUTED)
-    below = return_name(owner)
-    for place, step in enumerate(reversed(steps)):
-        name = rung_name(owner, step)
+    draft.exchange(RETURN, "topic", alternate_exchange=UNROUTED)
+    below = RETURN
+    for place, step in enumerate(reversed(ladder.steps)):
+        name = ladder.rung(step)
         draft.exchange(name, "topic")
-        draft.queue(name, x_message_ttl=_milliseconds(step), x_dead_letter_exchange=below)
+        draft.queues[Queue(name, tuple(rung_arguments(ladder.type, step, below).items()))] = None
         draft.bind(name, "*." * place + "1.#", name)
         draft.bind(name, "*." * place + "0.#", below, to_exchange=True)
         below = name
 
 
-def rungs(longest: float) -> tuple[float, ...]:
-    """Seconds of each rung, longest first: powers of two, from the smallest up to what together reaches `longest`."""
-    return tuple(SMALLEST * 2**place for place in reversed(range(max(1, _ticks(longest).bit_length()))))
+def _open_door(draft: _Draft, service: str, ladder: Ladder) -> None:
+    """What a service's queues reject goes to the shared ladder, and no longer where it went before.
 
-
-def climb(owner: str, delay: float, target: str, rungs: Sequence[float]) -> tuple[str, str]:
-    """Exchange and routing key that hold a message for `delay` seconds, rounded up, and then hand it to `target`.
-
-    The target is a topic on the ladder of `events`, and a queue's name on that of a service.
+    The door has the name that earlier versions gave to the exchange of a service's rung of `CRASH_DELAY`: it stands in
+    the arguments of queues that cannot be declared anew. Routing keys are the same, so that what comes down a service's
+    old longer rungs goes on by the shared ladder.
     """
-    ticks = _ticks(delay)
-    if ticks >= 2 ** len(rungs):
-        reach = SMALLEST * (2 ** len(rungs) - 1)
-        raise InvalidInput(
-            f"{delay:g} s is beyond the ladder of {owner}, which reaches {reach:g} s: declare it with a longer "
-            "longest_delay, or wait for less"
-        )
-    bits = f"{ticks:b}"[::-1] if ticks else ""
-    key = ".".join((*bits, MARK, target))
-    if len(key.encode()) > LONGEST_KEY:
-        raise InvalidInput(
-            f"{target!r} is too long to be delayed by {delay:g} s: its routing key would have {len(key.encode())} "
-            f"bytes, and {LONGEST_KEY} is the limit; use a shorter name"
-        )
-    return rung_name(owner, SMALLEST * 2 ** (len(bits) - 1)) if bits else return_name(owner), key
-
-
-def target_of(key: str) -> str:
-    """The topic or queue that a routing key leads to: the key without a delay's bits."""
-    before, mark, target = key.rpartition(f"{MARK}.")
-    return target if mark and not before.strip("01.") else key
-
-
-def _ticks(delay: float) -> int:
-    """The delay in smallest rungs, rounded up."""
-    delay = seconds(delay, "delay")
-    if delay > REACH:
-        raise InvalidInput(f"{delay:g} s is too long for RabbitMQ, where a ladder reaches {REACH:g} s: wait for less")
-    return math.ceil(delay / SMALLEST)
-
-
-def _longest(policy: RetryPolicy) -> float:
-    """The longest delay a policy can give."""
-    if policy.delays is not None:
-        return max(policy.delays, default=0.0)
-    top = policy.cap if policy.factor > 1 else min(policy.cap, policy.base)
-    return min(LONGEST_DELAY, top * (1 + policy.jitter))
+    door = door_name(service)
+    draft.exchange(door, "topic")
+    draft.bind(door, "#", ladder.rung(CRASH_DELAY), to_exchange=True)
+    place = len(rungs(CRASH_DELAY)) - 1
+    for type in RUNG_TYPES:
+        if type != ladder.type:
+            draft.unbound[Binding(door, "#", Ladder(type).rung(CRASH_DELAY), to_exchange=True)] = None
+    draft.unbound[Binding(door, "*." * place + "1.#", door)] = None
+    draft.unbound[Binding(door, "*." * place + "0.#", old_rung_name(service, CRASH_DELAY / 2), to_exchange=True)] = None
 
 
 def _milliseconds(value: float) -> int:
@@ -392,14 +384,24 @@ def archive_name(service: str) -> str:
     return f"{service}.archive"
 
 
-def return_name(owner: str) -> str:
-    """The exchange at the foot of a ladder."""
+def door_name(service: str) -> str:
+    """The exchange by which what a service's queues reject enters the ladder."""
+    return old_rung_name(service, CRASH_DELAY)
+
+
+def is_rung(queue: str) -> bool:
+    """Whether a queue is a rung of the ladder."""
+    return queue.startswith("ladder:")
+
+
+def old_rung_name(owner: str, step: float) -> str:
+    """The exchange and the queue of a rung in earlier versions: each service and `events` had a ladder of its own."""
+    return f"{owner}.rung.{label(step)}"
+
+
+def old_return_name(owner: str) -> str:
+    """The exchange at the foot of such a ladder."""
     return f"{owner}.return"
-
-
-def rung_name(owner: str, step: float) -> str:
-    """The exchange and the queue of a rung."""
-    return f"{owner}.rung.{step:.0f}s" if step >= 1 else f"{owner}.rung.{_milliseconds(step)}ms"
 
 
 def _list(names: Iterable[str]) -> str:

@@ -424,12 +424,23 @@ class Archive(BaseModel):
     service: str
     broker: Literal["redis", "rabbitmq"]
     dead: int | None
+    limit: int | None
+    fill: float | None
+    nearly_full: bool
+
+
+class Rung(BaseModel):
+    queue: str
+    type: Literal["classic", "quorum"]
+    seconds: float
+    messages: int
 
 
 class Topics(BaseModel):
     now: int
     topics: list[Topic]
     archives: list[Archive]
+    rungs: list[Rung]
     unrouted: int
     problem: str
 

@@ -16,7 +16,7 @@ from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import Match
 from starlette.staticfiles import StaticFiles
 
-from restante.bus.registry import cards
+from restante.bus.registry import Card, cards
 from restante.core import errors
 from restante.core.errors import RestanteError
 from restante.rsmq import viewing
@@ -168,7 +168,8 @@ _session = router("session")
 
 async def _told(here: Office, caller: Caller) -> dict[str, Any]:
     pages = [{"id": id, "title": title} for id, title in PAGES]
-    if await here.call(cards, here.post):
+    services: list[Card] = await here.call(cards, here.post)
+    if services or here.settings.broker is not None:
         pages.insert(2, {"id": "topics", "title": "Topics"})
     if await here.call(viewing.any_queue, here.post):
         pages.append({"id": "rsmq", "title": "RSMQ"})

@@ -411,7 +411,8 @@ plain = router("health")
 async def metrics_(here: Here, caller: Reader) -> Response:
     """Figures for Prometheus."""
     rows = await here.call(here.admin(caller).all_counts)
-    return Response(metrics.page(here, rows), media_type="text/plain; version=0.0.4; charset=utf-8")
+    seen = await here.call(here.rabbitmq.look)
+    return Response(metrics.page(here, rows, seen), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 @answering(plain.get, "/healthz", answers.Health, summary="The process lives")

@@ -10,11 +10,13 @@ from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from restante.bus.broker import UNROUTED
 from restante.core.message import State
 from restante.core.viewing import Counts
 
 if TYPE_CHECKING:
     from restante.server.office import Office
+    from restante.server.rabbitmq import Seen
 
 
 class _Counts(Collector):
@@ -80,7 +82,41 @@ class _One:
         return self._collector.collect()
 
 
-def page(office: Office, rows: Sequence[Counts]) -> bytes:
+class _RabbitMQ(Collector):
+    """Queues, archives and rungs of the broker the server was told of."""
+
+    def __init__(self, seen: Seen) -> None:
+        self._seen = seen
+
+    def collect(self) -> Iterable[Metric]:
+        inventory = self._seen.inventory
+        yield GaugeMetricFamily("restante_rabbitmq_up", "1 while RabbitMQ answers.", float(inventory is not None))
+        if inventory is None:
+            return
+        held = GaugeMetricFamily(
+            "restante_rabbitmq_messages", "Messages in a queue on RabbitMQ, without those that a consumer holds.",
+            labels=("queue", "kind"),
+        )  # fmt: skip
+        limit = GaugeMetricFamily(
+            "restante_rabbitmq_limit", "Messages a queue on RabbitMQ takes before it refuses.", labels=("queue", "kind")
+        )
+        kinds = {card.queue: "call" if card.answers else "subscription" for card in inventory.cards}
+        for queue, count in (inventory.waiting or {}).items():
+            if count is not None:
+                held.add_metric((queue, kinds[queue]), count)
+        for archive in inventory.archives:
+            if archive.messages is not None:
+                held.add_metric((archive.queue, "archive"), archive.messages)
+                if archive.limit is not None:
+                    limit.add_metric((archive.queue, "archive"), archive.limit)
+        for rung in inventory.rungs:
+            held.add_metric((rung.queue, "rung"), rung.messages)
+        held.add_metric((UNROUTED, "unrouted"), inventory.unrouted)
+        yield from (held, limit)
+
+
+def page(office: Office, rows: Sequence[Counts], seen: Seen) -> bytes:
     """The whole page."""
     own = generate_latest(_One(_Counts(office, rows)))
-    return own + generate_latest(office.sampler.registry)
+    far = generate_latest(_One(_RabbitMQ(seen))) if office.settings.broker is not None else b""
+    return own + far + generate_latest(office.sampler.registry)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from restante.core.sweeper import Sweeper
 from restante.server.access import ANYBODY, COOKIE, Caller, Role, Tokens
 from restante.server.http_protocol import HEAD_SECONDS, WRITE_SECONDS
 from restante.server.live import Hub
+from restante.server.rabbitmq import RabbitView
 from restante.server.sampling import Sampler
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ class ServerSettings:
     open_hosts: frozenset[str] = LOOPBACK
     #: The lake whose report the Insights page shows.
     lake: Path | None = None
-    #: The RabbitMQ whose queues and archives the Topics page shows.
+    #: The RabbitMQ whose queues, archives and rungs the Topics page and the metrics show.
     broker: str | None = None
     #: Whether to promote and reclaim in queues that nobody consumes.
     sweep: bool = True
@@ -126,8 +126,7 @@ class Office:
         self.closing = asyncio.Event()
         self.loop: asyncio.AbstractEventLoop | None = None
         self.waiting = 0
-        #: Held by whoever reads an archive on RabbitMQ.
-        self.archives = threading.Lock()
+        self.rabbitmq = RabbitView(self.settings.broker, self.post)
         self._limiter = anyio.CapacityLimiter(THREADS)
         self._replaying = anyio.CapacityLimiter(REPLAYS)
         self._queues: OrderedDict[tuple[str, str], AsyncQueue] = OrderedDict()

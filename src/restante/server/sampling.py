@@ -375,6 +375,13 @@ class Sampler:
                     continue
                 page = admin.messages(counts.queue, state, limit=LOOKED, preview=0)
                 found += self._odd(page.messages, counts.settings, now)
+        for archive in self._office.rabbitmq.look().nearly_full:
+            found.append(Anomaly(
+                "archive_full", archive.queue, now,
+                f"{archive.messages:,} of {archive.limit:,} dead events: replay or purge them; a full archive refuses, "
+                "and what it refuses is tried again and again",
+                None, archive.service, archive.messages or 0,
+            ))  # fmt: skip
         return [one.as_dict() for one in sorted(found, key=lambda one: one.at, reverse=True)[:REMEMBERED]]
 
     def _odd(self, messages: Sequence[Message], settings: QueueSettings, now: int) -> list[Anomaly]:

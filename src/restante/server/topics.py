@@ -1,11 +1,11 @@
-"""Topics: who has subscribed, how much waits for them, how long calls take, and the dead of each service with replay.
+"""Topics: who has subscribed, how much waits for them, how long calls take, the rungs of RabbitMQ's ladder, and the
+dead of each service with replay.
 
 What lies on RabbitMQ is asked there, where the server was told of it; that it is away is said and stops nothing else.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -15,35 +15,34 @@ from fastapi import Path, Query
 from restante.bus.broker import UNROUTED
 from restante.bus.dead import Choice, DeadEvent, DeadLetters, RedisDead, dead_letters
 from restante.bus.registry import Card, cards
-from restante.core.errors import NotFound, RestanteError, Unavailable
+from restante.core.errors import NotFound, Unavailable
 from restante.core.topics import LONGEST_WORD
 from restante.server import answers, shapes
 from restante.server.access import Caller
 from restante.server.office import Json, Office, Refused
+from restante.server.rabbitmq import PATIENCE, Seen
 from restante.server.routing import Here, Operator, Reader, answering, router
 from restante.server.telling import ms
 
-log = logging.getLogger("restante")
 api = router("topics")
 ServiceName = Annotated[str, Path(pattern=f"^[A-Za-z0-9_][A-Za-z0-9_-]{{0,{LONGEST_WORD - 1}}}$")]
 Filter = Annotated[str | None, Query(max_length=200)]
-#: Seconds to wait for whoever reads an archive on RabbitMQ; a replay may take longer, a list does not.
-PATIENCE = 3.0
 _NO_COUNTS = {"waiting": None, "leased": None, "dead": None}
 
 
 @answering(api.get, "/topics", answers.Topics, summary="Topics, who subscribes, and how they keep up")
 async def topics(here: Here, caller: Reader) -> Json:
     """Events and calls by topic; `waiting`, `leased` and `dead` are null where the broker cannot be asked."""
-    found = await here.call(cards, here.post)
+    seen = await here.call(here.rabbitmq.look)
+    found = _together(await here.call(cards, here.post), seen)
     counts = {row.queue: row for row in await here.sampler.count()}
-    far, problem = await here.call(_on_rabbitmq, here, found)
+    far = seen.inventory
     by_topic: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for card in found:
         key = ("call", card.answers) if card.answers else ("event", card.topic or "")
         row = counts.get(card.queue)
         if card.broker == "rabbitmq":
-            numbers = far.get(card.queue, dict(_NO_COUNTS))
+            numbers = {**_NO_COUNTS, "waiting": far.waiting_in(card.queue) if far else None}
         else:
             numbers = dict.fromkeys(_NO_COUNTS, 0)
             if row is not None:
@@ -62,52 +61,44 @@ async def topics(here: Here, caller: Reader) -> Json:
             {"way": way, "topic": topic, "subscriptions": some} for (way, topic), some in sorted(by_topic.items())
         ],
         "archives": [
-            {"service": service, "broker": broker, "dead": _sum(found, service, broker, counts, far)}
+            _archive(found, service, broker, counts, seen)
             for service, broker in sorted({(card.service, card.broker) for card in found if card.topic})
         ],
-        "unrouted": (unrouted.waiting if unrouted else 0) + (far.get(UNROUTED, {}).get("waiting") or 0),
-        "problem": problem,
+        "unrouted": (unrouted.waiting if unrouted else 0) + (far.unrouted if far else 0),
+        "rungs": [
+            {"queue": one.queue, "type": one.type, "seconds": one.seconds, "messages": one.messages}
+            for one in (far.rungs if far else ())
+        ],
+        "problem": seen.problem,
     })  # fmt: skip
 
 
-def _sum(
-    found: list[Card], service: str, broker: str, counts: dict[str, Any], far: dict[str, dict[str, int | None]]
-) -> int | None:
+def _together(told: list[Card], seen: Seen) -> list[Card]:
+    """Services that Redis knows, and those that only the broker lists: their bus has no store."""
+    known = {card.name for card in told}
+    return sorted([*told, *(card for card in seen.cards if card.name not in known)], key=lambda card: card.name)
+
+
+def _archive(
+    found: list[Card], service: str, broker: str, counts: dict[str, Any], seen: Seen
+) -> dict[str, Any]:  # fmt: skip
+    told = {"service": service, "broker": broker, "limit": None, "fill": None, "nearly_full": False}
     if broker == "rabbitmq":
-        return far.get(f"{service}.archive", _NO_COUNTS)["waiting"]
+        for one in seen.inventory.archives if seen.inventory else ():
+            if one.service == service:
+                more = {"limit": one.limit, "fill": one.fill, "nearly_full": one.nearly_full}
+                return {**told, "dead": one.messages, **more}
+        return {**told, "dead": None}
     mine = [counts[card.queue] for card in found if card.service == service and card.topic and card.queue in counts]
-    return sum(int(row.dead) for row in mine)
-
-
-def _on_rabbitmq(here: Office, found: list[Card]) -> tuple[dict[str, dict[str, int | None]], str]:
-    """What waits in queues of RabbitMQ, and why that is not known."""
-    mine = [card for card in found if card.broker == "rabbitmq"]
-    if not mine:
-        return {}, ""
-    if here.settings.broker is None:
-        return {}, "some services are on RabbitMQ: start the server with --broker amqp://… to see their queues"
-    from restante.bus.on_rabbitmq import counted
-
-    names = {card.queue for card in mine} | {f"{card.service}.archive" for card in mine} | {UNROUTED}
-    # What somebody reads is not counted meanwhile; during a replay, which may be long, that is near enough.
-    alone = here.archives.acquire(timeout=PATIENCE)
-    try:
-        got = counted(here.settings.broker, sorted(names))
-    except RestanteError as error:
-        log.warning("RabbitMQ away error=%s", error)
-        return {}, str(error)
-    finally:
-        if alone:
-            here.archives.release()
-    return {
-        name: {"waiting": None if one is None else one[0], "leased": None, "dead": None} for name, one in got.items()
-    }, ""
+    return {**told, "dead": sum(int(row.dead) for row in mine)}
 
 
 @contextmanager
 def _letters(here: Office, caller: Caller, service: str) -> Iterator[DeadLetters]:
     """The dead of a service. Those on RabbitMQ to one request at a time: what one holds, no other would see."""
     mine = [card for card in cards(here.post) if card.service == service]
+    if not mine:  # The bus of a service on RabbitMQ may have no store.
+        mine = [card for card in here.rabbitmq.look().cards if card.service == service]
     if not mine:
         raise NotFound(f"no service {service} has subscribed to anything")
     if any(card.broker == "redis" for card in mine):
@@ -118,14 +109,15 @@ def _letters(here: Office, caller: Caller, service: str) -> Iterator[DeadLetters
             503, "NoBroker", f"{service} is on RabbitMQ, of which this server was not told",
             "start the server with --broker amqp://…",
         )  # fmt: skip
-    if not here.archives.acquire(timeout=PATIENCE):
+    if not here.rabbitmq.reading.acquire(timeout=PATIENCE):
         raise Refused(503, "ArchiveBusy", "an archive on RabbitMQ is being replayed", "look again when it has ended")
     try:
         yield dead_letters(here.settings.broker, service)
     except Unavailable as error:
         raise Refused(503, "NoBroker", str(error), "what lies on Redis is not affected") from None
     finally:
-        here.archives.release()
+        here.rabbitmq.reading.release()
+        here.rabbitmq.forget()
 
 
 def _out(one: DeadEvent) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from restante.bus.adoption import POSITIONAL
 from restante.bus.app import Bus, HandlerTask
 from restante.bus.client import Client
 from restante.bus.envelope import Envelope
-from restante.bus.handlers import RETRY_WORDS
+from restante.bus.options import RetryOptions
 from restante.compat.amqp_events import defaults
 from restante.compat.broker import broker_of, check_broker
 from restante.compat.nearest import refuse
@@ -165,7 +165,11 @@ def _is_task(found: Any) -> bool:
 def _class_options(cls: type[Task]) -> dict[str, Any]:
     """What a handler's class says of retries, over what every handler has; without what Celery's own Task says."""
     own = [kind for kind in cls.__mro__ if kind.__module__.partition(".")[0] != "celery"]
-    said = {name: getattr(cls, name) for name in RETRY_WORDS if any(name in vars(kind) for kind in own)}
+    said = {
+        name: getattr(cls, name)
+        for name in sorted(RetryOptions.__optional_keys__)
+        if any(name in vars(kind) for kind in own)
+    }
     retries = defaults.AMQP_EVENTS_MAX_RETRIES
     usual = {"retry_backoff": 1, "retry_backoff_max": _cap(retries), "retry_jitter": False, "max_retries": retries}
     return {**usual, **said} if said else {}

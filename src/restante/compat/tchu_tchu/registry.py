@@ -14,7 +14,7 @@ from typing import Any
 from celery import Task
 
 from restante.bus.app import Bus
-from restante.bus.handlers import RETRY_WORDS
+from restante.bus.options import RetryOptions
 from restante.compat.nearest import refuse
 from restante.compat.tchu_tchu.utils.error_handling import SubscriptionError, TchuRPCException
 from restante.compat.tchu_tchu.utils.json_encoder import dumps_message, loads_message
@@ -26,7 +26,7 @@ log = logging.getLogger("restante")
 #: The options of a Celery task, by which handlers may be configured.
 _TASK_OPTIONS = frozenset(
     name for name, value in vars(Task).items() if not name.startswith("_") and not callable(value)
-) | {*RETRY_WORDS, "soft_time_limit", "time_limit", "countdown"}
+) | {*RetryOptions.__optional_keys__, "soft_time_limit", "time_limit", "countdown"}
 #: What a Celery task has where nothing is said: no automatic retry; with `autoretry_for` three.
 _USUAL: dict[str, Any] = {"autoretry_for": (), "max_retries": 3}
 

@@ -10,8 +10,9 @@ from typing import Any
 from celery import Celery as PlainCelery
 
 from restante.bus.addresses import celery_url, is_rabbitmq
-from restante.bus.app import DEFAULTS, Bus
+from restante.bus.app import Bus
 from restante.bus.client import Client
+from restante.bus.settings import DEFAULTS
 from restante.compat.broker import broker_of, check_broker
 from restante.compat.tchu_tchu.registry import get_registry
 from restante.core.errors import InvalidInput

@@ -1,0 +1,149 @@
+"""The ladder that holds delayed messages on RabbitMQ: its rungs, their names, and the routing keys that use them.
+
+One ladder serves every service of a virtual host, for any delay and without a timer in any process. Each rung is a
+queue whose messages expire after a power of two, and an exchange of the same name in front of it. A routing key begins
+with one word per rung, shortest rung first: `1` waits there, `0` passes by. The message enters at its longest rung,
+goes down rung by rung, and `RETURN` hands it to the target behind the mark, which is one queue (a retry) or a topic (an
+event published with a delay):
+
+    0.0.0.1.@.billing.on_paid  →  ladder:quorum.1s  →  …500ms  →  …250ms  →  …125ms  →  ladder:return  →  the queue
+
+Shortest first and not longest first, so that a rung's word stands in the same place however high the ladder is:
+bindings are never undone by a declaration, so a ladder that grew would otherwise route by its old and new bindings at
+once, and doubles would come out. For the same reason a key ends at the rung where its message enters: no queue's
+arguments depend on the ladder's height, and a longer delay in a retry policy is no mismatch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final, Literal, get_args
+
+from restante.core.errors import InvalidInput
+from restante.core.retry import LONGEST_DELAY, RetryPolicy, seconds
+
+#: What the rungs are. Quorum queues move a message to the next rung with a confirm (at least once) and are replicated in
+#: a cluster. Classic queues move many messages at once faster, and lose messages on the ladder when the broker is killed.
+RungType = Literal["classic", "quorum"]
+RUNG_TYPES: Final[tuple[RungType, ...]] = get_args(RungType)
+#: What they are where nothing else is said; the figures behind it are in docs/decisions/0018.
+RUNGS: Final[RungType] = "quorum"
+
+#: Seconds of the shortest rung: delays are rounded up to multiples of it. Half of it makes the ladder a rung longer.
+SMALLEST = 0.125
+#: Seconds a rejected message waits on the broker before it comes back: a consumer that dies on each delivery must not
+#: spin, and a message that was merely unlucky must not wait for long.
+CRASH_DELAY = 1.0
+#: Seconds; the longest time to live of a queue's messages that every RabbitMQ takes (32 bits of milliseconds).
+LONGEST_LIFE = (2**32 - 1) / 1000
+#: Rungs of the highest ladder: one more would hold messages for longer than that.
+MOST_RUNGS = 26
+#: Seconds the highest ladder reaches, about 97 days.
+REACH = SMALLEST * (2**MOST_RUNGS - 1)
+#: Bytes of an AMQP routing key; RabbitMQ closes the connection beyond.
+LONGEST_KEY = 255
+#: Stands between a delay's bits and the queue that gets the message. No topic, service or handler has this character.
+TO_QUEUE = "@"
+#: Stands between a delay's bits and the topic under which the message is published then.
+TO_TOPIC = "~"
+#: The exchange at the foot of the ladder. No service can have this name: services have no colon.
+RETURN = "ladder:return"
+
+
+@dataclass(frozen=True, slots=True)
+class Ladder:
+    """The rungs of one type, and the way onto them."""
+
+    type: RungType = RUNGS
+    #: Seconds of each rung, longest first.
+    steps: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.type not in RUNG_TYPES:
+            raise InvalidInput(f"rungs must be {' or '.join(RUNG_TYPES)}, not {self.type!r}")
+
+    @property
+    def reach(self) -> float:
+        """Seconds of the longest delay it can hold."""
+        return sum(self.steps)
+
+    def rung(self, step: float) -> str:
+        """The name of a rung's exchange and queue."""
+        return f"ladder:{self.type}.{label(step)}"
+
+    def retry(self, delay: float, queue: str) -> tuple[str, str]:
+        """Exchange and routing key that hold a message for `delay` seconds, rounded up, and then hand it to a queue."""
+        return self._climb(delay, TO_QUEUE, queue)
+
+    def later(self, delay: float, topic: str) -> tuple[str, str]:
+        """The same for an event: then it goes to every subscription of its topic."""
+        return self._climb(delay, TO_TOPIC, topic)
+
+    def _climb(self, delay: float, mark: str, target: str) -> tuple[str, str]:
+        ticks = _ticks(delay)
+        if ticks >= 2 ** len(self.steps):
+            raise InvalidInput(
+                f"{delay:g} s is beyond the ladder, which reaches {self.reach:g} s: declare it with a longer "
+                "longest_delay, or wait for less"
+            )
+        bits = f"{ticks:b}"[::-1] if ticks else ""
+        key = ".".join((*bits, mark, target))
+        if len(key.encode()) > LONGEST_KEY:
+            raise InvalidInput(
+                f"{target!r} is too long to be delayed by {delay:g} s: its routing key would have "
+                f"{len(key.encode())} bytes, and {LONGEST_KEY} is the limit; use a shorter name"
+            )
+        return self.rung(SMALLEST * 2 ** (len(bits) - 1)) if bits else RETURN, key
+
+
+def rungs(longest: float) -> tuple[float, ...]:
+    """Seconds of each rung, longest first: powers of two, from the smallest up to what together reaches `longest`."""
+    return tuple(SMALLEST * 2**place for place in reversed(range(max(1, _ticks(longest).bit_length()))))
+
+
+def longest_of(policies: Iterable[RetryPolicy]) -> float:
+    """The longest delay that any of the policies can give."""
+    return max(map(_longest, policies), default=0.0)
+
+
+def target_of(key: str) -> str:
+    """The topic or queue that a routing key leads to: the key without a delay's bits."""
+    for mark in (TO_QUEUE, TO_TOPIC):
+        before, found, target = key.rpartition(f"{mark}.")
+        if found and not before.strip("01."):
+            return target
+    return key
+
+
+def label(step: float) -> str:
+    """The duration of a rung, as its name has it."""
+    return f"{step:.0f}s" if step >= 1 else f"{round(step * 1000)}ms"
+
+
+def rung_arguments(type: RungType, step: float, below: str) -> dict[str, Any]:
+    """The arguments of a rung's queue; expired messages go to the exchange `below`."""
+    holds = {"x-message-ttl": round(step * 1000), "x-dead-letter-exchange": below}
+    if type == "classic":
+        return holds
+    # RabbitMQ moves with confirms only where a queue cannot drop: it falls back to at-most-once without reject-publish.
+    return {
+        "x-queue-type": "quorum", "x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish", **holds,
+    }  # fmt: skip
+
+
+def _ticks(delay: float) -> int:
+    """The delay in smallest rungs, rounded up."""
+    delay = seconds(delay, "delay")
+    if delay > REACH:
+        raise InvalidInput(f"{delay:g} s is too long for RabbitMQ, where a ladder reaches {REACH:g} s: wait for less")
+    return math.ceil(delay / SMALLEST)
+
+
+def _longest(policy: RetryPolicy) -> float:
+    """The longest delay a policy can give."""
+    if policy.delays is not None:
+        return max(policy.delays, default=0.0)
+    top = policy.cap if policy.factor > 1 else min(policy.cap, policy.base)
+    return min(LONGEST_DELAY, top * (1 + policy.jitter))
