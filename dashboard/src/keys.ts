@@ -10,6 +10,14 @@ const layers: { keys: Keys }[] = [];
 let begun = "";
 let begunTimer: number | undefined;
 
+/** How long keys are kept for a filter field that is not shown yet, in milliseconds; longer would swallow shortcuts. */
+const AWAITED = 3_000;
+const FILTER = "[data-testid=filter]";
+
+/** What was typed since "/" for a filter field that is not shown yet; null where none is awaited. */
+let awaited: string | null = null;
+let awaitedTimer: number | undefined;
+
 const isTyping = (target: EventTarget | null): target is HTMLElement =>
   target instanceof HTMLTextAreaElement ||
   target instanceof HTMLSelectElement ||
@@ -33,6 +41,13 @@ document.addEventListener("keydown", (event) => {
   if (document.querySelector("dialog[open]")) return;
   if (isTyping(event.target)) {
     if (event.key === "Escape") event.target.blur();
+    return;
+  }
+  if (awaited !== null) {
+    event.preventDefault();
+    if (event.key === "Escape" || event.key === "Enter") awaited = null;
+    else if (event.key === "Backspace") awaited = awaited.slice(0, -1);
+    else if (event.key.length === 1) awaited += event.key;
     return;
   }
   if (event.key === "Enter" && pressesItself(event.target)) return;
@@ -60,9 +75,26 @@ export function useKeys(keys: Keys): void {
   }, []);
 }
 
-/** Puts the cursor into the page's filter field. */
+/** Puts the cursor into the page's filter field; until it is shown, keys are kept for it. */
 export function focusFilter(): void {
-  const field = document.querySelector<HTMLInputElement>("[data-testid=filter]");
-  field?.focus();
-  field?.select();
+  const field = document.querySelector<HTMLInputElement>(FILTER);
+  if (field) {
+    field.focus();
+    field.select();
+    return;
+  }
+  awaited = "";
+  window.clearTimeout(awaitedTimer);
+  awaitedTimer = window.setTimeout(() => (awaited = null), AWAITED);
+}
+
+/** Gives a field that is shown now the keys that were kept for it. */
+export function fillAwaited(field: HTMLInputElement): void {
+  if (awaited === null || !field.matches(FILTER)) return;
+  const text = awaited;
+  awaited = null;
+  field.focus();
+  if (text === "") return;
+  field.value = text;
+  field.dispatchEvent(new Event("input", { bubbles: true }));
 }

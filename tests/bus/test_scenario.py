@@ -19,6 +19,7 @@ from restante.core import errors
 from tests.bus.places import OnRabbitMQ, Place, Service
 from tests.bus.service import Paid, Price
 from tests.celery.workers import wait_for
+from tests.harness.deadlines import PATIENCE, at_most
 
 Start = Callable[..., Service]
 
@@ -206,7 +207,7 @@ class TestFaults:
         ids: list[str] = []
 
         def publish() -> None:
-            with place.client(patience=60) as client:
+            with place.client(patience=PATIENCE) as client:
                 for number in range(count):
                     ids.append(client.publish("shop.slow", {"n": number, "seconds": 0.02}).id)
                     time.sleep(0.02)
@@ -222,10 +223,10 @@ class TestFaults:
         publisher.join()
         assert len(ids) == count
         wait_for(
-            lambda: {row["id"] for row in place.rows("slow")} >= set(ids), 60,
+            lambda: {row["id"] for row in place.rows("slow")} >= set(ids), PATIENCE,
             lambda: f"{len(set(ids) - {row['id'] for row in place.rows('slow')})} missing",
         )  # fmt: skip
-        wait_for(lambda: place.waiting("billing", "slow") == 0, 30, lambda: str(place.waiting("billing", "slow")))
+        wait_for(lambda: place.waiting("billing", "slow") == 0, PATIENCE, lambda: str(place.waiting("billing", "slow")))
         runs = Counter(row["id"] for row in place.rows("slow"))
         doubles = sum(runs.values()) - count
         assert set(runs) == set(ids)  # no phantom either
@@ -247,6 +248,7 @@ class TestFaults:
 
 
 class TestCalls:
+    @pytest.mark.timed
     def test_a_call_is_answered_once_by_one_instance_with_types_kept(self, place: Place, service: Start) -> None:
         service("prices", "price")
         service("prices", "price")
@@ -264,10 +266,8 @@ class TestCalls:
                 client.call(Price(sku="die"))
             with pytest.raises(errors.CallFailed, match="InvalidPayload"):
                 client.call("shop.price.get", {"sku": 5})
-            started = time.monotonic()
-            with pytest.raises(errors.NoHandler, match=f"nobody.{place.mark}"):
+            with at_most(1), pytest.raises(errors.NoHandler, match=f"nobody.{place.mark}"):
                 client.call(f"nobody.{place.mark}", timeout=20)
-            assert time.monotonic() - started < 1
             answers = client.call_all(Price(sku="both"), timeout=5)
         assert sorted(answers) == [place.named("prices"), place.named("spare")]
         assert {one.value(Decimal) for one in answers.values()} == {Decimal("10.10")}
@@ -275,14 +275,14 @@ class TestCalls:
     def test_a_call_not_begun_before_its_timeout_is_not_begun_later(self, place: Place, service: Start) -> None:
         service("prices", "price", concurrency=1)
         with place.client() as client:
-            blocking = threading.Thread(target=lambda: client.call(Price(sku="slow3"), timeout=10))
+            blocking = threading.Thread(target=lambda: client.call(Price(sku="slow3"), timeout=PATIENCE))
             blocking.start()
             place.wait_rows(1, "priced")
             for number in range(3):
                 with pytest.raises(errors.CallTimeout):
                     client.call(Price(sku=f"late{number}"), timeout=0.3)
             blocking.join()
-            assert client.call(Price(sku="after"), timeout=10) == Decimal("10.10")
+            assert client.call(Price(sku="after"), timeout=PATIENCE) == Decimal("10.10")
             time.sleep(0.3)
         assert [row["sku"] for row in place.rows("price")] == ["slow3", "after"]
 
@@ -298,7 +298,7 @@ class TestCalls:
         def many(client: Client) -> None:
             for number in range(250):
                 try:
-                    answered.append(client.call(Price(sku=f"{threading.get_ident()}-{number}"), timeout=30))
+                    answered.append(client.call(Price(sku=f"{threading.get_ident()}-{number}"), timeout=PATIENCE))
                 except Exception as error:
                     failed.append(error)
 
@@ -336,7 +336,6 @@ class TestCalls:
 
 
 class TestMemory:
-    @pytest.mark.timeout(400)
     @pytest.mark.parametrize("count", [1_200, pytest.param(10_000, marks=pytest.mark.chaos)])
     def test_thousands_of_delayed_retries_wait_at_the_broker_not_in_the_worker(
         self, place: Place, service: Start, count: int

@@ -15,6 +15,7 @@ from kombu.exceptions import ChannelError
 from restante import Admin, Post, State
 from restante.celery import Unroutable, presence
 from restante.core.errors import InvalidInput, QueueFull
+from tests.harness.deadlines import PATIENCE, at_most, took_at_most
 from tests.harness.servers import RedisServer, call
 
 Connect = Callable[..., Connection]
@@ -82,7 +83,7 @@ class TestPublishAndConsume:
     def test_every_serializer_and_compression_comes_back(self, connection: Connection, serializer: str) -> None:
         with connection.SimpleQueue("mixed", serializer=serializer, compression="zlib", accept=[serializer]) as queue:
             queue.put({"a": [1, 2.5, "x"]})
-            message = queue.get(timeout=2)
+            message = queue.get(timeout=PATIENCE)
             assert message.decode() == {"a": [1, 2.5, "x"]}
             message.ack()
 
@@ -100,18 +101,19 @@ class TestPublishAndConsume:
         queue.declare()
         assert queue.get() is None
 
+    @pytest.mark.timed
     def test_drain_ends_in_time(self, connection: Connection) -> None:
         Heard(connection, Queue("quiet"))
         begun = time.monotonic()
-        with pytest.raises(socket.timeout):
+        with at_most(1.0), pytest.raises(socket.timeout):
             connection.drain_events(timeout=0.2)
-        assert 0.2 <= time.monotonic() - begun < 1.0
+        assert time.monotonic() - begun >= 0.2
 
     def test_one_drain_hands_out_everything_that_has_arrived(self, connection: Connection) -> None:
         heard = Heard(connection, Queue("orders"))
         for n in range(3):
             Producer(connection).publish(n, routing_key="orders")
-        connection.drain_events(timeout=10)
+        connection.drain_events(timeout=PATIENCE)
         assert heard.bodies == [0, 1, 2]
         with pytest.raises(socket.timeout):
             connection.drain_events(timeout=0.1)
@@ -121,7 +123,7 @@ class TestPublishAndConsume:
         for n in range(3):
             Producer(connection).publish(n, routing_key="orders")
         for n in range(3):
-            connection.drain_events(timeout=10)
+            connection.drain_events(timeout=PATIENCE)
             assert heard.bodies == list(range(n + 1))
 
     def test_a_callback_that_fails_leaves_the_rest_for_the_next_drain(self, connection: Connection) -> None:
@@ -130,10 +132,11 @@ class TestPublishAndConsume:
         for n in range(3):
             Producer(connection).publish(n, routing_key="orders")
         with pytest.raises(ZeroDivisionError):
-            connection.drain_events(timeout=10)
-        connection.drain_events(timeout=10)
+            connection.drain_events(timeout=PATIENCE)
+        connection.drain_events(timeout=PATIENCE)
         assert heard.bodies == [0, 2]
 
+    @pytest.mark.timed
     def test_a_message_from_elsewhere_wakes_a_drain_at_once(self, connect: Connect) -> None:
         one, other = connect(), connect()
         Heard(one, Queue("orders"))
@@ -148,8 +151,8 @@ class TestPublishAndConsume:
 
         thread = threading.Thread(target=publish)
         thread.start()
-        one.drain_events(timeout=5)
-        assert time.monotonic() - sent[0] < 0.5
+        one.drain_events(timeout=PATIENCE)
+        took_at_most(time.monotonic() - sent[0], 0.5)
         thread.join()
 
     def test_a_native_message_is_a_message_too(self, connection: Connection, post: Post) -> None:
@@ -239,7 +242,7 @@ class TestVerdicts:
     ) -> None:
         Producer(connection).publish(1, routing_key="orders")
         Heard(connection, Queue("orders"))
-        connection.drain_events(timeout=2)
+        connection.drain_events(timeout=PATIENCE)
         assert admin.counts("orders").totals["acked"] == 1
 
     def test_rejected_to_be_delivered_again_keeps_its_place_and_counts(self, connection: Connection) -> None:
@@ -293,17 +296,17 @@ class TestVerdicts:
         message = Queue("orders")(connection.channel()).get()
         connection.transport.desk.renewal.drop(message.taken)  # as if this process had stood still
         time.sleep(0.4)
-        other = post.queue("orders").receive(timeout=2, lease=30)
+        other = post.queue("orders").receive(timeout=PATIENCE, lease=30)
         assert other is not None
         message.ack()
         assert admin.counts("orders").leased == 1
         other.ack()
 
     def test_leases_are_renewed_while_messages_are_held(self, connect: Connect, admin: Admin) -> None:
-        connection = connect(visibility_timeout=0.5)
+        connection = connect(visibility_timeout=1.5)
         Producer(connection).publish("x", routing_key="orders")
         message = Queue("orders")(connection.channel()).get()
-        time.sleep(1.5)
+        time.sleep(3)
         assert (admin.counts("orders").leased, admin.counts("orders").totals["expired"]) == (1, 0)
         message.ack()
 

@@ -19,7 +19,7 @@ from celery.canvas import Signature
 from restante import Admin, State
 from restante.celery.control import LISTED
 from tests.celery.workers import Worker, wait_for
-from tests.harness.deadlines import PATIENCE
+from tests.harness.deadlines import PATIENCE, at_most, took_at_most, wait_until
 from tests.harness.proxy import FaultProxy
 from tests.harness.servers import RedisServer, call
 
@@ -31,6 +31,7 @@ def task(worker: Worker, name: str, *args: Any, **options: Any) -> Signature:
 
 
 class TestPools:
+    @pytest.mark.timed
     @pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
     def test_tasks_delays_retries_and_control_work_in_every_pool(
         self, worker: Start, admin: Admin, pool: str, server: RedisServer
@@ -44,8 +45,9 @@ class TestPools:
         sent = time.time()
         one.send("note", "late", countdown=0.5, headers={})
         (row,) = one.wait_rows(1, "begun")
-        assert 0.5 <= row["at"] - sent < 2.0
-        assert one.app.control.ping(timeout=2) == [{"w1@test": {"ok": "pong"}}]
+        assert row["at"] - sent >= 0.5
+        took_at_most(row["at"] - sent, 2.0)
+        wait_for(lambda: one.app.control.ping(timeout=2) == [{"w1@test": {"ok": "pong"}}])
         wait_for(lambda: admin.counts("celery").waiting == 0, PATIENCE)
         one.terminate()
         assert one.wait(PATIENCE) == 0, one.stderr[-3000:]
@@ -76,6 +78,7 @@ class TestCanvas:
 
 
 class TestTimes:
+    @pytest.mark.timed
     def test_delays_of_every_length_are_kept_by_the_broker(self, worker: Start, admin: Admin) -> None:
         one = worker()
         wanted = [0.05, 0.3, 1.0, 2.0]
@@ -86,7 +89,8 @@ class TestTimes:
         one.send("note", "next year", countdown=400 * 86400)
         rows = one.wait_rows(len(wanted), "begun")
         late = [row["at"] - due[row["number"]] for row in rows]
-        assert all(-0.002 <= seconds < 0.5 for seconds in late), late
+        assert min(late) >= -0.002
+        took_at_most(max(late), 0.5)
         counts = admin.counts("celery")
         assert (counts.scheduled, counts.leased) == (1, 0)
         (waiting,) = admin.messages("celery", State.SCHEDULED).messages
@@ -124,7 +128,7 @@ class TestTimes:
 
     def test_a_scheduled_task_can_be_revoked_by_its_id(self, worker: Start, admin: Admin) -> None:
         one = worker()
-        doomed, other = one.send("note", "doomed", countdown=1), one.send("note", "other", countdown=1)
+        doomed, other = one.send("note", "doomed", countdown=3), one.send("note", "other", countdown=3)
         doomed.revoke()
         one.wait_rows(1, "done")
         time.sleep(0.5)
@@ -186,6 +190,7 @@ class TestFailures:
         assert one.send("add", 1, 1).get(timeout=PATIENCE) == 2
         wait_for(lambda: admin.counts("celery").waiting == 0, PATIENCE)
 
+    @pytest.mark.timed
     def test_a_killed_workers_tasks_run_again_after_the_lease(self, worker: Start, admin: Admin) -> None:
         one = worker(options={"visibility_timeout": 2.0})
         for number in range(4):
@@ -196,11 +201,11 @@ class TestFailures:
         other = worker(options={"visibility_timeout": 2.0}, concurrency=4, name="w2")
         wait_for(lambda: len({row["number"] for row in other.rows("begun") if row["at"] > killed}) == 4, PATIENCE)
         first = min(row["at"] for row in other.rows("begun") if row["at"] > killed)
-        assert first - killed < 12  # the lease, and the start of the other worker
+        took_at_most(first - killed, 12)  # the lease, and the start of the other worker
 
     def test_early_acks_are_given_before_the_task_runs(self, worker: Start, admin: Admin) -> None:
         one = worker(conf={"task_acks_late": False})
-        one.send("note", 1, 3)
+        one.send("note", 1, 600)
         one.wait_rows(1, "begun")
         wait_for(lambda: admin.counts("celery").totals["acked"] == 1)
         assert not one.rows("done")
@@ -237,6 +242,7 @@ class TestOutages:
             time.sleep(1)
             assert Counter(row["number"] for row in one.rows("begun")) == {"long": 1, "after": 1}
 
+    @pytest.mark.timed
     def test_a_half_open_connection_is_noticed_and_left(self, server: RedisServer, tmp_path: Path) -> None:
         with (
             FaultProxy(server.port) as proxy,
@@ -247,10 +253,9 @@ class TestOutages:
             proxy.blackhole()
             time.sleep(12)
             proxy.heal()
-            healed = time.monotonic()
-            wait_for(lambda: sends(one, "after"), PATIENCE)
-            one.wait_rows(2, "done")
-            assert time.monotonic() - healed < 15
+            with at_most(15):
+                wait_for(lambda: sends(one, "after"), PATIENCE)
+                one.wait_rows(2, "done")
 
 
 @dataclass
@@ -269,11 +274,15 @@ class TestServices:
         rows = workers[0].wait_rows(10, "done")
         assert Counter(row["number"] for row in rows) == dict.fromkeys(range(5), 2)
 
+    @pytest.mark.timed
     def test_remote_control_reaches_every_worker_and_events_flow(self, worker: Start) -> None:
         one, two = worker(name="w1", words=("-E",)), worker(name="w2", words=("-E",))
-        assert {name for answer in one.app.control.ping(timeout=3) for name in answer} == {"w1@test", "w2@test"}
-        stats = one.app.control.inspect(timeout=3).stats()
-        assert all(told["restante"]["last_poll_seconds_ago"] < 10 for told in stats.values())
+        both = {"w1@test", "w2@test"}
+        wait_for(lambda: {name for answer in one.app.control.ping(timeout=3) for name in answer} == both)
+        inspect = one.app.control.inspect(timeout=3)
+        stats: dict[str, Any] = wait_until(lambda: told if set(told := inspect.stats() or {}) == both else {})
+        for told in stats.values():
+            took_at_most(told["restante"]["last_poll_seconds_ago"], 10)
         seen: list[str] = []
         with one.app.connection_for_read() as connection:
             receiver = one.app.events.Receiver(connection, handlers={"*": lambda event: seen.append(event["type"])})
@@ -299,9 +308,9 @@ class TestIdle:
         one = worker()
         time.sleep(3)
         client = server.client()
-        before = commands(client)
+        before, begun = commands(client), time.monotonic()
         time.sleep(20)
-        rate = (commands(client) - before - 1) / 20
+        rate = (commands(client) - before - 1) / (time.monotonic() - begun)
         assert rate <= 3.0, rate
         assert one.returncode is None
 

@@ -11,6 +11,7 @@ import restante
 from restante import Admin
 from tests.faults.rows import missing, verdict, wait_until
 from tests.harness.cluster import RedisCluster3
+from tests.harness.deadlines import PATIENCE
 
 
 @pytest.mark.parametrize("moves", [2, pytest.param(10, marks=pytest.mark.chaos)])
@@ -55,12 +56,12 @@ def test_a_slot_that_moves_under_load_loses_nothing(moves: int) -> None:
         time.sleep(0.7)
         over.set()
         for thread in threads[:2]:
-            thread.join(60)
+            thread.join(PATIENCE)
         view = Admin(post)
         drained = wait_until(lambda: view.counts(name).waiting == 0 or bool(errors), 60, "draining")
         finished.set()
         for thread in threads[2:]:
-            thread.join(30)
+            thread.join(PATIENCE)
         assert not errors, errors
         verdict("cluster move", n=len(sent), lost=missing(sent, [id for id, _ in seen]), dup=len(seen) - len(set(seen)),
                 max_recovery_s=drained, moves=moves)  # fmt: skip

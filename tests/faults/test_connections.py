@@ -15,6 +15,7 @@ import pytest
 import restante
 from restante import Admin, LeasedMessage, Post, State, Unavailable, Unconfirmed
 from tests.faults.rows import drain, missing, places, verdict, wait_until
+from tests.harness.deadlines import PATIENCE
 from tests.harness.processes import PythonProcess
 from tests.harness.proxy import FaultProxy
 from tests.harness.servers import RedisServer
@@ -55,7 +56,7 @@ class Listener:
     def stop(self, post: Post) -> None:
         self._over = True
         post.queue(self._queue.name).send("the end")
-        self._thread.join(20)
+        self._thread.join(PATIENCE)
         assert not self._thread.is_alive()
 
 
@@ -129,7 +130,7 @@ def test_a_receive_whose_reply_is_lost_comes_again_after_its_lease(proxy: FaultP
     proxy.cut_before_reply(1, matching=b"EVALSHA")
     seen: list[tuple[str, int]] = []
     while len({id for id, _ in seen}) < 3:
-        message = queue.receive(timeout=5)
+        message = queue.receive(timeout=PATIENCE)
         assert message is not None
         seen.append((message.id, message.attempts))
         message.ack()
@@ -150,6 +151,7 @@ def test_a_lost_request_is_made_again(proxy: FaultProxy, through: Post, view: Ad
     verdict(11, n=10, dup=view.counts(name).ready - 11, times=times)
 
 
+@pytest.mark.timed
 def test_a_send_the_server_never_answers_is_unconfirmed_and_safe_to_repeat(name: str) -> None:
     with RedisServer(appendonly="always") as server, restante.connect(server.url, patience=1.0) as post:
         queue = post.queue(name)
@@ -225,6 +227,7 @@ class _Unready:
 
 
 @pytest.mark.parametrize("seconds", [3, pytest.param(30, marks=pytest.mark.chaos)])
+@pytest.mark.timed
 def test_a_storm_of_resets_loses_and_doubles_nothing(
     server: RedisServer, proxy: FaultProxy, post: Post, name: str, seconds: float
 ) -> None:
@@ -258,6 +261,7 @@ def _storm(proxy: FaultProxy, until: float) -> None:
 @pytest.mark.parametrize(
     "hole", [3.0, pytest.param(11.5, marks=pytest.mark.chaos), pytest.param(30.0, marks=pytest.mark.chaos)]
 )
+@pytest.mark.timed
 def test_a_half_open_connection_is_noticed_and_work_goes_on_after_it_heals(
     proxy: FaultProxy, post: Post, name: str, hole: float, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -284,6 +288,7 @@ def test_a_half_open_connection_is_noticed_and_work_goes_on_after_it_heals(
     verdict(13, n=2, max_recovery_s=recovery, within_s=bound, hole_s=hole)
 
 
+@pytest.mark.timed
 def test_a_call_on_a_half_open_connection_ends_in_a_typed_error(proxy: FaultProxy, through: Post, name: str) -> None:
     queue = through.queue(name)
     queue.send("warm")

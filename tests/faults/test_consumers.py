@@ -12,6 +12,7 @@ import pytest
 from restante import Admin, Post, State, fixed
 from tests.faults.rows import places, verdict, wait_until
 from tests.faults.workers import Worker, told_by
+from tests.harness.deadlines import PATIENCE
 from tests.harness.servers import RedisServer
 
 #: Seconds a consumer may hold a message in these tests.
@@ -19,6 +20,7 @@ LEASE = 1.0
 
 
 @pytest.mark.parametrize("seconds", [5, pytest.param(30, marks=pytest.mark.chaos)])
+@pytest.mark.timed
 def test_consumers_killed_at_random_moments_lose_nothing(
     server: RedisServer, post: Post, view: Admin, name: str, seconds: float
 ) -> None:
@@ -101,7 +103,7 @@ def test_a_consumer_killed_between_receive_and_handler_loses_nothing(
             worker.kill9()
     found: dict[str, int] = {}
     while len(found) < rounds:
-        message = queue.receive(timeout=5)
+        message = queue.receive(timeout=PATIENCE)
         assert message is not None
         found[message.id] = message.attempts
         message.ack()
@@ -126,12 +128,13 @@ def test_a_consumer_killed_after_its_work_and_before_its_ack_runs_exactly_twice(
 
 
 @pytest.mark.parametrize("handler", ["sleep", "async sleep", "iterate"])
+@pytest.mark.timed
 def test_a_terminated_consumer_finishes_what_runs_and_hands_back_the_rest_uncounted(
     server: RedisServer, post: Post, view: Admin, name: str, handler: str
 ) -> None:
     queue = post.queue(name)
     sent = queue.send_many(list(range(400)))
-    with Worker(server.url, name, handler=handler, seconds=0.02, concurrency=4, prefetch=50) as first:
+    with Worker(server.url, name, handler=handler, seconds=0.05, concurrency=4, prefetch=50) as first:
         first.wait_line("end")
         time.sleep(0.5)
         asked = time.monotonic()
@@ -159,6 +162,7 @@ def test_a_terminated_consumer_finishes_what_runs_and_hands_back_the_rest_uncoun
 
 @pytest.mark.parametrize("handler", ["sleep", "async sleep"])
 @pytest.mark.parametrize("gap", [0.05, 0.6])
+@pytest.mark.timed
 def test_a_second_signal_hands_back_everything_at_once(
     server: RedisServer, post: Post, view: Admin, name: str, handler: str, gap: float
 ) -> None:
@@ -184,19 +188,21 @@ def test_a_second_signal_hands_back_everything_at_once(
     verdict("4b", n=20, max_recovery_s=took, within_s=5.0, handler=handler)
 
 
+@pytest.mark.timed
 def test_a_first_signal_hands_back_what_has_not_started_while_a_long_handler_runs(
     server: RedisServer, post: Post, view: Admin, name: str
 ) -> None:
     queue = post.queue(name)
     queue.send_many(list(range(10)))
-    with Worker(server.url, name, seconds=4, concurrency=1, prefetch=5, grace=20) as worker:
+    with Worker(server.url, name, seconds=6, concurrency=1, prefetch=5, grace=60) as worker:
         worker.wait_line("start")
         time.sleep(0.2)
         worker.terminate()
         took = wait_until(lambda: view.counts(name).leased <= 1, 3, "handing back")
+        assert not worker.said("end")
         assert worker.wait() == 0
     assert view.counts(name).ready == 9
-    verdict("4c", n=10, max_recovery_s=took)
+    verdict("4c", n=10, max_recovery_s=took, within_s=3.0)
 
 
 def test_a_zombie_that_wakes_after_its_lease_settles_nothing(
@@ -209,9 +215,9 @@ def test_a_zombie_that_wakes_after_its_lease_settles_nothing(
         wait_until(lambda: len(worker.said("start")) == 10, 10, "ten leases")
         worker.stop()
         time.sleep(2 * LEASE)
-        again = queue.receive_many(10, 5)
+        again = queue.receive_many(10, 5, lease=PATIENCE)
         while len(again) < 10:
-            again += queue.receive_many(10, 5)
+            again += queue.receive_many(10, 5, lease=PATIENCE)
         assert {message.attempts for message in again} == {2}
         worker.cont()
         worker.wait()

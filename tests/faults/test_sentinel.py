@@ -14,6 +14,7 @@ import redis
 import restante
 from restante import RestanteError
 from tests.faults.rows import missing, verdict, wait_until
+from tests.harness.deadlines import PATIENCE
 from tests.harness.processes import spawn
 from tests.harness.servers import HOST, RedisServer, call, debian_binary, free_port
 
@@ -53,6 +54,7 @@ def pair() -> Iterator[tuple[RedisServer, RedisServer]]:
         yield master, replica
 
 
+@pytest.mark.timed
 def test_a_dead_master_is_followed_and_what_the_replica_confirmed_survives(
     pair: tuple[RedisServer, RedisServer], tmp_path: Path, name: str
 ) -> None:
@@ -68,7 +70,7 @@ def test_a_dead_master_is_followed_and_what_the_replica_confirmed_survives(
                 sent.append(queue.send(len(sent)))
                 break
             except RestanteError:
-                assert time.monotonic() - started < 30
+                assert time.monotonic() - started < PATIENCE
         outage = time.monotonic() - started
         got = [message.id for _ in range(60) if (message := queue.receive()) is not None]
     verdict(26, n=len(sent), lost=missing(sent, got), max_recovery_s=outage, within_s=15.0)
@@ -81,7 +83,7 @@ async def test_asyncio_asks_the_sentinels_too(pair: tuple[RedisServer, RedisServ
             queue = post.queue(name)
             sent = await queue.send("x", durability="replica:1")
             master.kill9()
-            for _ in range(30):
+            for _ in range(1000):
                 try:
                     message = await queue.receive()
                     break

@@ -14,11 +14,13 @@ import restante
 from restante import Admin, NotReady, Post, QueueFull, State, Unavailable, UnsafeServer
 from tests.faults.rows import drain, missing, places, verdict, wait_until
 from tests.faults.workers import Worker, told_by
+from tests.harness.deadlines import PATIENCE
 from tests.harness.servers import HOST, RedisServer, call, debian_binary, free_port
 
 
 @pytest.mark.parametrize("fsync", ["everysec", "always"])
 @pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.chaos)])
+@pytest.mark.timed
 def test_a_killed_server_loses_nothing_confirmed_and_consumers_go_on(
     binary: Path, name: str, fsync: Literal["everysec", "always"], kills: int
 ) -> None:
@@ -69,6 +71,7 @@ def test_without_an_append_only_file_a_kill_loses_everything_and_the_count_says_
     verdict(16, n=50, counted_lost=lost)
 
 
+@pytest.mark.timed
 def test_a_server_that_is_down_at_the_start_is_a_clear_error_within_5_seconds(name: str) -> None:
     url = f"redis://{HOST}:{free_port()}"
     slowest = 0.0
@@ -94,6 +97,7 @@ def _look(post: Post, name: str) -> None:
     Admin(post).counts(name)
 
 
+@pytest.mark.timed
 def test_a_silent_server_doubles_nothing_and_is_served_again_at_once(name: str) -> None:
     with RedisServer(debian_binary()) as server, restante.connect(server.url, patience=15) as post:
         queue = post.queue(name, lease=10)
@@ -213,6 +217,7 @@ def test_a_server_that_would_evict_messages_is_refused(policy: str, name: str) -
     verdict(23, n=1, policy=policy)
 
 
+@pytest.mark.timed
 def test_a_server_that_turns_unsafe_while_we_work_raises_the_alarm(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -232,7 +237,7 @@ def test_a_server_that_turns_unsafe_while_we_work_raises_the_alarm(
             wait_until(lambda: consumer.handled == 2, 10, "the second message")
         finally:
             consumer.stop()
-            running.join(10)
+            running.join(PATIENCE)
     verdict("23b", n=1, max_recovery_s=took, within_s=60.0)
 
 

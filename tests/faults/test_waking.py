@@ -11,6 +11,7 @@ import pytest
 import restante
 from restante import Admin, Post, Sweeper
 from tests.faults.rows import drain, missing, verdict, wait_until
+from tests.harness.deadlines import PATIENCE
 from tests.harness.servers import RedisServer, debian_binary
 
 
@@ -34,7 +35,7 @@ def test_one_message_wakes_at_most_two_of_two_hundred() -> None:
         queue.send("warm")
         drain(post, "herd")
         got: list[object] = []
-        over = time.monotonic() + 60
+        over = time.monotonic() + PATIENCE
 
         def wait() -> None:
             message = queue.receive(timeout=max(0.0, over - time.monotonic()))
@@ -62,12 +63,13 @@ def test_one_message_wakes_at_most_two_of_two_hundred() -> None:
         over = 0.0
         queue.send_many(["go home"] * 300)
         for thread in threads:
-            thread.join(30)
+            thread.join(PATIENCE)
     verdict(44, n=200, woken=woken)
     assert woken <= 2
 
 
 @pytest.mark.parametrize("ready", [0, 5000])
+@pytest.mark.timed
 def test_an_expired_lease_behind_ten_thousand_long_ones_comes_back_at_once(
     server: RedisServer, post: Post, name: str, ready: int
 ) -> None:
@@ -111,7 +113,7 @@ def test_sweepers_that_run_at_once_double_nothing(server: RedisServer, post: Pos
     for sweeper in sweepers:
         sweeper.stop()
     for thread, opened in zip(threads, posts, strict=True):
-        thread.join(10)
+        thread.join(PATIENCE)
         opened.close()
     totals = view.counts(name).totals
     assert (totals["promoted"], totals["expired"]) == (900, 900)
@@ -129,7 +131,7 @@ def test_a_queue_nobody_consumes_is_swept_in_time(server: RedisServer, post: Pos
         thread = sweeper.start()
         took = wait_until(lambda: view.counts(name).ready == 1 and view.counts(name).dead == 1, 10, "sweeping")
         sweeper.stop()
-        thread.join(10)
+        thread.join(PATIENCE)
     verdict("45b", n=2, max_recovery_s=took)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from restante import InvalidInput
 from restante.rsmq import AsyncRsmq, MessageTooLong, QueueNotFound, Rsmq, RsmqReceived
+from tests.harness.deadlines import PATIENCE
 from tests.rsmq.clients import Node
 from tests.rsmq.conftest import Bench
 from tests.rsmq.test_calls import ID, hash_of, scores
@@ -292,7 +293,7 @@ class TestConsuming:
         thread.start()
         assert begun.wait(5)
         consumer.stop()
-        thread.join(5)
+        thread.join(PATIENCE)
         assert not thread.is_alive()
         told = ours.get_queue_attributes("orders")
         assert (consumer.handled, told.msgs, told.hiddenmsgs) == (1, 1, 0)

@@ -19,6 +19,7 @@ from restante.rsmq import crossing, viewing
 from restante.rsmq.bridge import Bridge, Bridged, take_over
 from restante.rsmq.client import Rsmq
 from tests.harness.cluster import RedisCluster3
+from tests.harness.deadlines import PATIENCE
 from tests.harness.processes import PythonProcess
 from tests.harness.requirements import require
 from tests.harness.servers import RedisServer, call
@@ -255,7 +256,7 @@ def test_connections_cut_again_and_again_lose_and_double_nothing(server: RedisSe
         for bridge in bridges:
             bridge.stop()
         for thread in running:
-            thread.join(10)
+            thread.join(PATIENCE)
         assert got == Counter(dict.fromkeys(texts, 1))
         assert rsmq.get_queue_attributes("results").msgs == 0
 
@@ -316,7 +317,7 @@ class Traffic:
     def close(self) -> None:
         self._stop.set()
         for thread in self._threads:
-            thread.join(20)
+            thread.join(PATIENCE)
 
 
 @pytest.mark.parametrize("kills", [KILLS, pytest.param(MANY_KILLS, marks=pytest.mark.chaos)])

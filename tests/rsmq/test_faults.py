@@ -17,6 +17,7 @@ from restante import Corrupt, InvalidInput, QueueFull, Unavailable, Unconfirmed
 from restante.rsmq import AsyncRsmq, QueueExists, QueueNotFound, Rsmq
 from tests.harness.clock import FrozenClock
 from tests.harness.cluster import RedisCluster3
+from tests.harness.deadlines import PATIENCE
 from tests.harness.processes import PythonProcess
 from tests.harness.proxy import FaultProxy
 from tests.harness.servers import HOST, RedisServer, call, debian_binary, embedded_binary, require
@@ -387,5 +388,5 @@ def test_a_consumer_waits_for_a_server_that_was_away() -> None:
                 time.sleep(0.4)
                 server.start()
         consumer.stop()
-        thread.join(5)
+        thread.join(PATIENCE)
     assert seen == ["before", "after"]

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from restante.rsmq import QueueExists, QueueNotFound, Rsmq, RsmqError
+from tests.harness.deadlines import PATIENCE
 from tests.harness.servers import RedisServer, call
 from tests.rsmq.clients import Pyrsmq
 from tests.rsmq.npm_client import NodeError, NodeRsmq
@@ -346,7 +347,7 @@ def three_clients(server: RedisServer, node: NodeRsmq, seconds: float) -> dict[s
             disagreeing += len(call(client, "EVAL", DISAGREEING, 2, "rsmq:orders", "rsmq:orders:Q"))
             time.sleep(0.25)
         for thread in threads:
-            thread.join(60)
+            thread.join(PATIENCE)
         books["node"] = Ledger(sent=node.finish(sending, 60))
         for answer in receiving:
             taken = node.finish(answer, 60)

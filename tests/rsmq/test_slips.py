@@ -12,6 +12,7 @@ import pytest
 from restante import Corrupt
 from restante.compat.pyrsmq import InvalidParameterValue, RedisSMQ, RedisSMQConsumerThread
 from restante.rsmq import InvalidValue, MessageTooLong, QueueNotFound, Rsmq
+from tests.harness.deadlines import PATIENCE
 from tests.harness.servers import call
 from tests.rsmq.clients import Pyrsmq
 from tests.rsmq.conftest import Bench
@@ -128,7 +129,7 @@ class TestOfPyrsmq:
             while client.get_queue_attributes("orders").msgs and time.monotonic() < deadline:
                 time.sleep(0.02)
             assert thread.stop(5)
-            thread.join(5)
+            thread.join(PATIENCE)
         assert len(calls) == 2
         assert 0.9 < calls[1] - calls[0] < 4
 

@@ -12,6 +12,7 @@ import restante
 from restante import Admin, Post
 from restante.server import ServerSettings, Serving
 from restante.server.access import Tokens
+from tests.harness.deadlines import PATIENCE
 from tests.harness.servers import RedisServer, call
 from tests.server.calls import Api, Up
 
@@ -40,7 +41,7 @@ def redis(_redis: RedisServer, _serving: Serving) -> RedisServer:
     forgotten = threading.Event()
     for step in (hub.places.clear, hub._keys.clear, forgotten.set):
         loop.call_soon_threadsafe(step)
-    assert forgotten.wait(10)
+    assert forgotten.wait(PATIENCE)
     return _redis
 
 

@@ -15,6 +15,7 @@ import pytest
 from restante import Admin, Post, State
 from restante.server import Serving
 from tests.docs.pages import Page
+from tests.harness.deadlines import PATIENCE, wait_until
 from tests.harness.requirements import require
 from tests.server.calls import Api
 
@@ -63,7 +64,7 @@ class TestLists:
         assert [line["event"] for line in told["journal"]] == ["sent", "received", "nacked"]
         assert told["journal_complete"] is True
         assert "boom" in told["history"][0]["error"]
-        queue.receive(timeout=1).ack()  # type: ignore[union-attr]
+        queue.receive(timeout=PATIENCE).ack()  # type: ignore[union-attr]
         assert api.get(f"/api/queues/orders/messages/{id}").status == 404
         gone = api.get(f"/api/journal?queue=orders&message_id={id}").json["entries"]
         assert gone[0]["event"] == "acked"
@@ -74,9 +75,7 @@ class TestLists:
         queue.receive_many(300, lease=3600)
         short = queue.receive(lease=0.3)
         assert short is not None
-        deadline = time.monotonic() + 3
-        while admin.show("orders", short.id).state is State.LEASED and time.monotonic() < deadline:
-            time.sleep(0.02)
+        wait_until(lambda: admin.show("orders", short.id).state is not State.LEASED)
         assert admin.show("orders", short.id).state is State.READY
 
 
@@ -159,10 +158,8 @@ class TestFigures:
         queue.send_many([1, 2, 3])
         for message in queue.receive_many(2):
             message.ack()
-        deadline = time.monotonic() + 10
-        while 'restante_run_seconds_count{queue="figures"} 2.0' not in (text := api.get("/metrics").body.decode()):
-            assert time.monotonic() < deadline, text
-            time.sleep(0.1)
+        wait_until(lambda: b'restante_run_seconds_count{queue="figures"} 2.0' in api.get("/metrics").body, poll=0.1)
+        text = api.get("/metrics").body.decode()
         assert 'restante_messages{queue="figures",state="ready"} 2.0' in text
         assert 'restante_events_total{event="sent",queue="figures"} 4.0' in text.replace(
             'restante_events_total{queue="figures",event="sent"}', 'restante_events_total{event="sent",queue="figures"}'
@@ -189,13 +186,8 @@ class TestFigures:
         post.queue("orders").receive_many(2)
         time.sleep(1)
         admin.purge("orders", ["dead"])
-        deadline = time.monotonic() + 15
         wanted = {"near_dead", "large_payload", "bulk_delete", "lease_lost"}
-        kinds: set[str] = set()
-        while not wanted <= kinds and time.monotonic() < deadline:
-            kinds = {one["kind"] for one in api.get("/api/anomalies").json["anomalies"]}
-            time.sleep(0.1)
-        assert wanted <= kinds
+        wait_until(lambda: wanted <= {one["kind"] for one in api.get("/api/anomalies").json["anomalies"]}, poll=0.1)
 
     def test_a_queue_in_trouble_comes_first(self, api: Api, post: Post) -> None:
         for name in ("a", "b", "c"):
@@ -224,7 +216,7 @@ class TestDocuments:
             [sys.executable, "-c", self._text("python", serving)],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE,
             check=True,
         )
         assert ran.stdout == "shipping order 3\n"
@@ -233,7 +225,7 @@ class TestDocuments:
         node = require("node")
         ran = subprocess.run(
             [node, "--input-type=module", "-e", self._text("javascript", serving)],
-            capture_output=True, text=True, timeout=60, check=True,
+            capture_output=True, text=True, timeout=PATIENCE, check=True,
         )  # fmt: skip
         assert ran.stdout == "shipping order 1\nshipping order 2\n"
         assert admin.counts("orders").totals["acked"] == 2
@@ -241,7 +233,7 @@ class TestDocuments:
     def test_the_example_with_curl_runs(self, serving: Serving, post: Post) -> None:
         require("curl")
         text = self._text("bash", serving).replace("curl -sN", "curl -sN --max-time 2").replace("01J…", "01J")
-        ran = subprocess.run(["bash", "-c", text], capture_output=True, text=True, timeout=60, check=False)
+        ran = subprocess.run(["bash", "-c", text], capture_output=True, text=True, timeout=PATIENCE, check=False)
         assert '"stored":true' in ran.stdout
         assert '"payload":{"order":42}' in ran.stdout
         assert '"error":"LeaseLost"' in ran.stdout

@@ -22,6 +22,7 @@ from restante.spark.pipeline import Pipeline, PipelineOptions
 from restante.spark.replay import Plan, Replay
 from restante.spark.writing import replayed_id
 from tests.faults.rows import wait_until
+from tests.harness.deadlines import PATIENCE
 from tests.harness.servers import RedisServer, call
 from tests.spark.pipeline_process import SparkProcess
 
@@ -336,7 +337,7 @@ def consumers(letters: Letters, *names: str) -> Iterator[Counter[str]]:
     thread.start()
     yield seen
     over.set()
-    thread.join(30)
+    thread.join(PATIENCE)
 
 
 class TestKilled:
