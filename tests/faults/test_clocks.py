@@ -58,7 +58,7 @@ def test_a_jump_back_delays_by_at_most_the_jump_and_nothing_is_stuck_after(
     clock: FrozenClock, frozen: Post, name: str
 ) -> None:
     queue = frozen.queue(name, lease=30, dedup=60)
-    sent = queue.send_many(["held"] * 5, id=None)
+    sent = queue.send_many(["held"] * 5)
     held = queue.receive_many(5)
     soon = queue.send("soon", delay=10)
     clock.back(JUMP)
