@@ -23,16 +23,16 @@ from urllib.parse import quote, urlsplit
 import orjson
 
 from restante.core import errors
-from restante.core.errors import InvalidInput, LeaseLost, RestanteError, Unavailable, Unconfirmed
+from restante.core.errors import InvalidInput, InvalidPayload, LeaseLost, RestanteError, Unavailable, Unconfirmed
 from restante.core.keywords import check_keywords, known_keywords
 from restante.core.leased_message import LeasedMessage
 from restante.core.message import MAX_ERROR, Draft, MessageId, State, new_id
 from restante.core.names import valid_name
-from restante.core.operations import JSON_TYPES, MAX_BATCH, SendOptions, check_batch
+from restante.core.operations import JSON_TYPES, SendOptions, check_batch, check_messages
 from restante.core.queue import check_count, check_timeout, queue_names
 from restante.core.retry import RetryPolicy, seconds
 from restante.core.settings import QueueOptions, QueueSettings, queue_fields, whole
-from restante.core.stored import Stored, decode_json, encode, encode_json
+from restante.core.stored import Stored, check_json_types, decode_json, encode, encode_json
 
 __all__ = ["HttpMessage", "HttpPost", "HttpQueue", "connect"]
 
@@ -235,9 +235,9 @@ class HttpQueue:
     ) -> list[MessageId]:
         """Puts up to a thousand messages in by one call, all or none; items are payloads or `Draft`s."""
         check_batch(messages)
-        if "id" in options:
+        if options.get("id") is not None:
             raise InvalidInput("send_many cannot give every message the same id: use Draft(payload, id=…) per message")
-        check_keywords(options, (*SendOptions.__annotations__, "durability"), "send_many()")
+        check_keywords(options, (*SendOptions.__annotations__, "durability", "id"), "send_many()")
         items: list[dict[str, Any]]
         if not options and all(type(item) in JSON_TYPES for item in messages):
             items = [{"id": new_id(), "payload": item} for item in messages]
@@ -249,7 +249,12 @@ class HttpQueue:
         if durability is not None:
             body["durability"] = durability
         self._open()
-        answer = self._post.ask("POST", f"{self._path}/messages", body, sends=[item["id"] for item in items])
+        try:
+            answer = self._post.ask("POST", f"{self._path}/messages", body, sends=[item["id"] for item in items])
+        except InvalidPayload:
+            for item in items:  # the place in the payload says more than the one in the request
+                check_json_types(item.get("payload"), "payload")
+            raise
         return [
             MessageId(told["id"]) if told["stored"] or told["id"] == mine else MessageId.of_earlier(told["id"])
             for told, mine in zip(answer["messages"], ours, strict=True)
@@ -276,8 +281,7 @@ class HttpQueue:
     # -- verdicts ------------------------------------------------------------------------------------------------
 
     def _settle(self, verb: str, messages: Sequence[HttpMessage], **body: Any) -> Any:
-        if not 1 <= len(messages) <= MAX_BATCH:
-            raise InvalidInput(f"give 1 to {MAX_BATCH} messages, not {len(messages)}")
+        check_messages(messages)
         words = {name: value for name, value in body.items() if value is not None}
         answer = self._post.ask("POST", f"{self._path}/{verb}", {"messages": _tickets(messages), **words})
         if verb in _VERDICTS:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from restante import InvalidInput, LeaseLost
+from restante import AlreadySettled, InvalidInput, LeaseLost
 from tests.contract.rooms import Room, needs
 
 pytestmark = needs("tokens")
@@ -96,6 +96,46 @@ async def test_after_a_verdict_every_other_verb_is_lost(room: Room, verb: Callab
     with pytest.raises(LeaseLost):
         await room.call(verb(message))
     assert room.states(queue) == {"dead": 1}
+
+
+VERDICTS = {"ack": "acked", "nack": "nacked", "bury": "buried", "release": "released"}
+
+
+@pytest.mark.parametrize("first", VERDICTS)
+async def test_a_second_verdict_is_told_which_was_the_first(room: Room, verb: Callable[[Any], Any], first: str) -> None:
+    queue = room.queue()
+    await room.send(queue, "once")
+    message = await room.take(queue)
+    await room.call(getattr(message, first))
+    before = room.states(queue)
+    assert (message.settled, message.verdict) == (True, VERDICTS[first])
+    second = verb(message)
+    if first == "ack" and second.__name__ == "ack":
+        await room.call(second)  # harmless
+    else:
+        with pytest.raises(AlreadySettled, match=f"already {VERDICTS[first]} by this consumer") as told:
+            await room.call(second)
+        assert (told.value.ids, told.value.verdict) == ((message.id,), VERDICTS[first])
+        assert "longer lease" not in str(told.value)
+    assert room.states(queue) == before
+
+
+async def test_a_verdict_on_many_is_known_to_each(room: Room) -> None:
+    queue = room.queue()
+    await room.call(queue.send_many, ["a", "b"])
+    taken = await room.call(queue.receive_many, 2)
+    await room.call(queue.ack_many, taken)
+    for message in taken:
+        with pytest.raises(AlreadySettled, match="already acked"):
+            await room.call(message.nack)
+
+
+@pytest.mark.parametrize("wrong", [None, 5, "abc"])
+async def test_what_is_no_list_of_messages_cannot_be_settled(room: Room, wrong: Any) -> None:
+    queue = room.queue()
+    for many in (queue.ack_many, queue.nack_many, queue.bury_many, queue.release_many, queue.extend_many):
+        with pytest.raises(InvalidInput, match="give "):
+            await room.call(many, wrong)
 
 
 async def test_a_repeated_ack_is_harmless(room: Room) -> None:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import json
 import math
+import uuid
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -71,6 +76,84 @@ REFUSED = [
     nested(10_000, 2**70), object(), {1: 2}, {1: 2, "a": 2**70}, {"a": 2**70, 1: "x"}, {"a": 2**70, None: "x"},
     {1, 2}, 1j, 10**5000,
 ]  # fmt: skip
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+class Level(enum.IntEnum):
+    HIGH = 1
+
+
+class Shouted(str):
+    pass
+
+
+@dataclasses.dataclass
+class Point:
+    x: int = 1
+
+
+#: What an encoder would turn into something else, and what to send instead.
+CONVERTED = [
+    (uuid.UUID(int=1), r"payload .* UUID; send str\(value\)"),
+    ({"user": {"id": uuid.UUID(int=1)}}, r"payload\['user'\]\['id'\] .* UUID; send str\(value\)"),
+    (Colour.RED, r"Colour; send its \.value"),
+    ([1, {"level": Level.HIGH}], r"payload\[1\]\['level'\] .* Level; send its \.value"),
+    ({"at": datetime(2026, 1, 1, tzinfo=UTC)}, r"datetime; send value\.isoformat\(\)"),
+    ({"on": date(2026, 1, 1)}, r"date; send value\.isoformat\(\)"),
+    ({"price": Decimal("1.10")}, r"Decimal; send str\(value\)"),
+    ({"point": Point()}, r"Point; send dataclasses\.asdict\(value\)"),
+    ({"text": Shouted("a")}, r"Shouted; send a plain str"),
+    ({"data": b"bytes"}, r"bytes; send bytes as the whole payload"),
+    ({"tags": {"a"}}, r"set; send sorted\(value\) or list\(value\)"),
+    ({Colour.RED: 1}, r"its key .* is a Colour; use string keys"),
+    ({Level.HIGH: 1}, r"its key .* is a Level; use string keys"),
+]
+
+
+@needs("admin")
+@pytest.mark.parametrize(("payload", "remedy"), CONVERTED, ids=lambda value: str(value)[:25])
+async def test_what_would_arrive_as_another_value_is_refused_with_its_place_and_remedy(
+    room: Room, payload: Any, remedy: str
+) -> None:
+    queue = room.queue()
+    with pytest.raises(InvalidPayload, match=remedy):
+        await room.send(queue, payload)
+    with pytest.raises(InvalidPayload, match=remedy.removeprefix("payload .* ")):
+        await room.call(queue.send_many, ["first", payload])
+    with pytest.raises(InvalidInput, match="headers"):
+        await room.send(queue, 1, headers={"h": payload})
+    assert room.states(queue) == {}
+
+
+@needs("batch", "admin")
+@pytest.mark.parametrize(
+    "messages", ["abc", b"abc", {"a": 1}, {1, 2}, iter([1]), (one for one in "a"), 5, None, {"a": 1}.values()],
+    ids=lambda value: type(value).__name__,
+)  # fmt: skip
+async def test_what_is_no_list_of_messages_is_refused_and_nothing_is_sent(room: Room, messages: Any) -> None:
+    queue = room.queue()
+    with pytest.raises(InvalidInput, match="send_many takes a list"):
+        await room.call(queue.send_many, messages)
+    assert room.states(queue) == {}
+    await room.call(queue.send_many, ("a", "b"))
+    assert await room.drain(queue) == ["a", "b"]
+
+
+@needs("batch", "admin")
+async def test_a_misspelt_option_of_a_send_is_refused_with_the_nearest(room: Room) -> None:
+    queue = room.queue()
+    with pytest.raises(InvalidInput, match="'priorty': did you mean priority"):
+        await room.send(queue, 1, priorty=3)
+    with pytest.raises(InvalidInput, match="'dealy': did you mean delay"):
+        await room.call(queue.send_many, [1], dealy=3)
+    with pytest.raises(InvalidInput, match="'max_attemps': did you mean max_attempts"):
+        room.queue(max_attemps=3)
+    with pytest.raises(InvalidInput, match="the same id"):
+        await room.call(queue.send_many, [1], id="a")
+    assert room.states(queue) == {}
 
 
 @pytest.mark.parametrize("payload", REFUSED, ids=lambda value: type(value).__name__)

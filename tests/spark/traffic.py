@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from restante import Admin, Held, LeaseLost, Post, Queue, State, fixed
+from restante.core.settings import QueueOptions
 
 #: Seconds a lease of this traffic lasts: short enough that some run out while a test watches.
 LEASE = 0.15
@@ -24,7 +25,7 @@ class Traffic:
     def __init__(self, post: Post, seed: int, names: Sequence[str] = ("orders", "mail", "thumbnails")) -> None:
         self.chance = random.Random(seed)
         self.admin = Admin(post, operator="ada")
-        options = {"lease": LEASE, "max_attempts": 2, "retry": fixed(0.02)}
+        options: QueueOptions = {"lease": LEASE, "max_attempts": 2, "retry": fixed(0.02)}
         self.queues = [post.queue(name, **options) for name in names]
         if len(self.queues) > 1:
             self.queues[-1].configure(keep_done=20)

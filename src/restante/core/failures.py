@@ -63,13 +63,17 @@ def unreachable(error: BaseException, shown: str, written: bool) -> Unavailable:
         said = found.group(1) if (found := _LATIN.search(text)) else ""
         guess = "it expects TLS (rediss://)" if said == "\\x15" else "another service listens there"
         return Unavailable(f"{shown} does not answer as Redis does: {guess}; check host and port")
-    if "WRONG_VERSION_NUMBER" in text or "record layer failure" in text:
-        return Unavailable(f"{shown} does not speak TLS: use redis://, or the port where the server does; {text}")
+    late = isinstance(error, foreign.TimeoutError | TimeoutError)
+    if "WRONG_VERSION_NUMBER" in text or "record layer failure" in text or (shown.startswith("rediss") and late):
+        return Unavailable(
+            f"{shown} cannot be reached: the TLS handshake failed ({text.rstrip('.')}); use redis:// if the server has "
+            "no TLS, or the port where it has"
+        )
     if "CERTIFICATE_VERIFY_FAILED" in text:
         return Unavailable(f"{shown} has a certificate that is not trusted: give ssl_ca_certs in the URL; {text}")
     if "Name or service not known" in text or "Temporary failure in name resolution" in text:
         return Unavailable(f"{shown} cannot be reached: its host name is not known; check the spelling and DNS")
-    if not written and isinstance(error, foreign.TimeoutError | TimeoutError) and "connecting" not in text:
+    if not written and late and "connecting" not in text:
         return Unavailable(
             f"{shown} cannot be reached: it accepts the connection and does not answer; it hangs, or is not Redis"
         )

@@ -378,7 +378,7 @@ def send_many(
     Items are payloads, or `Draft`s with options of their own; the keyword options of `send` apply to payloads.
     """
     check_batch(messages)
-    if "id" in options:
+    if options.get("id") is not None:
         raise InvalidInput("send_many cannot give every message the same id: use Draft(payload, id=…) per message")
     shared = Draft(None, **options)
     careful = shared.unique is not None
@@ -473,11 +473,16 @@ def _settled(messages: Sequence[Message], lost: Sequence[int], verdict: str) -> 
         raise AlreadySettled(ids=ids, verdict=before[0]) if all(before) else LeaseLost(ids=ids)
 
 
-def _pairs(messages: Sequence[Message]) -> list[Argument]:
-    if type(messages) not in (list, tuple) and not isinstance(messages, Sequence):
+def check_messages(messages: Sequence[Message]) -> None:
+    """Refuses what is no list of messages that one call may settle."""
+    if type(messages) not in (list, tuple) and (isinstance(messages, str) or not isinstance(messages, Sequence)):
         raise InvalidInput(f"give a list of received messages, not {type(messages).__name__}")
     if not 1 <= len(messages) <= MAX_BATCH:
         raise InvalidInput(f"give 1 to {MAX_BATCH} messages, not {len(messages)}")
+
+
+def _pairs(messages: Sequence[Message]) -> list[Argument]:
+    check_messages(messages)
     args: list[Argument] = []
     try:
         for message in messages:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 from redis.crc import key_slot
@@ -74,7 +74,9 @@ def _stepping(build: Callable[Concatenate[Book, P], Steps[T]]) -> Callable[Conca
     return method
 
 
-def _awaiting(build: Callable[Concatenate[Book, P], Operation[T]]) -> Callable[Concatenate[AsyncRsmq, P], Awaitable[T]]:
+def _awaiting(
+    build: Callable[Concatenate[Book, P], Operation[T]],
+) -> Callable[Concatenate[AsyncRsmq, P], Coroutine[Any, Any, T]]:
     """The call as a coroutine method."""
 
     @functools.wraps(build)
@@ -86,7 +88,7 @@ def _awaiting(build: Callable[Concatenate[Book, P], Operation[T]]) -> Callable[C
 
 def _awaiting_steps(
     build: Callable[Concatenate[Book, P], Steps[T]],
-) -> Callable[Concatenate[AsyncRsmq, P], Awaitable[T]]:
+) -> Callable[Concatenate[AsyncRsmq, P], Coroutine[Any, Any, T]]:
     """A call of several steps as a coroutine method."""
 
     @functools.wraps(build)

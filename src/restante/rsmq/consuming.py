@@ -224,8 +224,8 @@ class RsmqConsumer(_Plan):
                 delay = self.retry_delay
                 self._insist(lambda: self._rsmq.change_message_visibility(self.qname, message.id, delay))
         else:
-            self.handled += 1
             self._insist(lambda: self._rsmq.delete_message(self.qname, message.id))
+            self.handled += 1
 
     def _insist(self, call: Callable[[], Any]) -> None:
         """Waits for a server that is away, or for the stop: a message not deleted would be handled again."""
@@ -321,8 +321,8 @@ class AsyncRsmqConsumer(_Plan):
                 delay = self.retry_delay
                 await self._insist(lambda: self._rsmq.change_message_visibility(self.qname, message.id, delay))
         else:
-            self.handled += 1
             await self._insist(lambda: self._rsmq.delete_message(self.qname, message.id))
+            self.handled += 1
 
     async def _insist(self, call: Callable[[], Awaitable[Any]]) -> None:
         failures = 0
