@@ -12,14 +12,17 @@ HEAD = """# HTTP
 
 Every route of the server, as `/api/openapi.json` describes it; this page is written by `docs/http_reference.py`.
 How to use them: [the server and the dashboard](../guide/server.md). Instants are integer milliseconds, durations
-seconds. A slash in a queue's name or a message's id is written `%2F`.
+seconds. A slash in a queue's name or a message's id is written `%2F`. Where the server has tokens, every route needs
+one but those marked "no token". All limits: [the server](../guide/server.md#limits).
 
 | Status | Means |
 |---|---|
 | 200, 201, 202 | done; stored; under way |
 | 401, 403 | no token, or one without the role |
 | 404 | no such queue, message or task |
-| 408, 413, 415 | the body is too slow, too large, not JSON or packed |
+| 408 | the headers or the body are too slow |
+| 413, 415 | the body is too large, not JSON or packed |
+| 414, 431 | the URL is too long; headers or trailers are too large or too many |
 | 409 | the lease is lost, somebody holds the message, or the key was used for another body |
 | 422 | not valid: the message names the field; nothing was stored |
 | 429 | the queue is full; nothing was stored |
@@ -72,8 +75,13 @@ def page() -> str:
     schema = create_app("redis://localhost:6379")._app.openapi()  # type: ignore[attr-defined]
     known = schema["components"]["schemas"]
     lines = [HEAD]
-    for tag in ("messages", "looking", "operating", "topics", "session", "health"):
-        lines += [f"## {tag.capitalize()}", "", "| Route | Does | Body | Answer |", "|---|---|---|---|"]
+    for tag in ("messages", "looking", "operating", "topics", "rsmq", "session", "health"):
+        lines += [
+            f"## {'RSMQ' if tag == 'rsmq' else tag.capitalize()}",
+            "",
+            "| Route | Does | Body | Answer |",
+            "|---|---|---|---|",
+        ]
         for path, item in schema["paths"].items():
             for method, operation in item.items():
                 if operation["tags"] != [tag]:
@@ -85,7 +93,8 @@ def page() -> str:
                 answer = " or ".join(_type(one.get("schema", {}), known) for one in kinds.values())
                 asked = [one["name"] for one in operation.get("parameters", ()) if one["in"] == "query"]
                 query = f"?{'&'.join(f'{name}=' for name in asked)}" if asked else ""
-                lines.append(f"| `{method.upper()} {path}{query}` | {operation['summary']}. | {body} | {answer} |")
+                does = operation["summary"] + ("." if operation["security"] else "; no token.")
+                lines.append(f"| `{method.upper()} {path}{query}` | {does} | {body} | {answer} |")
         lines.append("")
     lines += ["## Fields", ""]
     for name in sorted(known):

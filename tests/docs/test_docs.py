@@ -296,6 +296,11 @@ def test_the_spark_page_is_what_the_code_says() -> None:
     assert BY_NAME["docs/reference/spark.md"].text == made, "run: python docs/spark_reference.py"
 
 
+def test_the_http_page_is_what_the_server_says() -> None:
+    made = run_path(str(ROOT / "docs" / "http_reference.py"))["page"]()
+    assert BY_NAME["docs/reference/http.md"].text == made, "run: python docs/http_reference.py"
+
+
 def test_the_errors_page_has_the_tree_and_every_error() -> None:
     known = {
         name: value

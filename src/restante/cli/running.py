@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import resource
 import threading
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +20,8 @@ from restante.core.settings import DEFAULT_HTTP_PORT
 
 #: Lines of the log: when, how bad, and a verb with key=value.
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
+#: Descriptors that `up` asks for; more than the server's connections, Redis and files can need.
+DESCRIPTORS = 16_384
 
 
 def add_to(app: typer.Typer) -> None:
@@ -51,6 +54,7 @@ def up(
     admin.queues()  # a server that is not there ends this at once
     shown = session.post.connection.endpoint.shown
     stop = threading.Event()
+    _raise_descriptors()
     logging.basicConfig(level=logging.INFO if quiet else logging.ERROR, format=LOG_FORMAT)
     with stopping(stop.set), Serving(session.post.url, ServerSettings(host, port, lake=lake, broker=broker)) as serving:
         session.note(f"dashboard and API at {serving.address}, queues on {shown}; Ctrl-C to stop")
@@ -61,6 +65,17 @@ def up(
                 pass
         else:
             watch(session, Board(admin, shown, f"{serving.address}      Ctrl-C to stop"), stop)
+
+
+def _raise_descriptors() -> None:
+    """Takes as many descriptors as the system lets this process have: each connection is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        except (OSError, ValueError):
+            pass  # fewer connections then; the server counts what it has
 
 
 def demo(
