@@ -1,6 +1,6 @@
 # Every target does its own set-up: on a fresh machine `make test` or `make run` is the first command to type.
 .DEFAULT_GOAL := help
-.PHONY: help setup dashboard run test lint screenshots chaos bench bench-bus bench-celery bench-http bench-ladder bench-rsmq bench-spark lock clean
+.PHONY: help setup dashboard run test lint screenshots chaos bench bench-bus bench-celery bench-http bench-ladder bench-rsmq bench-spark conformance lock clean
 MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
 # Most tests wait half of the time, so two processes per core share the cores well. Tests that share something slow to
@@ -51,6 +51,9 @@ bench-rsmq: setup ## Measure the RSMQ client beside PyRSMQ and npm's rsmq
 
 bench-spark: setup ## Measure the data pipeline on Spark
 	$(BIN)/python -m benchmarks.spark
+
+conformance: setup ## Run Celery's and Kombu's own integration suites on restante:// and redis://, and list what differs
+	$(BIN)/python -m benchmarks.conformance
 
 screenshots: setup dashboard ## Draw the pictures of the README from the running sample shop
 	$(BIN)/python -m scripts.screenshots
