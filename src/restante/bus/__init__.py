@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from restante.bus.batch import Publishing
 from restante.bus.broker import Answer, Published
 from restante.bus.client import AsyncClient, Client
 from restante.bus.envelope import Envelope
@@ -28,7 +29,7 @@ from restante.bus.schema import Event
 if TYPE_CHECKING:
     from restante.bus.app import Bus
 
-__all__ = ["Answer", "AsyncClient", "Bus", "Client", "Envelope", "Event", "Published"]
+__all__ = ["Answer", "AsyncClient", "Bus", "Client", "Envelope", "Event", "Published", "Publishing"]
 
 
 def __getattr__(name: str) -> Any:
