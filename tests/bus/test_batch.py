@@ -256,6 +256,22 @@ class TestFaults:
             with pytest.raises(errors.Unavailable):
                 client.publish("a.b", 1, wait=False).result()
 
+    @pytest.mark.parametrize("scheme", ["redis", "amqp"])
+    async def test_it_is_with_await_too_and_a_client_goes_on(
+        self, scheme: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        url = f"{scheme}://127.0.0.1:{free_port()}/{'0' if scheme == 'redis' else '/'}"
+        async with AsyncClient(url, patience=0.2) as client:
+            with pytest.raises(BatchFailed) as failed:
+                async with client.batch():
+                    ids = [(await client.publish("a.b", number)).id for number in range(3)]
+            assert sorted(failed.value.ids) == sorted(ids)
+            for _ in range(2):
+                with pytest.raises(errors.Unavailable):
+                    await (await client.publish("a.b", 1, wait=False))
+            await client.publish("a.b", 1, wait=False, id="unasked")
+        assert "not published topic=a.b id=unasked" in caplog.text
+
 
 class TestOnRabbitMQ:
     @pytest.fixture
@@ -307,6 +323,17 @@ class TestOnRabbitMQ:
             after = [bus.publish(f"batch.{place.mark}", number).id for number in range(5)]
         assert failed.value.ids == (f"large-{place.mark}",)
         assert "closes every connection" in str(failed.value)
+        assert {id for id, _ in waiting(place, f"{bus.service}.h")} == {*before, *after}
+
+    def test_an_event_that_cannot_be_written_fails_alone(self, place: Place, bus: Bus) -> None:
+        with pytest.raises(BatchFailed) as failed, bus.batch():
+            before = [bus.publish(f"batch.{place.mark}", number).id for number in range(5)]
+            # JSON has numbers for which AMQP has no word.
+            bus.publish(f"batch.{place.mark}", "x", headers={"large": 2**63}, id=f"large-{place.mark}")
+            after = [bus.publish(f"batch.{place.mark}", number).id for number in range(5)]
+        assert [(id, type(error)) for id, _, error in failed.value.failures] == [
+            (f"large-{place.mark}", errors.InvalidInput)
+        ]
         assert {id for id, _ in waiting(place, f"{bus.service}.h")} == {*before, *after}
 
     def test_exchanges_that_are_missing_are_declared(self, place: OnRabbitMQ) -> None:

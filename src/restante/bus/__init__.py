@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from restante.core.extras import needs_extra
 
 with needs_extra("bus", "restante.bus"):
+    from restante.bus.batch import Publishing
     from restante.bus.broker import Answer, Published
     from restante.bus.client import AsyncClient, Client
     from restante.bus.envelope import Envelope
@@ -31,7 +32,7 @@ with needs_extra("bus", "restante.bus"):
 if TYPE_CHECKING:
     from restante.bus.app import Bus
 
-__all__ = ["Answer", "AsyncClient", "Bus", "Client", "Envelope", "Event", "Published"]
+__all__ = ["Answer", "AsyncClient", "Bus", "Client", "Envelope", "Event", "Published", "Publishing"]
 
 
 def __getattr__(name: str) -> Any:

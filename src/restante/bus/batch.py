@@ -172,6 +172,7 @@ class AsyncBatch:
         self._tasks: set[asyncio.Task[Published]] = set()
         self._failures: list[Failure] = []
         self._away: Exception | None = None
+        #: Whether it is a block that reports what fails; else, for events on their own, failures are logged.
         self.open = False
 
     async def add(
@@ -189,7 +190,9 @@ class AsyncBatch:
             self._room.release()
             self._tasks.discard(task)
             error = Unconfirmed(ids=(id,)) if task.cancelled() else task.exception()
-            if isinstance(error, Exception):
+            if isinstance(error, Exception) and not self.open:
+                log.error("not published topic=%s id=%s error=%s", topic, id, error)
+            elif isinstance(error, Exception):
                 self._failures.append((id, topic, error))
                 if isinstance(error, Unavailable | Unconfirmed):
                     self._away = error
@@ -213,7 +216,6 @@ class AsyncBatch:
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._opened.reset(self._before)
-        self.open = False
         try:
             await self.wait()
         except BatchFailed as failed:
@@ -221,6 +223,8 @@ class AsyncBatch:
                 raise failed from error
             error.add_note(str(failed))
             log.error("batch interrupted: %s", failed)
+        finally:
+            self.open = False
 
 
 class AtOnce:

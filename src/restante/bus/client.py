@@ -6,7 +6,6 @@ On failure a typed error; what was not confirmed may be published again with the
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import Collection, Iterable, Mapping
 from contextvars import ContextVar
@@ -27,15 +26,13 @@ from restante.bus.options import (
     refuse_unknown,
 )
 from restante.bus.schema import Event, encode
-from restante.core.errors import BatchFailed, InvalidInput
+from restante.core.errors import InvalidInput
 from restante.core.extras import needs_extra
 from restante.core.retry import seconds
 from restante.core.settings import ClientOptions, ClientSettings
 
 if TYPE_CHECKING:
     from restante.core.queue import Post
-
-log = logging.getLogger("restante")
 
 #: Keywords of publish, as candidates for what was meant.
 _PUBLISH = PublishOptions.__optional_keys__ | {"wait"}
@@ -305,10 +302,7 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Waits for events on their way, then closes the connections; a closed client cannot be used again."""
-        try:
-            await self._alone.wait()
-        except BatchFailed as error:
-            log.error("%s", error)
+        await self._alone.wait()
         await self._broker.close()
 
     async def __aenter__(self) -> Self:

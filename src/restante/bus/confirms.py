@@ -34,7 +34,7 @@ from restante.bus.on_rabbitmq import (
     unlisted,
     unreachable,
 )
-from restante.core.errors import RestanteError, Unavailable, Unconfirmed
+from restante.core.errors import InvalidInput, RestanteError, Unavailable, Unconfirmed
 from restante.rabbitmq.ladder import Ladder
 from restante.rabbitmq.topology import shared
 
@@ -227,8 +227,16 @@ class Confirms:
         # Noted before it is written: a connection may be lost in the middle of a message.
         self._pending[self._tag] = entry
         entry.written = True
-        # The connection makes every channel wait for confirms; the class's own method does not.
-        type(self._channel).basic_publish(self._channel, entry.message, entry.exchange, entry.key, True)
+        try:
+            # The connection makes every channel wait for confirms; the class's own method does not.
+            type(self._channel).basic_publish(self._channel, entry.message, entry.exchange, entry.key, True)
+        except Links.LOST:
+            raise
+        except Exception as error:
+            # The broker and this side may count differently now, so that a confirm would be for another event.
+            del self._pending[self._tag]
+            self._end(entry, InvalidInput(f"the event cannot be written as AMQP: {error}"))
+            raise ConnectionError("an event could not be written") from error
 
     def _read(self, block: float) -> None:
         self._since_look = 0
