@@ -242,8 +242,16 @@ export type Subscription = {
 };
 
 export type Topic = { way: "event" | "call"; topic: string; subscriptions: Subscription[] };
-export type Archive = { service: string; broker: BrokerName; dead: number | null };
-export type Topics = { now: number; topics: Topic[]; archives: Archive[]; unrouted: number; problem: string };
+export type Archive = {
+  service: string;
+  broker: BrokerName;
+  dead: number | null;
+  limit: number | null;
+  fill: number | null;
+  nearly_full: boolean;
+};
+export type Rung = { queue: string; type: "classic" | "quorum"; seconds: number; messages: number };
+export type Topics = { now: number; topics: Topic[]; archives: Archive[]; rungs: Rung[]; unrouted: number; problem: string };
 
 export type DeadEvent = {
   id: string;

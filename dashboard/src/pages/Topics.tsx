@@ -4,6 +4,7 @@ import { count, plural } from "../format";
 import { focusFilter, useKeys } from "../keys";
 import { useCounts, useFeed } from "../live";
 import { ArchiveCard, focusedRow, pressIn } from "../parts/Archives";
+import { Ladder } from "../parts/Ladder";
 import { Empty, Link } from "../parts/Marks";
 import { SearchField } from "../parts/SearchField";
 import { CallTable, EventTable } from "../parts/TopicTables";
@@ -52,7 +53,7 @@ export function TopicsPage() {
     Enter: () => focusedRow()?.querySelector<HTMLElement>("a, [data-testid=archive-open]")?.click(),
   });
   if (found.data === null) return found.error ? <Failed error={found.error} what="the topics" /> : <Loading />;
-  const { topics, archives, problem } = found.data;
+  const { topics, archives, rungs, problem } = found.data;
   const wanted = query.value.get("q") ?? "";
   const shown = matching(topics, wanted);
   const services = new Set(queuesOf(shown).map(({ service }) => service));
@@ -79,6 +80,14 @@ export function TopicsPage() {
       <div ref={box} class="topics-page">
         <Section title="Events" topics={shown.filter(({ way }) => way === "event")} Table={EventTable} problem={problem} />
         <Section title="Calls" topics={shown.filter(({ way }) => way === "call")} Table={CallTable} problem={problem} />
+        {rungs.length > 0 && (
+          <section aria-label="Ladder">
+            <div class="section-head">
+              <h2>Ladder</h2>
+            </div>
+            <Ladder rungs={rungs} />
+          </section>
+        )}
         <Archives archives={archives.filter(({ service }) => services.has(service))} />
       </div>
     </>

@@ -49,6 +49,7 @@ export function ArchiveCard({ archive, dead }: { archive: Archive; dead: number 
             {plural(dead, "dead event")}
           </span>
         </span>
+        <Fill archive={archive} />
         <div class="dead-do">
           <button
             type="button"
@@ -69,6 +70,25 @@ export function ArchiveCard({ archive, dead }: { archive: Archive; dead: number 
     </article>
   );
 }
+
+/** How much of an archive's limit is taken; only RabbitMQ's have one. */
+function Fill({ archive: { service, limit, fill, nearly_full } }: { archive: Archive }) {
+  if (limit === null || fill === null) return null;
+  return (
+    <span class={nearly_full ? "fill fill-high" : "fill"} data-testid="archive-fill" title="A full archive refuses, and what it refuses is tried again and again">
+      <svg viewBox="0 0 100 6" preserveAspectRatio="none" role="img" aria-label={`The archive of ${service} is ${percent(fill)} full`}>
+        <rect class="shaft" width="100" height="6" />
+        <rect width={Math.min(100, fill * 100)} height="6" />
+      </svg>
+      <small class="num">
+        {percent(fill)} of {count(limit)}
+        {nearly_full && <b> · nearly full: replay or purge</b>}
+      </small>
+    </span>
+  );
+}
+
+const percent = (share: number): string => `${Math.floor(share * 100)} %`;
 
 const keyOf = ({ subscription, id }: DeadEvent): string => `${subscription}\n${id}`;
 

@@ -410,6 +410,7 @@ class Bus(Celery):
         """Declares the queues and bindings of this service, on RabbitMQ also the ladder. A worker does it too."""
         self._settings.check()
         self.finalize()
+        self._leave_tasks_out()
         for queue in self._queues:
             queue.queue_arguments = self.keeper.arguments(queue.name)
         removed = self.keeper.declare()
@@ -421,6 +422,13 @@ class Bus(Celery):
             "declared service=%s broker=%s subscriptions=%d calls=%d", self.service, shown(self.broker_url),
             len(self.subscriptions), len(self.answered),
         )  # fmt: skip
+
+    def _leave_tasks_out(self) -> None:
+        """A service without tasks of its own needs no queue for them: a worker that listens would make one."""
+        own = [one for name, one in self.tasks.items() if name[:7] != "celery." and not isinstance(one, HandlerTask)]
+        chosen = self.amqp.queues._consume_from  # by -Q; whoever names the queue gets it
+        if self.on_rabbitmq and not own and chosen is None and len(self._queues) > 1:
+            self.amqp.queues.deselect(f"{self.service}.tasks")
 
     def _register(self, post: Post) -> None:
         """Tells pages and commands who has subscribed to what; what this service no longer has is taken out."""

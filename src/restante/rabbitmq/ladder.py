@@ -24,8 +24,8 @@ from typing import Any, Final, Literal, get_args
 from restante.core.errors import InvalidInput
 from restante.core.retry import LONGEST_DELAY, RetryPolicy, seconds
 
-#: What the rungs are. Quorum queues move a message to the next rung with a confirm (at least once) and are replicated in
-#: a cluster. Classic queues move many messages at once faster, and lose messages on the ladder when the broker is killed.
+#: What the rungs are. Quorum queues move a message to the next rung with a confirm (at least once) and are replicated
+#: in a cluster. Classic queues move many messages at once faster, and lose some when the broker is killed.
 RungType = Literal["classic", "quorum"]
 RUNG_TYPES: Final[tuple[RungType, ...]] = get_args(RungType)
 #: What they are where nothing else is said; the figures behind it are in docs/decisions/0018.
