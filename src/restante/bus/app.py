@@ -72,6 +72,8 @@ class HandlerTask(Task):
     Request = Request
     handler: Handler
     typing = False
+    #: Its own request gives the verdict on a failure.
+    dead_letters = False
 
     @classmethod
     def on_bound(cls, app: Any) -> None:
