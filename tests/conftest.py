@@ -38,11 +38,11 @@ def _group(item: pytest.Item) -> str | None:
     fixtures = getattr(item, "fixturenames", ())
     if "spark" in fixtures:
         return "spark-2" if item.path.name in _SECOND_SPARK else "spark-1"
+    if "browser" in fixtures:
+        return "browser"
     folder = item.path.relative_to(_TESTS).parts[0]
-    if folder == "browser":
-        return folder
     params = getattr(getattr(item, "callspec", None), "params", {})
-    node = "server" if folder == "rabbitmq" else "rabbit"
+    node = "server" if folder == "rabbitmq" or item.path.name == "test_rabbitmq.py" else "rabbit"
     return f"{folder}-rabbitmq" if node in fixtures or "rabbitmq" in params.values() else None
 
 

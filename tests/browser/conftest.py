@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 import restante
 from restante import Admin, Post
 from restante.server import ServerSettings, Serving
 from restante.server.app import static
 from tests.harness.chromium import FLAGS
+from tests.harness.deadlines import PATIENCE
 from tests.harness.requirements import lack, require
 from tests.harness.servers import RedisServer, call
 
@@ -24,6 +25,7 @@ def browser() -> Iterator[Browser]:
     executable = require("chromium")
     if not (static() / "index.html").is_file():
         lack("the dashboard is not built: make dashboard")
+    expect.set_options(timeout=PATIENCE * 1000)
     with sync_playwright() as playwright:
         running = playwright.chromium.launch(executable_path=str(executable), args=FLAGS)
         yield running
@@ -84,7 +86,7 @@ class Watched:
 def watched(browser: Browser, serving: Serving) -> Iterator[Watched]:
     context = browser.new_context(viewport={"width": 1280, "height": 800})
     made = Watched(context.new_page(), serving.address)
-    made.page.set_default_timeout(15_000)
+    made.page.set_default_timeout(PATIENCE * 1000)
     yield made
     context.close()
     assert made.errors == []

@@ -58,7 +58,7 @@ class TestLooking:
         watched.go("/")
         expect(watched.find("tile-ready")).to_contain_text("1")
         post.queue("orders").send_many(list(range(41)))
-        expect(watched.find("tile-ready")).to_contain_text("42", timeout=5000)
+        expect(watched.find("tile-ready")).to_contain_text("42")
 
     def test_every_page_opens_without_an_error(self, watched: Watched, post: Post, admin: Admin) -> None:
         shop(post, admin)
@@ -210,7 +210,7 @@ class TestLive:
             };
             look();
         }""")
-        page.wait_for_function("() => window.__restanteSeen.some(one => one.event === 'expired')", timeout=10_000)
+        page.wait_for_function("() => window.__restanteSeen.some(one => one.event === 'expired')")
         texts = page.evaluate("() => window.__texts")
         numbers = [float(found[0]) for text in texts if (found := re.match(r"^(\d+(\.\d+)?)", text))]
         assert numbers[0] <= 3.0
@@ -242,9 +242,7 @@ class TestLive:
         page.context.set_offline(False)
         for number in range(20, 30):
             queue.send(number)
-        page.wait_for_function(
-            """() => document.querySelectorAll('[data-testid="journal-line"]').length >= 31""", timeout=30_000
-        )
+        page.wait_for_function("""() => document.querySelectorAll('[data-testid="journal-line"]').length >= 31""")
         places = watched.find("journal-line").evaluate_all("rows => rows.map(row => Number(row.dataset.position))")
         assert len(set(places)) == len(places)
         assert sorted(places)[-31:] == list(range(max(places) - 30, max(places) + 1))

@@ -34,7 +34,8 @@ new MutationObserver(() => {
 
 @pytest.fixture(autouse=True)
 def something_to_filter(serving: Serving, post: Post) -> None:
-    post.queue("orders").send_many([1, 2], kind="books")
+    for name in ("orders", "b", "boo", "book", "books"):  # the journal of a queue that is not there is an error
+        post.queue(name).send_many([1, 2])
     with Bus("billing", f"{serving.office.post.url}/0") as bus:
         bus.subscribe("shop.order.paid", name="books")(lambda data: None)
         bus.declare()
@@ -46,7 +47,7 @@ def test_a_letter_typed_as_soon_as_the_field_is_there_stays(
 ) -> None:
     watched.page.add_init_script(FIRST_LETTER)
     page = watched.go(path)
-    expect(page).to_have_url(re.compile(f"{name}=b$"))
+    expect(page).to_have_url(re.compile(f"{name}=b(&|$)"))
     expect(watched.find("filter")).to_have_value("b")
     # Between the telling of a text and what follows from it more is typed, a blank too.
     page.evaluate(
@@ -61,7 +62,7 @@ def test_a_letter_typed_as_soon_as_the_field_is_there_stays(
           document.execCommand("insertText", false, "oo");
         }"""
     )
-    expect(page).to_have_url(re.compile(f"{name}=books$"))
+    expect(page).to_have_url(re.compile(f"{name}=books(&|$)"))
     expect(watched.find("filter")).to_have_value("books ")
 
 
@@ -70,7 +71,8 @@ def test_what_is_typed_before_the_field_is_there_is_kept_for_it(
     watched: Watched, path: str, name: str, read: str
 ) -> None:
     held: list[Route] = []
-    watched.page.route(read, lambda route: held.append(route))
+    holding = True
+    watched.page.route(read, lambda route: held.append(route) if holding else route.continue_())
     page = watched.go(path)
     expect(page.locator("main")).to_be_visible()
     while not held:
@@ -79,12 +81,12 @@ def test_what_is_typed_before_the_field_is_there_is_kept_for_it(
     page.keyboard.press("/")
     page.keyboard.type("bokx")
     page.keyboard.press("Backspace")
-    page.unroute(read)
+    holding = False
     for route in held:
         route.continue_()
     expect(watched.find("filter")).to_be_focused()
     page.keyboard.type("s")
-    expect(page).to_have_url(re.compile(f"{name}=boks$"))
+    expect(page).to_have_url(re.compile(f"{name}=boks(&|$)"))
 
 
 @pytest.mark.parametrize(("path", "name", "_read"), PAGES)
@@ -93,6 +95,6 @@ def test_the_field_shows_what_the_address_says(watched: Watched, path: str, name
     expect(watched.find("filter")).to_have_value("book")
     page.keyboard.press("/")
     page.keyboard.type("orders")
-    expect(page).to_have_url(re.compile(f"{name}=orders$"))
+    expect(page).to_have_url(re.compile(f"{name}=orders(&|$)"))
     page.evaluate("history.pushState(null, '', location.pathname); dispatchEvent(new PopStateEvent('popstate'))")
     expect(watched.find("filter")).to_have_value("")

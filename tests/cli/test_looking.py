@@ -8,6 +8,7 @@ from typing import Any
 
 from restante import Admin, Post, State
 from tests.cli.conftest import Cli
+from tests.harness.deadlines import PATIENCE
 from tests.harness.servers import RedisServer
 
 
@@ -90,7 +91,7 @@ def test_show_has_the_payload_and_a_row_per_attempt(cli: Cli, post: Post, admin:
     opened = post.queue("orders", retry=None)
     id = opened.send({"order": 1, "text": "[bold]héllo[/]"}, kind="order.placed", headers={"a": "b"})
     for number in range(2):
-        message = opened.receive(timeout=5)
+        message = opened.receive(timeout=PATIENCE)
         assert message is not None
         message.nack(delay=0, error=ValueError(f"attempt {number} failed"))
     ran = cli("show", "orders", id)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from restante import Admin, Post, State
 from tests.cli.conftest import RESTANTE, Cli
+from tests.harness.deadlines import PATIENCE
 
 APP = """
 import time
@@ -79,7 +80,7 @@ def test_a_line_is_sent_before_the_next_one_comes(cli: Cli, post: Post) -> None:
         assert child.stdin is not None
         child.stdin.write(b'"first"\n')
         child.stdin.flush()
-        message = post.queue("slow").receive(timeout=10)
+        message = post.queue("slow").receive(timeout=PATIENCE)
         assert message is not None
         assert message.payload == "first"
         child.stdin.close()

@@ -13,6 +13,7 @@ import pytest
 from kombu import Connection
 
 from restante.rabbitmq import TopologyOptions
+from tests.harness.deadlines import PATIENCE
 from tests.harness.rabbitmq import RabbitServer
 
 #: Ladders as high as the tests need them, so that declaring one is quick.
@@ -79,7 +80,7 @@ class Wire:
 
             self.channel.basic_consume(queue, callback=taken)
 
-    def wait(self, count: int, seconds: float = 10.0) -> None:
+    def wait(self, count: int, seconds: float = PATIENCE) -> None:
         """Until so many messages have arrived."""
         deadline = time.monotonic() + seconds
         while len(self.arrived) < count:

@@ -9,6 +9,7 @@ import pytest
 from kombu import Connection
 
 from restante.core.topics import matches, matches_words
+from tests.harness.deadlines import took_at_most
 from tests.harness.topic_cases import CASES, HEAVY_CASES
 
 
@@ -42,7 +43,8 @@ def test_rabbitmq_agrees_with_the_table_and_with_our_matcher_beyond_it(connectio
     [["#"] * 10_000, ["#", "a"] * 90, ["#", *["a"] * 89, "b"], ["*", "#"] * 90, ["#", "a", "*"] * 60 + ["b"]],
     ids=["hashes", "pairs", "almost", "stars", "mixed"],
 )
+@pytest.mark.timed
 def test_ten_thousand_words_are_matched_within_a_second(pattern: list[str]) -> None:
     begun = time.process_time()
     matches_words(pattern, ["a"] * 10_000)
-    assert time.process_time() - begun < 1
+    took_at_most(time.process_time() - begun, 1)

@@ -11,7 +11,7 @@ import pytest
 
 from restante import InvalidInput
 from restante.rsmq import AsyncRsmq, MessageTooLong, QueueNotFound, Rsmq, RsmqReceived
-from tests.harness.deadlines import PATIENCE
+from tests.harness.deadlines import PATIENCE, at_most, took_at_most
 from tests.rsmq.clients import Node
 from tests.rsmq.conftest import Bench
 from tests.rsmq.test_calls import ID, hash_of, scores
@@ -181,6 +181,7 @@ def later(seconds: float, action: Any, *args: Any) -> threading.Timer:
     return timer
 
 
+@pytest.mark.timed
 class TestWaiting:
     @pytest.fixture(autouse=True)
     def _running(self, debian: Bench) -> None:
@@ -189,48 +190,50 @@ class TestWaiting:
     def test_nothing_comes_within_the_time(self, ours: Rsmq) -> None:
         ours.create_queue("orders")
         begun = time.monotonic()
-        assert ours.receive_waiting("orders", 0.3) is None
-        assert 0.3 <= time.monotonic() - begun < 1
+        with at_most(1):
+            assert ours.receive_waiting("orders", 0.3) is None
+        assert time.monotonic() - begun >= 0.3
         assert ours.receive_waiting("orders", 0) is None
 
     def test_what_is_delayed_comes_when_it_is_due(self, debian: Bench, ours: Rsmq) -> None:
         ours.create_queue("orders")
         id = ours.send_message("orders", "a", delay=1)
-        begun = time.monotonic()
-        got = ours.receive_waiting("orders", 5)
+        with at_most(1.4):
+            got = ours.receive_waiting("orders", PATIENCE)
         assert got is not None
-        assert (got.id, 0.9 < time.monotonic() - begun < 1.4) == (id, True)
+        assert got.id == id
         assert got.fr >= got.sent + 999
 
     def test_an_empty_queue_is_looked_at_once_a_second(self, debian: Bench, ours: Rsmq) -> None:
         ours.create_queue("orders")
         timer = later(0.2, Node(debian.server.client()).send, "orders", "a")
         begun, before = time.monotonic(), debian.server.commands_processed()
-        assert ours.receive_waiting("orders", 5) is not None
-        assert 0.8 < time.monotonic() - begun < 1.6
+        assert ours.receive_waiting("orders", PATIENCE) is not None
+        took = time.monotonic() - begun
+        took_at_most(took, 1.6)
+        assert took > 0.8
         # Each look is one script of a few commands, besides those of the other client and of the harness.
-        assert debian.server.commands_processed() - before < 30
+        assert debian.server.commands_processed() - before < 30 * max(took, 1)
         timer.join()
 
     def test_a_word_on_the_channel_wakes_at_once(self, debian: Bench) -> None:
         with Rsmq(debian.server.url, realtime=True) as client:
             client.create_queue("orders")
             timer = later(0.2, Node(debian.server.client(), realtime=True).send, "orders", "a")
-            begun = time.monotonic()
-            assert client.receive_waiting("orders", 5) is not None
-            assert time.monotonic() - begun < 0.7
+            with at_most(0.7):
+                assert client.receive_waiting("orders", PATIENCE) is not None
             timer.join()
 
     async def test_the_asyncio_client_is_woken_as_well(self, debian: Bench) -> None:
         async with AsyncRsmq(debian.server.url, realtime=True) as client:
             await client.create_queue("orders")
-            waiting = asyncio.create_task(client.receive_waiting("orders", 5))
+            waiting = asyncio.create_task(client.receive_waiting("orders", PATIENCE))
             await asyncio.sleep(0.2)
-            begun = time.monotonic()
-            id = await client.send_message("orders", "a")
-            got = await waiting
+            with at_most(0.5):
+                id = await client.send_message("orders", "a")
+                got = await waiting
             assert got is not None
-            assert (got.id, time.monotonic() - begun < 0.5) == (id, True)
+            assert got.id == id
             assert await client.receive_waiting("orders", 0.1) is None
 
 
@@ -248,12 +251,12 @@ class TestConsuming:
         assert (seen, consumer.handled, ours.get_queue_attributes("orders").msgs) == (["a", "b", "c"], 3, 0)
 
     def test_a_message_stays_hidden_while_its_handler_works(self, ours: Rsmq) -> None:
-        ours.create_queue("orders", vt=1)
+        ours.create_queue("orders", vt=2)
         ours.send_message("orders", "slow")
         others: list[object] = []
 
         def slow(message: RsmqReceived) -> None:
-            until = time.monotonic() + 1.8
+            until = time.monotonic() + 3.5
             while time.monotonic() < until:
                 others.append(ours.receive_message("orders"))
                 time.sleep(0.1)
@@ -291,20 +294,20 @@ class TestConsuming:
         consumer = ours.consume("orders", slow)
         thread = threading.Thread(target=consumer.run)
         thread.start()
-        assert begun.wait(5)
+        assert begun.wait(PATIENCE)
         consumer.stop()
         thread.join(PATIENCE)
         assert not thread.is_alive()
         told = ours.get_queue_attributes("orders")
         assert (consumer.handled, told.msgs, told.hiddenmsgs) == (1, 1, 0)
 
+    @pytest.mark.timed
     def test_an_idle_consumer_stops_at_once(self, ours: Rsmq) -> None:
         ours.create_queue("orders")
         consumer = ours.consume("orders", print, look_every=30)
         timer = later(0.2, consumer.stop)
-        begun = time.monotonic()
-        consumer.run()
-        assert time.monotonic() - begun < 1.5
+        with at_most(1.5):
+            consumer.run()
         timer.join()
 
     async def test_the_asyncio_consumer_does_the_same(self, debian: Bench) -> None:

@@ -17,7 +17,7 @@ from restante import Corrupt, InvalidInput, QueueFull, Unavailable, Unconfirmed
 from restante.rsmq import AsyncRsmq, QueueExists, QueueNotFound, Rsmq
 from tests.harness.clock import FrozenClock
 from tests.harness.cluster import RedisCluster3
-from tests.harness.deadlines import PATIENCE
+from tests.harness.deadlines import PATIENCE, at_most, wait_until
 from tests.harness.processes import PythonProcess
 from tests.harness.proxy import FaultProxy
 from tests.harness.servers import HOST, RedisServer, call, debian_binary, embedded_binary, require
@@ -274,7 +274,7 @@ def test_the_clock_is_the_servers_alone(debian: Bench) -> None:
             its_time, id, first = child.wait_line().split()
         finally:
             child.close()
-        assert abs(int(its_time) - (time.time() - 3600)) < 60, "the child's clock was wrong, as meant"
+        assert abs(int(its_time) - (time.time() - 3600)) < 900, "the child's clock was wrong, as meant"
         now = debian.clock.now_ms
         assert int(first) == now
         assert int(id[:10], 36) == debian.clock.now_us
@@ -336,6 +336,7 @@ def running() -> Iterator[tuple[RedisServer, Rsmq]]:
         yield server, rsmq
 
 
+@pytest.mark.timed
 def test_what_a_killed_consumer_held_is_received_again(running: tuple[RedisServer, Rsmq]) -> None:
     server, rsmq = running
     id = rsmq.send_message("orders", "30")
@@ -345,11 +346,10 @@ def test_what_a_killed_consumer_held_is_received_again(running: tuple[RedisServe
         time.sleep(1.2)  # longer than its vt: the heartbeat keeps it hidden
         assert rsmq.receive_message("orders") is None
         first.kill9()
-        killed = time.monotonic()
-        got = rsmq.receive_waiting("orders", 10)
+        with at_most(1 + 1):
+            got = rsmq.receive_waiting("orders", PATIENCE)
         assert got is not None
         assert (got.id, got.rc) == (id, 2)
-        assert time.monotonic() - killed < 1 + 1
     finally:
         first.close()
 
@@ -378,11 +378,9 @@ def test_a_consumer_waits_for_a_server_that_was_away() -> None:
         consumer = rsmq.consume("orders", lambda message: seen.append(message.message), look_every=0.1)
         thread = threading.Thread(target=consumer.run)
         thread.start()
-        deadline = time.monotonic() + 10
         for text in ("before", "after"):
             Node(server.client()).send("orders", text)
-            while text not in seen and time.monotonic() < deadline:
-                time.sleep(0.02)
+            wait_until(lambda text=text: text in seen)  # type: ignore[misc]
             if text == "before":
                 server.stop()
                 time.sleep(0.4)

@@ -181,7 +181,7 @@ class TestNode:
         rsmq.create_queue("orders")
         listener = server.client().pubsub()  # type: ignore[no-untyped-call]  # the driver's
         listener.subscribe("rsmq:rt:orders")
-        listener.get_message(timeout=1)
+        listener.get_message(timeout=PATIENCE)
         with NodeRsmq(server.port, realtime=True) as loud, Rsmq(server.url, realtime=True) as ours:
             told = []
             for send in (
@@ -189,7 +189,7 @@ class TestNode:
                 lambda: ours.send_message("orders", "b"),
             ):
                 send()
-                said = listener.get_message(timeout=2)
+                said = listener.get_message(timeout=PATIENCE)
                 assert said is not None
                 told.append((said["channel"], said["data"]))
         assert told == [(b"rsmq:rt:orders", b"1"), (b"rsmq:rt:orders", b"2")]

@@ -164,7 +164,7 @@ class TestDead:
         assert (first["topic"], first["source"], first["attempts"], first["replays"]) == (PAID, "shop", 1, 0)
         assert (first["error_class"], json.loads(first["data"])) == ("TimeoutError", {"order": 0})
         assert "the bank took its time" in first["error"]
-        assert 0 <= time.time() - first["died_at"] / 1000 < 900  # now, and in milliseconds
+        assert time.time() - 900 < first["died_at"] / 1000 <= time.time()
 
     @pytest.mark.usefixtures("died")
     @pytest.mark.parametrize(
@@ -300,7 +300,7 @@ class TestRabbitMQ:
                 ("r0", "letters.stamp", 3), ("r1", "letters.stamp", 3),
             ]  # fmt: skip
         assert (listed[0]["error_class"], listed[0]["error"]) == ("SMTPError", "mailbox full")
-        assert 0 <= time.time() - listed[0]["died_at"] / 1000 < 900  # now, and in milliseconds
+        assert time.time() - 900 < listed[0]["died_at"] / 1000 <= time.time()
         dry = near.post("/api/topics/letters/replay", {"dry_run": True}).json
         assert (dry, dead_of(told(near))["letters", "rabbitmq"]) == ({"replayed": 2, "dry_run": True}, 2)
         assert near.post("/api/topics/letters/replay", {"ids": ["r1"]}).json["replayed"] == 1

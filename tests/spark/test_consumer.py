@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from datetime import datetime
 from pathlib import Path
@@ -24,7 +23,7 @@ from restante.spark.leases import DEFAULT_ROWS
 from restante.spark.schemas import LEASES
 from restante.spark.verdicts import Bury, RetryLater, try_map
 from restante.spark.writing import Written
-from tests.harness.deadlines import PATIENCE
+from tests.harness.deadlines import PATIENCE, wait_until
 from tests.harness.servers import call
 from tests.spark.driving import Row, fresh_name, rows_of, stream_reader
 from tests.spark.leased_work import LEASE, OWNED, Desk, Work, ids
@@ -226,10 +225,7 @@ class TestKeeping:
         for _ in range(4):
             before = ends()
             desk.clock.advance(0.9)
-            deadline = time.monotonic() + 30
-            while min(map(str, ends())) <= max(map(str, before)):
-                assert time.monotonic() < deadline, "leases are not renewed"
-                time.sleep(0.01)
+            wait_until(lambda before=before: min(map(str, ends())) > max(map(str, before)), "leases are not renewed")  # type: ignore[misc]
         assert work.settle(rows) == Written(done=3)
         assert desk.events()["expired"] == 0
 

@@ -22,7 +22,7 @@ from restante.spark.pipeline import Pipeline, PipelineOptions
 from restante.spark.replay import Plan, Replay
 from restante.spark.writing import replayed_id
 from tests.faults.rows import wait_until
-from tests.harness.deadlines import PATIENCE
+from tests.harness.deadlines import PATIENCE, at_most, took_at_most
 from tests.harness.servers import RedisServer, call
 from tests.spark.pipeline_process import SparkProcess
 
@@ -277,18 +277,18 @@ class TestRuns:
 
 class TestStopping:
     @pytest.mark.parametrize(("queue", "fate"), [("orders", "acked"), ("mail", "dead")])
+    @pytest.mark.timed
     def test_a_slow_replay_stops_soon_when_told_and_goes_on_later(
         self, letters: Letters, queue: str, fate: str
     ) -> None:
         plan = letters.frozen(f"kind = 'bulk' and queue = '{queue}'", fates=(fate,), name="slowly")
         waiting = letters.admin.counts(queue).waiting
-        begun = time.monotonic()
 
         def stop() -> bool:
             return letters.admin.counts(queue).waiting - waiting >= 50
 
-        first = letters.replay().run(plan, rate=50, stop=stop)
-        assert time.monotonic() - begun < 20  # all of it would take thirty
+        with at_most(20):  # all of it would take thirty
+            first = letters.replay().run(plan, rate=50, stop=stop)
         assert 50 <= letters.admin.counts(queue).waiting - waiting < BULK
         again = letters.replay().known("slowly")
         assert again is not None
@@ -298,6 +298,7 @@ class TestStopping:
 
 class TestRates:
     @pytest.mark.parametrize(("queue", "fate", "event"), [("orders", "acked", "sent"), ("mail", "dead", "replayed")])
+    @pytest.mark.timed
     def test_the_rate_is_kept_within_a_twentieth(self, letters: Letters, queue: str, fate: str, event: str) -> None:
         rate = 300.0
         start = letters.last()[queue]
@@ -308,12 +309,14 @@ class TestRates:
         begin, end = lines[0].at, lines[-1].at
         # Lines of one call share their moment: the last call's are not part of the time that passed.
         passed = [line for line in lines if line.at < end]
-        assert len(passed) / (end - begin).total_seconds() == pytest.approx(rate, rel=0.05)
-        # And no second of it is a burst.
+        took = (end - begin).total_seconds()
+        assert len(passed) / took <= rate * 1.05
+        took_at_most(took, len(passed) / (rate * 0.95))
+        # And no second of it is a burst, as long as the machine lets the replay send evenly.
         for second in range(int((end - begin).total_seconds())):
             since = begin + timedelta(seconds=second)
             within = [line for line in lines if since <= line.at < since + timedelta(seconds=1)]
-            assert len(within) <= rate * 1.1 + rate / 10
+            took_at_most(len(within) / rate, 1.1 + 0.1, "what one second sent")
 
 
 @contextmanager

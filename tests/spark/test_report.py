@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +16,7 @@ from restante.spark.figures import ALL, Figures
 from restante.spark.findings import Finding, Level, findings, troubled
 from restante.spark.gathering import gather, opened
 from tests.harness.chromium import FLAGS
+from tests.harness.deadlines import at_most
 from tests.harness.requirements import require
 from tests.spark.sample_gold import DAY, END, HOSTILE, NOON, at, events, failed, huge, lose, put, sample_day
 
@@ -138,12 +138,11 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         report.write(str(tmp_path), tmp_path / "report.html")
 
 
+@pytest.mark.timed
 def test_a_month_of_twenty_queues_is_a_small_page_made_in_seconds(tmp_path: Path) -> None:
     huge(tmp_path)
-    begin = time.process_time()
-    summary = report.write(str(tmp_path), tmp_path / "report.html", now=END)
-    # Processor time, because other tests may run beside; alone it is about as much by the clock.
-    assert time.process_time() - begin < 20
+    with at_most(20):
+        summary = report.write(str(tmp_path), tmp_path / "report.html", now=END)
     assert (summary.queues, summary.step) == (20, 10800)
     assert summary.size < 3_000_000
 
