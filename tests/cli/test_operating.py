@@ -126,6 +126,56 @@ def test_purge_needs_a_yes(cli: Cli, post: Post, admin: Admin) -> None:
     assert cli.inside("purge", "orders", "--yes").code == 1
 
 
+def test_drop_removes_a_queue_with_what_it_holds_once_it_is_told_yes(cli: Cli, post: Post, admin: Admin) -> None:
+    post.queue("orders").send_many([1, 2])
+    post.queue("orders").send(3, delay=3600)
+    refused = cli.inside("drop", "orders")
+    assert (refused.code, refused.error) == (
+        2, "error: Remove orders with its 3 messages (1 scheduled, 2 ready) for good? Say --yes to do it"
+    )  # fmt: skip
+    assert admin.counts("orders").waiting == 3
+    assert "did you mean orders" in cli.inside("drop", "ordrs", "--yes").error
+    assert cli("drop", "orders", "--yes", "--json").json == {"queue": "orders", "dropped": True, "messages": 3}
+    assert admin.queues() == []
+    entry = admin.audit()[0]
+    assert (entry.who, entry.verb, entry.queue) == ("tester", "drop", "orders")
+    assert cli.inside("drop", "orders", "--yes").code == 1
+
+
+def test_drop_is_refused_while_messages_are_held_or_consumers_live_unless_forced(
+    cli: Cli, post: Post, admin: Admin
+) -> None:
+    queue = post.queue("orders")
+    queue.send_many([1, 2])
+    held = queue.receive()
+    assert held is not None
+    leased = cli.inside("drop", "orders", "--yes")
+    assert (leased.code, leased.error) == (
+        4, "error: orders has 1 leased messages: stop its consumers, or say --force"
+    )  # fmt: skip
+    held.ack()
+    used = cli.inside("drop", "orders", "--yes")
+    assert (used.code, f"is consumed by {post.consumer}, seen within the last minute" in used.error) == (4, True)
+    queue.receive()
+    assert cli.inside("drop", "orders", "--yes", "--force").code == 0
+    assert admin.queues() == []
+    # A consumer of this host whose process is gone does not count.
+    post.queue("mail").send(1)
+    assert cli("receive", "mail", "--ack").code == 0
+    assert cli.inside("drop", "mail", "--yes").code == 0
+
+
+def test_a_setting_or_a_move_makes_no_queue_by_a_slip(cli: Cli, post: Post, admin: Admin) -> None:
+    id = post.queue("orders").send(1)
+    post.queue("archive").configure()
+    assert "did you mean orders? Say --create" in cli.inside("configure", "ordrs", "lease=2m").error
+    assert "did you mean archive? Say --create" in cli.inside("move", "orders", "archiv", id).error
+    assert admin.queues() == ["archive", "orders"]
+    assert cli.inside("configure", "orders2", "lease=2m", "--create").code == 0
+    assert cli.inside("move", "orders", "archive2", id, "--create").code == 0
+    assert admin.queues() == ["archive", "archive2", "orders", "orders2"]
+
+
 def test_pause_and_resume(cli: Cli, post: Post, admin: Admin) -> None:
     post.queue("orders").send(1)
     assert cli("pause", "orders", "--json").json == {"queue": "orders", "paused": True}

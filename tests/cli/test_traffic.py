@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 from restante import Admin, Post, State
 from tests.cli.conftest import RESTANTE, Cli
 from tests.harness.deadlines import PATIENCE
+from tests.harness.servers import RedisServer, call
 
 APP = """
 import time
@@ -117,10 +119,44 @@ def test_receive_prints_and_holds_or_acks(cli: Cli, post: Post, admin: Admin) ->
 
 
 def test_receive_with_nothing_there_ends_with_one(cli: Cli, post: Post) -> None:
+    post.queue("orders").configure()
     started = time.monotonic()
     none = cli("receive", "orders", "--timeout", "1s", "--json")
     assert (none.code, none.out, none.err) == (1, "", "")
     assert time.monotonic() - started >= 1
+
+
+def test_receive_from_a_queue_that_is_not_there_makes_none_and_names_the_nearest(
+    cli: Cli, post: Post, admin: Admin
+) -> None:
+    post.queue("orders").send(1)
+    ran = cli("receive", "ordres", "--timeout", "1h")
+    assert (ran.code, ran.out, ran.error) == (1, "", "error: no queue ordres: did you mean orders?")
+    assert "known are orders" in cli.inside("receive", "quite-different").error
+    assert admin.queues() == ["orders"]
+
+
+def test_a_queue_made_by_a_slip_is_said(cli: Cli, post: Post) -> None:
+    post.queue("orders").configure()
+    assert "ordrs is a new queue; there is also orders" in cli.inside("send", "ordrs", "1").err
+    assert cli.inside("send", "quite-different", "1").err == ""
+    assert cli.inside("send", "orders", "1").err == ""
+
+
+def test_receive_from_a_paused_queue_says_that_it_is_paused(cli: Cli, post: Post, admin: Admin) -> None:
+    post.queue("orders").send(1)
+    admin.pause("orders")
+    ran = cli.inside("receive", "orders")
+    assert (ran.code, ran.err) == (1, "orders is paused: nothing is received until restante resume orders\n")
+
+
+def test_consume_names_its_servers_without_their_passwords(cli: Cli, post: Post, server: RedisServer) -> None:
+    (cli.cwd / "app.py").write_text(APP)
+    call(server.client(), "ACL", "SETUSER", "ada", "on", ">secret", "~*", "+@all")
+    post.queue("orders").configure()
+    ran = cli("consume", "app:orders", "--stop-when-empty", "--url", server.url.replace("//", "//ada:secret@"))
+    assert f"consuming orders on {server.url} with concurrency 1" in ran.err
+    assert "secret" not in ran.err
 
 
 def test_handlers_of_several_modules_and_posts_are_run(cli: Cli, post: Post, admin: Admin) -> None:
@@ -169,5 +205,23 @@ def test_what_cannot_be_consumed_is_said(cli: Cli) -> None:
 def test_the_embedded_server_keeps_messages_between_commands(lone_cli: Cli) -> None:
     assert lone_cli("send", "orders", '"kept"').code == 0
     assert lone_cli("receive", "orders", "--ack", "--json").json["payload"] == "kept"
+
+
+def test_a_server_that_nobody_named_is_said_once_and_only_then(lone_cli: Cli) -> None:
+    said = f"restante: no URL given, using the private server in {lone_cli.cwd / '.restante'}; set RESTANTE_URL"
+    (lone_cli.cwd / "app.py").write_text(
+        "import restante\nfor _ in range(2):\n    restante.connect().close()\nprint('done')\n"
+    )
+    sent = lone_cli("send", "orders", "1", "--json")
+    assert sent.json["stored"]
+    assert sent.err.startswith(said)
+    program = [sys.executable, "app.py"]
+    for env, lines in (({}, 1), ({"RESTANTE_URL": "embedded"}, 0), ({"RESTANTE_DIRECTORY": ".restante"}, 0)):
+        done = subprocess.run(program, cwd=lone_cli.cwd, env=lone_cli.env | env, capture_output=True, text=True)
+        assert (done.returncode, done.stdout, done.stderr.count(said)) == (0, "done\n", lines), done.stderr
+    for words in (("--url", "embedded"), ("--directory", ".restante")):
+        named = lone_cli("ls", *words, "--json")
+        assert (named.json["queues"][0]["queue"], named.err) == ("orders", "")
+    assert lone_cli("ls", "--json", RESTANTE_URL="embedded").err == ""
     assert Path(lone_cli.cwd, ".restante").is_dir()
     assert lone_cli.inside("--directory", "elsewhere", "ls").code == 1

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 #: Each line with a comment must be refused with that code of mypy; no other line may be.
-WRONG = '''
+WRONG = """
 import restante
 import restante.http
 from restante import Admin, Consumer, Draft, LeasedMessage
@@ -78,9 +78,9 @@ async def forgets() -> None:
             one.nack()  # unused-coroutine
             with one:  # attr-defined,attr-defined
                 pass
-'''
+"""
 
-RIGHT = '''
+RIGHT = """
 from datetime import timedelta
 
 import restante
@@ -143,7 +143,7 @@ async def remembers() -> None:
         async for one in queue.consume():
             async with one:
                 print(one.payload)
-'''
+"""
 _COMMENT = re.compile(r"# ([a-z-]+(?:,[a-z-]+)*)$")
 _FOUND = re.compile(r"^(?:.*/)?(\w+)\.py:(\d+): error: .*\[([a-z-]+)\]$")
 
