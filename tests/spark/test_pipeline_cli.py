@@ -141,7 +141,7 @@ class TestStatus:
     def test_it_tells_lag_and_sizes(self, shop: Shop) -> None:
         lines = len(written(shop.post))
         told = shop("status", "--json").json
-        assert told["queues"] == {"orders": {"last": lines, "read": lines, "lag": 0, "lost": 0}}
+        assert told["queues"] == {"orders": {"last": lines, "read": lines, "lag": 0, "lost": 0, "begins": 1}}
         assert told["tables"]["bronze"]["rows"] == lines
         assert told["tables"]["silver/messages"]["rows"] == 12
         assert (told["folded"], told["too_late"], told["reader"]) == (shop.filled.json["batches"] - 1, 0, "pipeline")

@@ -251,6 +251,10 @@ class TestRuns:
         before = letters.admin.counts("orders")
         plan = letters.frozen(TIMEOUTS + " and queue = 'orders'", to="repair", name="aside")
         assert told(plan) == {("orders", "copy", "repair"): 30}
+        # Its journal waits before the first copy is sent, though the queue was not there.
+        place = JournalReader(letters.post).place("repair")
+        assert place is not None
+        assert "replay:aside" in place.readers
         assert letters.replay().run(plan) == 30
         assert letters.admin.counts("repair").ready == 30
         assert letters.admin.counts("orders").dead == before.dead

@@ -196,7 +196,7 @@ def status(context: Context, lake: LakeDir, queues: Queues = "*", reader: Reader
     incomplete = [one for one in coverage(state) if not one.whole]
     begins = {(one.queue, one.incarnation): one.first for one in coverage(state)}
     for name, row in lag.items():
-        row["begins"] = begins.get((name, row["incarnation"]), 0)
+        row["begins"] = begins.get((name, row.pop("incarnation")), 0)
     if session.json:
         tables = {name: dict(zip(("rows", "files", "bytes"), size, strict=True)) for name, size in sizes.items()}
         told = {"lake": lake, "reader": reader, "queues": lag, "tables": tables, **asdict(state)}

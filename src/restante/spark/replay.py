@@ -160,6 +160,10 @@ class Replay:
         targets = {row["target"] for row in plan.counts if row["action"] == COPY}
         for target in targets:
             place = reader.place(target)
+            if place is None:
+                # Made before the first copy is sent: a journal that waits for nobody could lose the record of it.
+                Admin(self.post).configure(target)
+                place = reader.place(target)
             plan.starts[target] = place.last if place is not None else 0
             if place is not None:
                 reader.register(target, f"replay:{plan.name}", place.last)
