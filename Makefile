@@ -3,13 +3,14 @@
 .PHONY: help setup dashboard run test lint screenshots chaos bench bench-bus bench-celery bench-http bench-rsmq bench-spark lock clean
 MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
-# Spark's tests share what a file has set up; the others share servers by process, so idle processes take over tests.
+# Spark's tests, and those of compat, share what a file has set up; the others share servers by process, so idle processes take over tests.
 TWO := -n 2 --dist worksteal
 THREE := -n 3 --dist worksteal
 TWO_FILES := -n 2 --dist loadfile --no-loadscope-reorder
 # Not beside tests/browser: its driver keeps an event loop running in the process, where no other may run.
 FAULTS := tests/faults tests/bus tests/rabbitmq
 DOORS := tests/celery tests/server tests/browser
+FILES := tests/spark tests/compat
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,10 +30,10 @@ ifdef TESTS
 else
 	@# Most tests wait half of the time, so three processes share two cores well; what has bounds of time has two.
 	status=0; \
-	$(BIN)/python -m pytest -m "not chaos" --durations=15 $(THREE) $(addprefix --ignore=,$(FAULTS) $(DOORS) tests/spark) || status=1; \
+	$(BIN)/python -m pytest -m "not chaos" --durations=15 $(THREE) $(addprefix --ignore=,$(FAULTS) $(DOORS) $(FILES)) || status=1; \
 	$(BIN)/python -m pytest -m "not chaos" --durations=15 $(TWO) $(FAULTS) || status=1; \
 	$(BIN)/python -m pytest -m "not chaos" --durations=15 $(THREE) $(DOORS) || status=1; \
-	$(BIN)/python -m pytest -m "not chaos" --durations=15 $(TWO_FILES) tests/spark || status=1; \
+	$(BIN)/python -m pytest -m "not chaos" --durations=15 $(TWO_FILES) $(FILES) || status=1; \
 	exit $$status
 endif
 
