@@ -263,7 +263,12 @@ class TestWithoutABroker:
     def test_a_service_of_the_bus_itself_gets_arguments_by_name(self, monkeypatch: pytest.MonkeyPatch) -> None:
         made = app()
         told: list[Any] = []
-        monkeypatch.setattr(made, "publish", lambda *args, **more: told.append((*args, more)) or Published("id", 1))
+
+        def publish(*args: Any, **more: Any) -> Published:
+            told.append((*args, more))
+            return Published("id", 1)
+
+        monkeypatch.setattr(made, "publish", publish)
 
         @made.event("shop.order.paid")
         def order_paid(order: int, amount: int) -> None:
