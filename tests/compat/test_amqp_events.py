@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from restante.bus import Client, Published
+from restante.bus.adoption import POSITIONAL
 from restante.bus.dead import Choice, opened
 from restante.compat.amqp_events import defaults
 from restante.compat.amqp_events.celery import EventsCelery, events_app
@@ -158,6 +160,13 @@ order_placed(7, "lamp", "bulb", when=datetime(2026, 1, 2), amount=Decimal("19.90
     shop.wait_rows(4, "shipped", order=7)
 
 
+def test_an_event_of_the_bus_itself_reaches_the_handlers_by_name(shop: Programs) -> None:
+    with Client(shop.broker, source="native") as client:
+        client.publish("shop.order.shipped", {"order": 99})
+    rows = shop.wait_rows(2, "shipped", order=99)
+    assert {row["service"] for row in rows} == {"till", "audit"}
+
+
 def test_a_class_handler_has_its_own_retries_and_is_itself(shop: Programs) -> None:
     shop.run("from shop.events import parcel_found; parcel_found('p1', by='a dog')", SERVICE="till")
     rows = shop.wait_rows(4, "found", parcel="p1")
@@ -250,6 +259,27 @@ class TestWithoutABroker:
         event = app().event("a.b")(lambda one: None)
         with pytest.raises(InvalidPayload, match=r"a\.b"):
             event(object())
+
+    def test_a_service_of_the_bus_itself_gets_arguments_by_name(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        made = app()
+        told: list[Any] = []
+
+        def publish(*args: Any, **more: Any) -> Published:
+            told.append((*args, more))
+            return Published("id", 1)
+
+        monkeypatch.setattr(made, "publish", publish)
+
+        @made.event("shop.order.paid")
+        def order_paid(order: int, amount: int) -> None:
+            pass
+
+        assert order_paid(42, amount=1990) == "id"
+        order_paid(amount=5, order=7)
+        assert told == [
+            ("shop.order.paid", {"order": 42, "amount": 1990}, {"headers": {POSITIONAL: 1}}),
+            ("shop.order.paid", {"amount": 5, "order": 7}, {"headers": None}),
+        ]
 
     def test_an_event_says_its_name_and_app(self) -> None:
         made = app()

@@ -16,6 +16,7 @@ from celery.app.defaults import SETTING_KEYS
 from restante import exponential
 from restante.bus import Bus, Client, Event
 from restante.cli.entry import app
+from restante.compat import pyrsmq
 from restante.compat.amqp_events import defaults
 from restante.compat.amqp_events.celery import EventsCelery, events_app
 from restante.compat.tchu_tchu import TchuEvent, registry, setup_celery_queue, subscribe
@@ -131,3 +132,21 @@ def test_the_reference_names_what_each_module_has() -> None:
                 found.append(package)
             has = {name for one in found for name in vars(importlib.import_module(one))}
             assert set(re.findall(r"`(\w+)[`(]", names)) <= has, found
+
+
+def test_the_guide_for_pyrsmq_names_what_is_there() -> None:
+    page = Page(ROOT / "docs/guide/rsmq.md")
+    part = page.text[page.text.index("## Coming from PyRSMQ") : page.text.index("## Command line")]
+    block = next(one.text for one in page.blocks("python") if "restante.compat.pyrsmq" in one.text)
+    program: dict[str, Any] = {}
+    exec(next(line for line in block.splitlines() if line.startswith("from ")), program)
+    assert program["RedisSMQ"] is pyrsmq.RedisSMQ
+    commands = set(re.findall(r"(?:queue\.|\b)((?:create|send|receive|delete|pop|set|get|change)[A-Z]\w+)\b", part))
+    assert commands
+    assert all(hasattr(pyrsmq.RedisSMQ, name) for name in commands)
+    for keyword in re.findall(r"`(\w+)=`", part):
+        assert keyword in inspect.signature(pyrsmq.RedisSMQ).parameters
+    assert "retry_delay" in inspect.signature(pyrsmq.RedisSMQConsumer).parameters
+    for name in ("RedisSMQConsumer", "RedisSMQConsumerThread", "QueueDoesNotExist"):
+        assert f"`{name}`" in part
+        assert hasattr(pyrsmq, name)

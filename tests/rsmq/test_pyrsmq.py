@@ -170,3 +170,14 @@ def test_a_consumer_in_this_thread_is_stopped_from_another(debian: Bench) -> Non
     assert seen == ["7"]
     with pytest.raises(InvalidParameterValue):
         RedisSMQConsumer("orders", processor, client=debian.client, prefetch=3)
+
+
+def test_every_module_its_documents_import_from_is_there() -> None:
+    from restante.compat import pyrsmq
+    from restante.compat.pyrsmq import cmd, consumer, rsmq
+    from restante.compat.pyrsmq.cmd import exceptions
+
+    assert rsmq.RedisSMQ is pyrsmq.RedisSMQ
+    assert consumer.RedisSMQConsumerThread is pyrsmq.RedisSMQConsumerThread
+    for name in exceptions.__all__:
+        assert getattr(cmd, name) is getattr(exceptions, name) is getattr(pyrsmq, name)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -79,18 +79,19 @@ def test_the_documented_commands_of_messages_print_what_the_documents_show(
 ) -> None:
     ctl("queue", "create", "-n", "test-queue")
     sent = ctl("message", "send", "-n", "test-queue", "-m", "Hello, World")
-    (id,) = debian.client.zrange("rsmq:test-queue", 0, -1)
-    assert sent == (0, f"{id.decode()}\n", ""), "the bare ID, without quotes"
+    stored: Any = debian.client.zrange("rsmq:test-queue", 0, -1)
+    id = stored[0].decode()
+    assert sent == (0, f"{id}\n", ""), "the bare ID, without quotes"
     now = debian.clock.now_ms
-    expected = f'{{"id": "{id.decode()}", "message": "Hello, World", "rc": 1, "ts": {now}}}\n'
+    expected = f'{{"id": "{id}", "message": "Hello, World", "rc": 1, "ts": {now}}}\n'
     assert ctl("message", "receive", "-n", "test-queue") == (0, expected, "")
     assert debian.client.zscore("rsmq:test-queue", id) == now + 30_000
     assert ctl("message", "receive", "-n", "test-queue") == (0, "No messages on queue: test-queue\n", "")
-    assert ctl("message", "visibility", "-n", "test-queue", "-i", id.decode(), "-t", "600") == (
-        0, f"Message ID: {id.decode()} visibility timeout set to 600s\n", "",
+    assert ctl("message", "visibility", "-n", "test-queue", "-i", id, "-t", "600") == (
+        0, f"Message ID: {id} visibility timeout set to 600s\n", "",
     )  # fmt: skip
     assert debian.client.zscore("rsmq:test-queue", id) == now + 600_000
-    assert ctl("message", "delete", "-n", "test-queue", "--message-id", id.decode()) == (0, "", "")
+    assert ctl("message", "delete", "-n", "test-queue", "--message-id", id) == (0, "", "")
     ctl("message", "send", "-n", "test-queue", "--message", "naïve")
     popped = ctl("message", "pop", "-n", "test-queue")
     assert (popped.code, json.loads(popped.out)["message"]) == (0, "naïve")

@@ -11,10 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from celery import Task
-
 from restante.bus.app import Bus
-from restante.bus.options import RetryOptions
+from restante.bus.options import TaskOptions
 from restante.compat.nearest import refuse
 from restante.compat.tchu_tchu.utils.error_handling import SubscriptionError, TchuRPCException
 from restante.compat.tchu_tchu.utils.json_encoder import dumps_message, loads_message
@@ -23,10 +21,8 @@ from restante.core.topics import as_word, is_topic, valid_pattern
 
 log = logging.getLogger("restante")
 
-#: The options of a Celery task, by which handlers may be configured.
-_TASK_OPTIONS = frozenset(
-    name for name, value in vars(Task).items() if not name.startswith("_") and not callable(value)
-) | {*RetryOptions.__optional_keys__, "soft_time_limit", "time_limit", "countdown"}
+#: The options of a Celery task that mean something to a handler; others, such as a queue's name, would do nothing.
+_TASK_OPTIONS = TaskOptions.__optional_keys__ | {"countdown"}
 #: What a Celery task has where nothing is said: no automatic retry; with `autoretry_for` three.
 _USUAL: dict[str, Any] = {"autoretry_for": (), "max_retries": 3}
 
@@ -54,7 +50,7 @@ class Registry:
         self, routing_key: str, id: str, name: str, function: Callable[[Any], Any],
         celery_options: dict[str, Any] | None = None, metadata: dict[str, Any] | None = None,
     ) -> str:  # fmt: skip
-        """Registers a handler with every bus of the process; the same handler of the same key once more replaces it."""
+        """Registers a handler with every bus of the process; a second one of the same ID and key is refused."""
         options = dict(celery_options or {})
         try:
             valid_pattern(routing_key)
