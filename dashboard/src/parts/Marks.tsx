@@ -72,6 +72,7 @@ const ANOMALY_TEXTS: Record<string, string> = {
   burst: "taken in an unusual burst",
   bulk_delete: "many messages deleted at once",
   purge: "a queue was purged",
+  unroutable: "published by Celery or Kombu, and no queue was bound for it",
   lease_lost: "the lease ended without a word of its consumer",
 };
 

@@ -417,8 +417,9 @@ plain = router("health")
 )
 async def metrics_(here: Here, caller: Reader) -> Response:
     """Figures for Prometheus."""
-    rows = await here.call(here.admin(caller).all_counts)
-    return Response(metrics.page(here, rows), media_type="text/plain; version=0.0.4; charset=utf-8")
+    admin = here.admin(caller)
+    page = metrics.page(here, await here.call(admin.all_counts), await here.call(admin.unroutable))
+    return Response(page, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 @answering(plain.get, "/healthz", answers.Health, summary="The process lives")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from prometheus_client import generate_latest
@@ -11,16 +11,17 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from restante.core.message import State
-from restante.core.viewing import Counts
+from restante.core.viewing import Counts, Dropped
 
 if TYPE_CHECKING:
     from restante.server.office import Office
 
 
 class _Counts(Collector):
-    def __init__(self, office: Office, rows: Sequence[Counts]) -> None:
+    def __init__(self, office: Office, rows: Sequence[Counts], dropped: Mapping[str, Dropped]) -> None:
         self._office = office
         self._rows = rows
+        self._dropped = dropped
 
     def collect(self) -> Iterable[Metric]:
         depth = GaugeMetricFamily("restante_messages", "Messages in a state.", labels=("queue", "state"))
@@ -59,6 +60,13 @@ class _Counts(Collector):
                 events.add_metric((row.queue, event), count)
             lost.add_metric((row.queue,), row.journal_lost)
         yield from (depth, oldest, ahead, overdue, paused, polled, events, lost)
+        unroutable = CounterMetricFamily(
+            "restante_unroutable", "Messages of Celery or Kombu programs that no queue was bound for.",
+            labels=("exchange",),
+        )  # fmt: skip
+        for exchange, one in self._dropped.items():
+            unroutable.add_metric((exchange,), one.count)
+        yield unroutable
         yield GaugeMetricFamily(
             "restante_sweeper_lag_seconds", "The last round of the sweeper took so long.", self._office.sweeper.lag
         )
@@ -80,7 +88,7 @@ class _One:
         return self._collector.collect()
 
 
-def page(office: Office, rows: Sequence[Counts]) -> bytes:
+def page(office: Office, rows: Sequence[Counts], dropped: Mapping[str, Dropped]) -> bytes:
     """The whole page."""
-    own = generate_latest(_One(_Counts(office, rows)))
+    own = generate_latest(_One(_Counts(office, rows, dropped)))
     return own + generate_latest(office.sampler.registry)
