@@ -172,7 +172,8 @@ def environment() -> Path:
     pins = sorted(_pins())
     wanted = [
         f"celery[auth,pydantic]=={version('celery')}", f"kombu=={version('kombu')}", f"redis=={version('redis')}",
-        f"hiredis=={version('hiredis')}", f"orjson=={version('orjson')}", "hatchling", "editables", "rich", "typer",
+        f"hiredis=={version('hiredis')}", f"orjson=={version('orjson')}", "django", "hatchling", "editables", "rich",
+        "typer",
         *pins,
     ]  # fmt: skip
     home, python = SCRATCH / "environment", SCRATCH / "environment/bin/python"
@@ -215,7 +216,7 @@ def run(suite: Suite, broker: str, python: Path, tests: list[str], label: str = 
         told = {
             "TEST_BROKER": f"{broker}://127.0.0.1:{server.port}/0", "TEST_BACKEND": f"redis://127.0.0.1:{server.port}/1",
             "REDIS_HOST": "127.0.0.1", "REDIS_PORT": str(server.port), "OUTCOMES": str(outcomes),
-            "PYTHONPATH": str(SCRATCH),
+            "PYTHONPATH": str(SCRATCH), "PATH": f"{python.parent}:{os.environ['PATH']}", "WORKER_LOGLEVEL": "INFO",
         }  # fmt: skip
         command = [
             str(python), "-m", "pytest", "-q", "-rfE", "--tb=short", "-p", "no:cacheprovider",

@@ -13,7 +13,7 @@ from kombu.transport import TRANSPORT_ALIASES
 
 #: Both schemes; TLS is the transport's business.
 for _scheme in ("restante", "restantes"):
-    TRANSPORT_ALIASES.setdefault(_scheme, "restante.celery.transport:Transport")
+    TRANSPORT_ALIASES.setdefault(_scheme, "restante.celery.transport:SchemeTransport")
 
 
 def dumps(value: Any) -> str:

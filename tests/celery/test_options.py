@@ -61,6 +61,7 @@ class TestAddresses:
             ("restante://h:7000/3", {}, "redis://h:7000/3"),
             ("restante://u:p%40ss@h/0", {}, "redis://u:p%40ss@h/0"),
             ("restantes://h:7000/3", {}, "rediss://h:7000/3"),
+            ("restante://[::1]:7000/3", {}, "redis://[::1]:7000/3"),
             ("restante://h/1", {"ssl": True}, "rediss://h/1"),
             ("restantes://h/1", {"ssl": {"ssl_cert_reqs": "none"}}, "rediss://h/1"),
             ("restante+socket:///run/r.sock?virtual_host=2", {}, "unix:///run/r.sock?db=2"),
@@ -83,6 +84,20 @@ class TestAddresses:
             Producer(connection).publish("x", routing_key="orders")
             assert Queue("orders")(connection.channel()).get().payload == "x"
 
+    def test_a_url_that_asks_for_tls_keeps_it_with_the_transport_named_and_over_a_failover(self) -> None:
+        named = Connection("rediss://h:7000/1", transport="restante.celery.transport:Transport")
+        assert named.transport._url() == "rediss://h:7000/1"
+        failing = Connection("restante://a:1/1;restantes://b:2/3")
+        failing.switch(failing.alt[1])
+        assert failing.transport._url() == "rediss://b:2/3"
+
+    def test_the_next_server_of_a_list_is_used_when_the_first_is_away(self, server: RedisServer) -> None:
+        with Connection(f"restante://localhost:1;restante://127.0.0.1:{server.port}/0") as connection:
+            with connection.channel() as channel:
+                Producer(channel).publish("x", routing_key="orders", retry=True)
+                assert Queue("orders")(channel).get().payload == "x"
+            assert connection.port == server.port
+
     def test_the_embedded_server_needs_no_redis(self, tmp_path: Path) -> None:
         with Connection(f"restante+embedded://{tmp_path}/here") as connection:
             Producer(connection).publish("x", routing_key="orders")
@@ -90,7 +105,7 @@ class TestAddresses:
         assert (tmp_path / "here").is_dir()
 
     def test_kombu_knows_the_scheme_without_an_import_of_ours(self, server: RedisServer) -> None:
-        assert TRANSPORT_ALIASES["restante"] == "restante.celery.transport:Transport"
+        assert TRANSPORT_ALIASES["restante"] == "restante.celery.transport:SchemeTransport"
         assert kombu_restante.SERIALIZER[2] == "application/vnd.restante+json"
         program = (
             "from celery import Celery\n"
@@ -99,6 +114,26 @@ class TestAddresses:
         )
         with PythonProcess(program) as process:
             process.wait_line("sent")
+
+    @pytest.mark.parametrize(
+        "program",
+        [
+            "import kombu_restante\nimport kombu\nconnection = kombu.Connection(URL)",
+            "from kombu import Connection, Queue\nconnection = Connection(URL)",
+            "import kombu\nconnection = kombu.Connection(URL, transport='restante.celery.transport:Transport')",
+        ],
+        ids=["the import", "more of Kombu than its Connection", "the transport named"],
+    )
+    def test_a_bare_kombu_program_connects(self, server: RedisServer, program: str) -> None:
+        url = f"URL = 'restante://127.0.0.1:{server.port}/0'"
+        with PythonProcess(f"{url}\n{program}\nprint('connected', connection.connect().driver_name)") as process:
+            process.wait_line("connected restante", timeout=60)
+
+    def test_kombus_connection_alone_reads_no_plugins(self) -> None:
+        """Why the guide names an import. Once Kombu reads them here too, the guide can do without."""
+        program = "import kombu\ntry:\n    kombu.Connection('restante://')\nexcept KeyError as error:\n    print(error)"
+        with PythonProcess(program) as process:
+            process.wait_line("No such transport: restante", timeout=60)
 
     def test_a_server_that_is_not_there_is_a_connection_error(self) -> None:
         connection = Connection("restante://127.0.0.1:1/0", transport_options={"patience": 0.1})

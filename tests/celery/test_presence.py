@@ -7,12 +7,12 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from celery import Celery
 from kombu import Connection, Exchange, Producer, Queue
+from redis import Redis
 
 from restante.celery import presence
 from tests.celery.conftest import broker_url
@@ -105,12 +105,11 @@ def running(_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> I
 
 class TestShortLivedClients:
     def test_a_hundred_of_them_are_all_answered_and_leave_nothing(
-        self, running: Worker, _server: RedisServer, tmp_path: Path
+        self, running: Worker, address: str, redis: Redis
     ) -> None:
-        redis = _server.client()
 
         def ping() -> Any:
-            app = Celery(broker=broker_url(_server), set_as_current=False)
+            app = Celery(broker=address, set_as_current=False)
             with app.connection_for_write() as connection:
                 return app.control.ping(["w1@test"], timeout=PATIENCE, connection=connection)
 
@@ -130,7 +129,7 @@ class TestShortLivedClients:
                  lambda: f"{left()} after {before}")  # fmt: skip
 
     def test_a_worker_that_is_never_idle_keeps_its_remote_control(
-        self, running: Worker, _server: RedisServer, connect_bare: Connection
+        self, running: Worker, connect_bare: Connection
     ) -> None:
         """Its control queue has a time of its own, `CONTROL_SECONDS`; another client ends what is older than that."""
         begun = time.monotonic()
@@ -143,8 +142,18 @@ class TestShortLivedClients:
 
 
 @pytest.fixture
-def connect_bare(_server: RedisServer) -> Iterator[Connection]:
-    with Connection(broker_url(_server)) as connection:
+def address(_server: RedisServer) -> str:
+    return broker_url(_server)
+
+
+@pytest.fixture
+def redis(_server: RedisServer) -> Redis:
+    return _server.client()
+
+
+@pytest.fixture
+def connect_bare(address: str) -> Iterator[Connection]:
+    with Connection(address) as connection:
         yield connection
 
 

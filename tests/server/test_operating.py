@@ -11,12 +11,14 @@ from runpy import run_path
 from typing import Any
 
 import pytest
+from kombu import Connection, Exchange, Producer
 
 from restante import Admin, Post, State
 from restante.server import Serving
 from tests.docs.pages import Page
 from tests.harness.deadlines import PATIENCE, wait_until
 from tests.harness.requirements import require
+from tests.harness.servers import RedisServer
 from tests.server.calls import Api
 
 ROOT = Path(__file__).parents[2]
@@ -167,6 +169,19 @@ class TestFigures:
         assert 'restante_wait_seconds_count{queue="figures"} 2.0' in text
         for name in ("oldest_seconds", "overdue", "sweeper_lag_seconds", "last_poll_seconds", "live_clients"):
             assert f"restante_{name}" in text
+
+    def test_messages_that_no_queue_was_bound_for_are_a_figure_and_an_anomaly(
+        self, api: Api, redis: RedisServer
+    ) -> None:
+        broker = Connection(redis.url.replace("redis://", "restante://"))
+        exchange = Exchange("shop", "topic")
+        with broker:
+            for key in ("order.paid", "order.paid", "order.sent"):
+                Producer(broker, exchange).publish("x", routing_key=key, declare=[exchange])
+        assert 'restante_unroutable_total{exchange="shop"} 3.0' in api.get("/metrics").body.decode()
+        (found,) = api.get("/api/anomalies").json["anomalies"]
+        assert (found["kind"], found["count"]) == ("unroutable", 3)
+        assert found["text"] == "exchange shop dropped 3 messages in all: no queue was bound for them"
 
     def test_what_looks_wrong_is_named(self, api: Api, post: Post, admin: Admin) -> None:
         queue = post.queue("orders", max_attempts=2)

@@ -73,6 +73,7 @@ const ANOMALY_TEXTS: Record<string, string> = {
   bulk_delete: "many messages deleted at once",
   purge: "a queue was purged",
   archive_full: "an archive is nearly full",
+  unroutable: "published by Celery or Kombu, and no queue was bound for it",
   lease_lost: "the lease ended without a word of its consumer",
 };
 

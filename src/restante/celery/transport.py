@@ -105,13 +105,16 @@ class Transport(base.Transport):
     def _url(self) -> str:
         """The core's URL for what Kombu was given."""
         client, options = self.client, self.options
-        given = client.hostname or "localhost"
+        given = client.hostname or ""
         if "://" not in given:
             login = ""
             if client.userid or client.password:
                 login = f"{quote(client.userid or '', safe='')}:{quote(client.password or '', safe='')}@"
             path = (client.virtual_host or "/").lstrip("/")
-            given = f"restante://{login}{given}:{client.port or DEFAULT_PORT}/{path}"
+            scheme = "restantes" if client.transport_cls == "restantes" else "restante"
+            host = f"[{given}]" if ":" in given else given
+            port = client.port or ("" if host else DEFAULT_PORT)
+            given = f"{scheme}://{login}{host or 'localhost'}{f':{port}' if port else ''}{f'/{path}' if path else ''}"
         parts = urlsplit(given)
         scheme = parts.scheme
         if options.sentinel_kwargs and scheme != "sentinel" and not options.master_name:
@@ -162,8 +165,9 @@ class Transport(base.Transport):
         return True
 
     def create_channel(self, connection: Any) -> Any:
-        channel = self.Channel(self)
-        self.channels.append(channel)
+        # Not of this transport where Kombu has switched to another URL while it connected.
+        channel = connection.Channel(connection)
+        connection.channels.append(channel)
         return channel
 
     def close_channel(self, channel: Any) -> None:
@@ -471,6 +475,16 @@ class Transport(base.Transport):
         self._timer = _Timer(self._hub, seconds, self.stir)
         self._timer_at = at
         self._wake_at(0.0)
+
+
+class SchemeTransport(Transport):
+    """What `restante://` and `restantes://` stand for: Kombu takes the URL apart, as for most transports.
+
+    `Transport`, which an application names by `broker_transport`, reads the URL itself: Kombu would lose that it said
+    `rediss://`.
+    """
+
+    can_parse_url = False
 
 
 class _Timer:

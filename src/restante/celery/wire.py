@@ -6,6 +6,7 @@ in short names and only where it differs from what it mostly is: a waiting task 
 
 from __future__ import annotations
 
+import logging
 import re
 from datetime import UTC, datetime
 from typing import Any
@@ -15,6 +16,8 @@ from kombu.transport import base
 
 from restante.core.message import Message as Waiting
 from restante.core.stored import Json
+
+log = logging.getLogger("restante")
 
 #: The header of ours.
 KOMBU = "kombu"
@@ -29,6 +32,13 @@ for _place, (_name, _value) in enumerate(USUAL):
     _BITS.setdefault(_name, []).append((1 << _place, _value))
 #: Properties that are restored from elsewhere.
 _ELSEWHERE = ("delivery_info", "delivery_tag", "body_encoding", "priority", "restante_id", "restante_new")
+#: The properties of AMQP 0-9-1.
+_AMQP = frozenset((
+    "content_type", "content_encoding", "application_headers", "delivery_mode", "priority", "correlation_id",
+    "reply_to", "expiration", "message_id", "timestamp", "type", "user_id", "app_id", "cluster_id",
+))  # fmt: skip
+#: Others that were warned of.
+_left_out: set[str] = set()
 _UNFIT = re.compile(r"[^A-Za-z0-9._:@/+-]")
 
 
@@ -83,6 +93,9 @@ def headers_of(
     if isinstance(message["body"], bytes):
         extra["b"] = 1
     own = {name: value for name, value in properties.items() if name not in _ELSEWHERE and value is not None}
+    for name in own.keys() - _AMQP:
+        if not _is_json(own[name]):
+            _leave_out(name, own.pop(name))
     if own.get("delivery_mode") == 2:
         del own["delivery_mode"]
         extra["m"] = 1
@@ -95,6 +108,21 @@ def headers_of(
         extra["d"] = delay
     headers[KOMBU] = extra
     return headers
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        orjson.dumps(value)
+    except TypeError:
+        return False
+    return True
+
+
+def _leave_out(name: str, value: Any) -> None:
+    """RabbitMQ is told of its own properties alone; what else a program gives does not hold its message back."""
+    if name not in _left_out:
+        _left_out.add(name)
+        log.warning("property left out, AMQP has none of that name name=%s type=%s", name, type(value).__name__)
 
 
 def parts(message: Waiting, queue: str) -> dict[str, Any]:

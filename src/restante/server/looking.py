@@ -410,9 +410,10 @@ plain = router("health")
 )
 async def metrics_(here: Here, caller: Reader) -> Response:
     """Figures for Prometheus."""
-    rows = await here.call(here.admin(caller).all_counts)
-    seen = await here.call(here.rabbitmq.look)
-    return Response(metrics.page(here, rows, seen), media_type="text/plain; version=0.0.4; charset=utf-8")
+    admin = here.admin(caller)
+    rows, dropped = await here.call(admin.all_counts), await here.call(admin.unroutable)
+    page = metrics.page(here, rows, dropped, await here.call(here.rabbitmq.look))
+    return Response(page, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 @answering(plain.get, "/healthz", answers.Health, summary="The process lives")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from prometheus_client import generate_latest
@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from restante.bus.broker import UNROUTED
 from restante.core.message import State
-from restante.core.viewing import Counts
+from restante.core.viewing import Counts, Dropped
 
 if TYPE_CHECKING:
     from restante.server.office import Office
@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
 
 class _Counts(Collector):
-    def __init__(self, office: Office, rows: Sequence[Counts]) -> None:
+    def __init__(self, office: Office, rows: Sequence[Counts], dropped: Mapping[str, Dropped]) -> None:
         self._office = office
         self._rows = rows
+        self._dropped = dropped
 
     def collect(self) -> Iterable[Metric]:
         depth = GaugeMetricFamily("restante_messages", "Messages in a state.", labels=("queue", "state"))
@@ -61,6 +62,13 @@ class _Counts(Collector):
                 events.add_metric((row.queue, event), count)
             lost.add_metric((row.queue,), row.journal_lost)
         yield from (depth, oldest, ahead, overdue, paused, polled, events, lost)
+        unroutable = CounterMetricFamily(
+            "restante_unroutable", "Messages of Celery or Kombu programs that no queue was bound for.",
+            labels=("exchange",),
+        )  # fmt: skip
+        for exchange, one in self._dropped.items():
+            unroutable.add_metric((exchange,), one.count)
+        yield unroutable
         yield GaugeMetricFamily(
             "restante_sweeper_lag_seconds", "The last round of the sweeper took so long.", self._office.sweeper.lag
         )
@@ -115,8 +123,8 @@ class _RabbitMQ(Collector):
         yield from (held, limit)
 
 
-def page(office: Office, rows: Sequence[Counts], seen: Seen) -> bytes:
+def page(office: Office, rows: Sequence[Counts], dropped: Mapping[str, Dropped], seen: Seen) -> bytes:
     """The whole page."""
-    own = generate_latest(_One(_Counts(office, rows)))
+    own = generate_latest(_One(_Counts(office, rows, dropped)))
     far = generate_latest(_One(_RabbitMQ(seen))) if office.settings.broker is not None else b""
     return own + far + generate_latest(office.sampler.registry)

@@ -368,7 +368,7 @@ class Sampler:
     def anomalies(self, admin: Admin) -> list[dict[str, Any]]:
         """What looks wrong now and what did within the hour, newest first."""
         now = admin._now_ms()
-        found = [past for past in list(self._past) if now - past.at < SHOWN * 1000]
+        found = [past for past in (*self._past, *_unroutable(admin)) if now - past.at < SHOWN * 1000]
         for counts in admin.all_counts():
             for state in (State.LEASED, State.RETRYING, State.READY, State.DEAD):
                 if not getattr(counts, state.value):
@@ -393,6 +393,19 @@ class Sampler:
                     Anomaly(kind, message.queue, at, _SAID[kind](message, now), message.id, message.consumer)
                 )  # fmt: skip
         return made
+
+
+def _unroutable(admin: Admin) -> list[Anomaly]:
+    """Exchanges that dropped messages because no queue was bound."""
+    return [
+        Anomaly(
+            "unroutable", "", int(one.at.timestamp() * 1000),
+            f"exchange {exchange} dropped {one.count:,} {'message' if one.count == 1 else 'messages'} in all: "
+            "no queue was bound for them",
+            count=one.count,
+        )
+        for exchange, one in admin.unroutable().items() if one.at is not None
+    ]  # fmt: skip
 
 
 _SAID = {
