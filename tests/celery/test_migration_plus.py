@@ -260,6 +260,17 @@ class TestBack:
         assert again == order
         assert not plus.client.exists("celery")
 
+    def test_the_queues_are_those_of_the_target_whatever_the_default_server_is(
+        self, plus: Plus, source: str, url: str, tmp_path: Path
+    ) -> None:
+        plus.send(1)
+        with RedisServer() as other:
+            cli = Cli(other.url, tmp_path)
+            assert cli.inside("migrate-celery", "--from", source, "--to", url, "--yes").code == 0
+            ran = cli.inside("migrate-celery", "--from", source, "--to", url, "--back", "--yes", "--json")
+            assert (ran.code, ran.json["moved"]) == (0, 1), ran.err
+            cli.close()
+
     def test_the_layout_can_be_said_and_a_wrong_one_is_refused(
         self, plus: Plus, url: str, source: str, cli: Cli, admin: Admin
     ) -> None:

@@ -250,6 +250,12 @@ class Migration:
 
     # -- and back ------------------------------------------------------------------------------------------------
 
+    def queues_here(self) -> list[str]:
+        """Restante's queues at the target."""
+        desk = self._channel.desk
+        prefix = desk.name("")
+        return [name[len(prefix) :] for name in Admin(desk.post).queues() if name.startswith(prefix)]
+
     def waiting_here(self, queue: str) -> int:
         try:
             counts = Admin(self._channel.desk.post).counts(self._channel.desk.name(queue))

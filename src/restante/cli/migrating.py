@@ -89,7 +89,7 @@ def _back(session: Session, work: Migration, names: list[str], unacked: bool, ye
     if unacked:
         raise WrongUsage("--unacked goes with a move here: what is held by workers of Restante comes back by itself")
     layout = work.layout(layout)
-    chosen = names or session.admin.queues()
+    chosen = names or work.queues_here()
     counts = {name: work.waiting_here(name) for name in chosen}
     total = sum(counts.values())
     if not total:
