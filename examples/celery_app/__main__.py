@@ -9,7 +9,7 @@ import sys
 import time
 
 import restante
-from restante import Admin
+from restante import Admin, State
 
 
 def main() -> None:
@@ -25,11 +25,13 @@ def main() -> None:
                 charge.apply_async((order,), priority=100 + order)  # high first
             audit.delay(4)
             admin, deadline = Admin(post), time.monotonic() + 60
-            while not (done := admin.counts("celery")).totals["acked"] >= 10 or done.waiting:
+            while (done := admin.counts("celery")).totals["acked"] < 9 or done.waiting or not done.dead:
                 if time.monotonic() > deadline or worker.poll() is not None:
                     raise SystemExit("the worker did not do its work")
                 time.sleep(0.2)
             print("acked", done.totals["acked"], "sent", done.totals["sent"], flush=True)
+            for letter in admin.walk("celery", State.DEAD):  # `restante replay celery` would run it again
+                print("dead", letter.kind, admin.show("celery", letter.id).history[-1].error.splitlines()[-1], flush=True)
         finally:
             worker.send_signal(signal.SIGTERM)
             worker.wait(30)

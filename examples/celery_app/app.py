@@ -10,7 +10,7 @@ import restante.celery
 
 app = Celery("shop", broker=os.environ.get("BROKER", "restante+embedded://"))
 app.conf.broker_transport_options = {"visibility_timeout": 30, "delivery_limit": 5}
-restante.celery.install(app)  # late acks, tasks of dead processes run again
+restante.celery.install(app)  # late acks: a killed worker's tasks run again; failed tasks are dead letters
 
 
 @app.task

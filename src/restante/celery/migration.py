@@ -1,4 +1,4 @@
-"""Moves what waits from Kombu's own Redis transport into Restante's queues, and back.
+"""Moves what waits from Kombu's own Redis transport, or from celery-redis-plus, into Restante's queues, and back.
 
 Each message moves under an id made of its own, so that a move that was killed is repeated without doubles: it is first
 put aside on the source, then sent, then removed there. Going back, the target remembers ids until the move is over.
@@ -7,6 +7,7 @@ put aside on the source, then sent, then removed there. Going back, the target r
 from __future__ import annotations
 
 import base64
+import difflib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from redis.exceptions import RedisError
 
 from restante.celery import wire
 from restante.celery.channel import Channel
+from restante.celery.sorted_sets import SortedSets, due_header
 from restante.celery.transport import Transport
 from restante.core.admin import Admin
 from restante.core.errors import InvalidInput, NotFound, RestanteError, Unavailable
@@ -29,6 +31,8 @@ SEPARATOR = "\x06\x16"
 STEPS = (0, 3, 6, 9)
 #: Where a message lies while it moves.
 ASIDE = "restante-migration:"
+#: How a source stores messages, by the name of who does.
+KOMBU, PLUS = LAYOUTS = ("kombu", "celery-redis-plus")
 #: Messages between two looks at whether to stop.
 PART = 100
 _BACK = """
@@ -37,6 +41,7 @@ return 0
 """
 
 Progress = Callable[[int], None]
+Stop = Callable[[], bool]
 
 
 def _silent(count: int) -> None:
@@ -52,6 +57,8 @@ class Found:
     unacked: int = 0
     #: Which of Kombu's four priorities are in use.
     steps: set[int] = field(default_factory=set)
+    #: How many of all these are celery-redis-plus's.
+    plus: int = 0
 
     @property
     def total(self) -> int:
@@ -80,6 +87,7 @@ class Migration:
         self._channel: Channel = transport.create_channel(transport)
         self._prefix = prefix
         self._invert = invert
+        self._plus = SortedSets(self._source, prefix)
 
     # -- looking -------------------------------------------------------------------------------------------------
 
@@ -87,25 +95,37 @@ class Migration:
         """Queues that Kombu knows by their bindings, and those with messages."""
         names: set[str] = set()
         for key in self._source.scan_iter(f"{self._prefix}_kombu.binding.*", count=1000):
-            for member in self._source.smembers(key):
+            for member in self._members(key):
                 names.add(member.decode().rsplit(SEPARATOR, 1)[-1])
         for key in self._source.scan_iter(f"{self._prefix}{ASIDE}*", count=1000, _type="list"):
-            names.add(key.decode()[len(self._prefix) + len(ASIDE) :])
-        return sorted(name for name in names if name)
+            name = key.decode()[len(self._prefix) + len(ASIDE) :]
+            names.add(name.removesuffix(":left"))
+        return sorted(name for name in names | self._plus.queues() if name)
+
+    def _members(self, key: bytes | str) -> list[bytes]:
+        """The bindings of an exchange: a set of Kombu's, a sorted set of celery-redis-plus's."""
+        sorted_set = self._source.type(key) == b"zset"
+        return list(self._source.zrange(key, 0, -1) if sorted_set else self._source.smembers(key))
 
     def look(self, queues: list[str] | None = None) -> Found:
         found = Found()
         for queue in queues or self.queues():
             count = self._source.llen(f"{self._prefix}{ASIDE}{queue}")
-            for step in STEPS:
-                waiting = self._source.llen(self._list(queue, step))
-                count += waiting
-                if waiting:
-                    found.steps.add(step)
-            if count:
-                found.waiting[queue] = count
-        found.unacked = self._source.hlen(f"{self._prefix}unacked")
+            for step in self._steps(queue):
+                count += self._source.llen(self._list(queue, step))
+                found.steps.add(step)
+            plus = self._plus.waiting(queue)
+            if count + plus:
+                found.waiting[queue] = count + plus
+            held = sum(1 for _ in self._plus.held(queue))
+            found.plus += plus + held
+            found.unacked += held
+        found.unacked += self._source.hlen(f"{self._prefix}unacked")
         return found
+
+    def _steps(self, queue: str) -> list[int]:
+        """The priorities for which there is a list."""
+        return [step for step in STEPS if self._source.type(self._list(queue, step)) == b"list"]
 
     def _list(self, queue: str, step: int) -> str:
         return f"{self._prefix}{queue}{SEPARATOR}{step}" if step else f"{self._prefix}{queue}"
@@ -117,19 +137,26 @@ class Migration:
                 "messages of several priorities wait, and the two brokers order them the other way round: say "
                 "--invert-priorities to keep their order, or --keep-priorities to keep their numbers"
             )
+        if found.plus and not found.steps and self._invert:
+            raise InvalidInput(
+                "celery-redis-plus serves 255 first, as Restante does: leave --invert-priorities out, or the order of "
+                "what waits is reversed"
+            )
         for queue in found.waiting:
             valid_name(queue)
 
     # -- there ---------------------------------------------------------------------------------------------------
 
-    def move(self, queues: list[str], progress: Progress = _silent, stop: Callable[[], bool] = bool) -> Moved:
+    def move(self, queues: list[str], progress: Progress = _silent, stop: Stop = bool) -> Moved:
         """Moves everything that waits in these queues."""
         moved = Moved()
         for queue in queues:
             aside = f"{self._prefix}{ASIDE}{queue}"
-            for step in STEPS:
+            for step in (None, *self._steps(queue)):
                 while not stop():
-                    raw = self._source.lindex(aside, -1) or self._source.lmove(self._list(queue, step), aside, "RIGHT")
+                    raw = self._source.lindex(aside, -1)
+                    if raw is None and step is not None:
+                        raw = self._source.lmove(self._list(queue, step), aside, "RIGHT")
                     if raw is None:
                         break
                     if self._send(queue, raw, moved):
@@ -137,11 +164,36 @@ class Migration:
                     else:
                         self._source.lmove(aside, f"{aside}:left", "RIGHT")
                     progress(moved.messages)
+            for tags in (self._plus.in_line, self._plus.delayed):
+                self._move_tags(queue, tags(queue), moved, progress, stop)
         return moved
 
-    def move_unacked(self, progress: Progress = _silent, stop: Callable[[], bool] = bool) -> Moved:
+    def _move_tags(self, queue: str, tags: Iterator[str], moved: Moved, progress: Progress, stop: Stop) -> None:
+        """Moves messages of celery-redis-plus: each is sent, then removed there; repeated, the send changes nothing."""
+        places = None
+        for tag in tags:
+            if stop():
+                return
+            if places is None:
+                places = self._plus.places(queue, self.queues())
+                self._source.set(f"{self._prefix}{ASIDE}layout", PLUS)
+            payload, priority, eta = self._plus.read(tag)
+            if payload is None:
+                moved.left.append(f"{tag}: its payload is gone, as message_ttl has it")
+            if payload is not None and self._send(queue, payload, moved, priority=priority, eta=eta):
+                self._plus.finish(tag, places)
+            else:
+                self._plus.set_aside(tag, places, f"{self._prefix}{ASIDE}{queue}:left")
+            progress(moved.messages)
+
+    def move_unacked(self, progress: Progress = _silent, stop: Stop = bool) -> Moved:
         """Moves what workers hold. Workers that still run would run it a second time: stop them first."""
         moved = Moved()
+        for queue in self.queues():
+            before = moved.messages
+            held = iter(list(self._plus.held(queue)))
+            self._move_tags(queue, held, moved, lambda _: progress(moved.messages), stop)
+            moved.unacked += moved.messages - before
         for tag, text in list(self._source.hscan_iter(f"{self._prefix}unacked", count=500)):
             if stop():
                 break
@@ -161,13 +213,14 @@ class Migration:
     def _queue_of(self, message: dict[str, Any], routing_key: str) -> str:
         """The queue a held message came from, by the bindings of its exchange."""
         exchange = message["properties"]["delivery_info"]["exchange"]
-        for member in self._source.smembers(f"{self._prefix}_kombu.binding.{exchange}"):
+        for member in self._members(f"{self._prefix}_kombu.binding.{exchange}"):
             key, _, queue = member.decode().split(SEPARATOR, 2)
             if key == routing_key:
                 return str(queue)
         return str(routing_key)
 
-    def _send(self, queue: str, raw: bytes, moved: Moved) -> bool:
+    def _send(self, queue: str, raw: bytes, moved: Moved, *, priority: int | None = None, eta: float = 0.0) -> bool:
+        """Sends what lies in a Kombu message; a priority that is given is Restante's already."""
         try:
             message = json.loads(raw)
             properties = message["properties"]
@@ -182,7 +235,11 @@ class Migration:
         except (ValueError, TypeError, KeyError, RestanteError):
             moved.left.append(raw[:60].decode(errors="replace"))
             return False
-        if self._invert:
+        if priority is not None:
+            properties["priority"] = priority
+            if properties.pop("eta", None) and not message["headers"].get("eta") and eta:
+                message["headers"]["eta"] = due_header(eta)
+        elif self._invert:
             properties["priority"] = 9 - min(9, max(0, int(properties.get("priority") or 0)))
         came = properties.get("delivery_info", {})
         exchange, key = came.get("exchange", ""), came.get("routing_key", queue)
@@ -193,6 +250,12 @@ class Migration:
 
     # -- and back ------------------------------------------------------------------------------------------------
 
+    def queues_here(self) -> list[str]:
+        """Restante's queues at the target."""
+        desk = self._channel.desk
+        prefix = desk.name("")
+        return [name[len(prefix) :] for name in Admin(desk.post).queues() if name.startswith(prefix)]
+
     def waiting_here(self, queue: str) -> int:
         try:
             counts = Admin(self._channel.desk.post).counts(self._channel.desk.name(queue))
@@ -200,9 +263,26 @@ class Migration:
             return 0
         return counts.ready + counts.scheduled + counts.retrying
 
-    def back(self, queues: list[str], progress: Progress = _silent, stop: Callable[[], bool] = bool) -> Moved:
-        """Puts what waits in Restante's queues into Kombu's lists; what is held or dead stays."""
+    def layout(self, asked: str | None = None) -> str:
+        """How messages are put back: as asked, as the move here found them, or as the source looks."""
+        if asked is not None and asked not in LAYOUTS:
+            near = difflib.get_close_matches(asked, LAYOUTS, 1) or LAYOUTS
+            known = " and ".join(LAYOUTS)
+            raise InvalidInput(f"--layout {asked!r} is not known: did you mean {near[0]}? Known are {known}")
+        if asked is None and self._plus.older:
+            raise InvalidInput(
+                "the source is of a celery-redis-plus before 0.3, into which nothing is put back: update it, then say "
+                "--layout celery-redis-plus; or --layout kombu for Kombu's own transport"
+            )
+        kept = self._source.get(f"{self._prefix}{ASIDE}layout")
+        return asked or (kept.decode() if kept else PLUS if self._plus.there else KOMBU)
+
+    def back(
+        self, queues: list[str], progress: Progress = _silent, stop: Stop = bool, *, layout: str | None = None
+    ) -> Moved:
+        """Puts what waits in Restante's queues into the source's; what is held or dead stays."""
         moved = Moved()
+        plus = self.layout(layout) == PLUS
         seen = f"{self._prefix}{ASIDE}back"
         push = self._source.register_script(_BACK)
         admin, desk = Admin(self._channel.desk.post), self._channel.desk
@@ -214,21 +294,28 @@ class Migration:
                         return moved
                     for id in ids:
                         message = admin.show(name, id)
-                        text, step = self._for_kombu(message, queue)
-                        push(keys=[seen, self._list(queue, step)], args=[id, text])
+                        if plus:
+                            text, _ = self._for_kombu(message, queue, plus=True)
+                            at = (message.priority, message.sent_at, message.due_at)
+                            self._plus.put(seen, queue, id, text, *at)
+                        else:
+                            text, step = self._for_kombu(message, queue)
+                            push(keys=[seen, self._list(queue, step)], args=[id, text])
                         moved.messages += admin.delete(name, [id], detail="moved to Kombu's transport")
                     progress(moved.messages)
         self._source.delete(seen)
         return moved
 
-    def _for_kombu(self, message: Message, queue: str) -> tuple[str, int]:
+    def _for_kombu(self, message: Message, queue: str, *, plus: bool = False) -> tuple[str, int]:
+        """Kombu's message as JSON, and its step of priority."""
         made = wire.parts(message, queue)
         body = made["body"].encode() if isinstance(made["body"], str) else made["body"]
-        priority = min(9, message.priority)
-        if self._invert:
+        priority = message.priority if plus else min(9, message.priority)
+        if self._invert and not plus:
             priority = 9 - priority
+        eta = {"eta": message.due_at.timestamp()} if plus and message.due_at is not None else {}
         properties = {
-            **made["properties"], "priority": priority, "body_encoding": "base64", "delivery_tag": message.id,
+            **made["properties"], **eta, "priority": priority, "body_encoding": "base64", "delivery_tag": message.id,
             "delivery_info": {"exchange": made["exchange"], "routing_key": made["routing_key"]},
         }  # fmt: skip
         text = json.dumps({

@@ -1,4 +1,4 @@
-"""Moves an application from Kombu's own Redis transport to Restante, and back."""
+"""Moves an application from Kombu's own Redis transport, or from celery-redis-plus, to Restante, and back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def add_to(app: typer.Typer) -> None:
 
 def migrate_celery(
     context: Context,
-    source: Annotated[str, typer.Option("--from", metavar="URL", help="Kombu's Redis: redis://host:port/db.")],
+    source: Annotated[str, typer.Option("--from", metavar="URL", help="Its Redis: redis://host:port/db.")],
     target: Annotated[
         str | None, typer.Option("--to", metavar="URL", help="The broker URL, restante://…; else the server of --url.")
     ] = None,
@@ -36,10 +36,14 @@ def migrate_celery(
         bool | None,
         typer.Option("--invert-priorities/--keep-priorities", help="Keep the order of priorities, or their numbers."),
     ] = None,
+    layout: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="With --back: kombu or celery-redis-plus; else what the source was."),
+    ] = None,
     prefix: Annotated[str, typer.Option(metavar="TEXT", help="The source's global_keyprefix.")] = "",
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Move what waits in Celery's Redis queues here, or back."""
+    """Move what waits in the Redis queues of Celery or celery-redis-plus here, or back."""
     try:
         from kombu import Connection
 
@@ -55,7 +59,12 @@ def migrate_celery(
         work = Migration(source, connection.transport, prefix=prefix, invert=invert)
         try:
             names = [name.strip() for name in queues.split(",") if name.strip()]
-            (_back if back else _there)(session, work, names, unacked, yes)
+            if layout is not None and not back:
+                raise WrongUsage("--layout goes with --back: a move here finds out by itself")
+            if back:
+                _back(session, work, names, unacked, yes, layout)
+            else:
+                _there(session, work, names, unacked, yes)
         finally:
             work.close()
 
@@ -76,17 +85,18 @@ def _there(session: Session, work: Migration, names: list[str], unacked: bool, y
     _end(session, moved, held, work.look(names or None), after)
 
 
-def _back(session: Session, work: Migration, names: list[str], unacked: bool, yes: bool) -> None:
+def _back(session: Session, work: Migration, names: list[str], unacked: bool, yes: bool, layout: str | None) -> None:
     if unacked:
         raise WrongUsage("--unacked goes with a move here: what is held by workers of Restante comes back by itself")
-    chosen = names or session.admin.queues()
+    layout = work.layout(layout)
+    chosen = names or work.queues_here()
     counts = {name: work.waiting_here(name) for name in chosen}
     total = sum(counts.values())
     if not total:
         session.nothing("nothing waits here")
-    session.confirm(f"Move {total:,} messages out of {', '.join(chosen[:5])}?", yes=yes, needed=True)
+    session.confirm(f"Move {total:,} messages out of {', '.join(chosen[:5])} to {layout}?", yes=yes, needed=True)
     with _bar(session, total) as (advance, stop):
-        moved = work.back(chosen, advance, stop)
+        moved = work.back(chosen, advance, stop, layout=layout)
     _end(session, moved, None, None, 0)
 
 

@@ -136,10 +136,17 @@ def _celery(command: Any) -> list[Finding]:
     """What Celery on Kombu's own Redis transport leaves on a server that both use."""
     made = []
     try:
+        plus = command("ZCARD", "queue:celery", key=b"queue:celery")
+    except RestanteError:
+        plus = 0
+    if plus:
+        remedy = "restante migrate-celery --from this server: workers on restante:// do not see them"
+        made.append(Finding("warning", "celery", f"{plus} tasks wait in celery-redis-plus's queue", remedy))
+    try:
         held = command("HLEN", "unacked", key=b"unacked")
         lists = command("LLEN", "celery", key=b"celery")
     except RestanteError:
-        return []  # other keys by these names: somebody else's business
+        return made  # other keys by these names: somebody else's business
     if lists:
         remedy = "restante migrate-celery --from this server: workers on restante:// do not see them"
         made.append(Finding("warning", "celery", f"{lists} tasks wait in Kombu's own list", remedy))
