@@ -14,7 +14,7 @@ import pytest
 from celery.app.defaults import SETTING_KEYS
 
 from restante import fixed
-from restante.bus import AsyncClient, Bus, Client
+from restante.bus import AsyncClient, Bus, Client, Event
 from restante.bus.celery_settings import CeleryOptions
 from restante.core.errors import InvalidInput
 from tests.bus.places import OnRabbitMQ
@@ -69,6 +69,17 @@ class TestUnknownKeywords:
             with pytest.raises(InvalidInput, match=meant):
                 verb(*args, **given)
         bus.close()
+
+    def test_the_class_of_an_event_names_the_nearest(self) -> None:
+        with pytest.raises(InvalidInput, match=r"class Paid\(Event\) has no option 'topik': did you mean topic"):
+
+            class Paid(Event, topik="shop.order.paid"):
+                """Misspelt."""
+
+        class Sent(Event, topic="shop.order.sent", extra="forbid"):
+            """Pydantic's own words are its own."""
+
+        assert Sent.model_config["extra"] == "forbid"
 
     async def test_so_does_every_verb_with_await(self) -> None:
         client: Any = AsyncClient(URL)

@@ -47,7 +47,8 @@ SPARK_EXAMPLES = [
 PATIENCE = 600
 #: Members of public classes that are for the rooms above, not for users.
 INTERNAL = {"connection of Post"} | {
-    f"{name} of Bus" for name in ("handles", "handler_of", "knows_begun", "records", "records_of", "keeper", "line", "note", "reply")
+    f"{name} of Bus"
+    for name in ("handles", "handler_of", "knows_begun", "records", "records_of", "keeper", "line", "note", "reply")
 }
 
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel, PrivateAttr, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 
 from restante.bus.envelope import Envelope
+from restante.bus.options import refuse_unknown
 from restante.core.errors import InvalidInput, InvalidPayload
 from restante.core.stored import decode_json, encode_json
 from restante.core.topics import valid_topic
@@ -38,7 +39,9 @@ class Event(BaseModel):
         cls, *, topic: str | None = None, version: str | None = None, response: Any = None, error: Any = None,
         **config: Any,
     ) -> None:  # fmt: skip
-        super().__init_subclass__(**config)
+        # Pydantic has taken its own words out already.
+        refuse_unknown(config, ("topic", "version", "response", "error"), f"class {cls.__name__}(Event)")
+        super().__init_subclass__()
         if topic is not None:
             cls.topic = valid_topic(topic)
         if version is not None:
