@@ -233,9 +233,9 @@ export type Subscription = {
   waiting: number | null;
   leased: number | null;
   dead: number | null;
-  sent: number;
-  acked: number;
-  nacked: number;
+  sent: number | null;
+  acked: number | null;
+  nacked: number | null;
   oldest_seconds: number | null;
   p50_ms: number | null;
   p95_ms: number | null;

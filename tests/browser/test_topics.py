@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from typing import Any
 
+import amqp
 import pytest
 from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
 from playwright.sync_api import expect
@@ -15,6 +17,8 @@ from restante.bus import Bus, Client
 from restante.server import Serving
 from restante.server.access import Tokens
 from tests.browser.conftest import Watched
+from tests.harness.rabbitmq import RabbitServer
+from tests.harness.servers import HOST
 
 HOSTILE = "</td><script>alert(1)</script>"
 
@@ -166,3 +170,64 @@ def test_the_page_is_accessible(watched: Watched, theme: str) -> None:
     violations = Axe().run(page).response["violations"]
     serious = [one for one in violations if one["impact"] in ("serious", "critical")]
     assert [(one["id"], [node["html"][:160] for node in one["nodes"][:3]]) for one in serious] == []
+
+
+@pytest.fixture(scope="module")
+def rabbit() -> Iterator[RabbitServer]:
+    with RabbitServer() as running:
+        yield running
+
+
+@pytest.fixture
+def far(serving: Serving, rabbit: RabbitServer) -> Iterator[Client]:
+    """A service on RabbitMQ whose bus has no store: its archive is nearly full, and events wait on the ladder."""
+    parcels = Bus("parcels", rabbit.url, dedup="off", rabbitmq={"archive_length": 5})
+    parcels.subscribe("shop.order.paid", name="weigh")(handle)
+    parcels.answer("parcel.price.get", name="price")(handle)
+    parcels.declare()
+    with Client(rabbit.url, source="shop") as client, amqp.Connection(f"{HOST}:{rabbit.port}") as connection:
+        channel = connection.channel()
+        for queue in ("parcels.archive", "parcels.weigh", *(f"ladder:quorum.{rung}" for rung in ("2048s", "4096s"))):
+            channel.queue_purge(queue)
+        client.publish("shop.order.paid", 1)
+        for number in range(7):
+            client.publish("shop.order.paid", number, delay=3600 if number < 2 else 7200)
+        for number in range(4):
+            headers = {
+                "cloudEvents_id": f"e{number}", "cloudEvents_type": "shop.order.paid", "restante_attempts": 4,
+                "restante_subscription": "parcels.weigh", "restante_error_class": "TimeoutError",
+                "restante_archived_at": "2026-01-01T00:00:00.000+00:00", "restante_errors": [{"error": "no scales"}],
+            }  # fmt: skip
+            channel.basic_publish(amqp.Message("1", application_headers=headers), "", "parcels.archive")
+        channel.queue_declare("parcels.archive", passive=True)
+        serving.office.rabbitmq.url = rabbit.url
+        yield client
+    parcels.close()
+
+
+@pytest.mark.parametrize(("theme", "wide"), [("light", 1280), ("dark", 390)])
+def test_rungs_and_a_nearly_full_archive_on_rabbitmq_are_seen(
+    watched: Watched, far: Client, theme: str, wide: int, serving: Serving
+) -> None:
+    watched.page.add_init_script(f"localStorage.setItem('restante-theme', '{theme}')")
+    watched.page.set_viewport_size({"width": wide, "height": 900})
+    page = watched.go("/topics")
+    expect(watched.find("rung")).to_have_count(20)
+    expect(watched.find("ladder")).to_contain_text("7 messages wait on RabbitMQ")
+    expect(watched.find("rung", queue="ladder:quorum.2048s")).to_contain_text("2")
+    expect(watched.find("rung", queue="ladder:quorum.4096s")).to_contain_text("5")
+    row = watched.find("subscription-row", subscription="parcels.weigh")
+    expect(row.locator("[data-testid=waiting]")).to_contain_text("1")
+    expect(watched.find("archive-fill")).to_contain_text("80 % of 5 · nearly full")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    watched.find("archive-open").click()
+    expect(watched.find("dead-row")).to_have_count(4)
+    if shots := os.environ.get("RESTANTE_SHOTS"):
+        page.screenshot(path=f"{shots}/topics-{theme}-{wide}.png", full_page=True)
+    violations = Axe().run(page).response["violations"]
+    serious = [one for one in violations if one["impact"] in ("serious", "critical")]
+    assert [(one["id"], [node["html"][:160] for node in one["nodes"][:3]]) for one in serious] == []
+    page.goto(watched.address + "/anomalies")
+    expect(page.locator("main")).to_contain_text("4 of 5 dead events")
+    if shots:
+        page.screenshot(path=f"{shots}/anomalies-{theme}-{wide}.png", full_page=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import amqp
+from kombu import Connection
 
 from restante.rabbitmq import Subscribed, TopologyOptions, topology
 from restante.rabbitmq.declaring import declare
@@ -22,8 +23,9 @@ QUEUE = "billing.on_paid"
 LIFE = (0.5, 2.5)
 #: Seconds of delays per kill, so that messages are on the way at each of them.
 SPAN = 4.0
-#: Seconds after which a message that has not come is lost. RabbitMQ repeats a move without an answer after minutes.
-PATIENCE = 240.0
+#: Seconds after which a message that has not come is lost. RabbitMQ repeats a move between quorum rungs that got no
+#: answer after minutes, and one between classic rungs never.
+PATIENCE: dict[RungType, float] = {"quorum": 240.0, "classic": 45.0}
 #: Messages published before their confirms are awaited.
 WINDOW = 500
 
@@ -45,8 +47,6 @@ def killed_while_climbing(
     """Puts messages on the ladder of a node of one's own, kills and starts it again and again, and counts."""
     choose = random.Random(seed)
     options = TopologyOptions(rungs=rungs, longest_delay=600)
-    from kombu import Connection
-
     with Connection(server.url) as connection:
         declare(connection, topology("billing", [Subscribed("on_paid", "shop.paid")], options=options))
     server.write_down()
@@ -58,7 +58,7 @@ def killed_while_climbing(
         server.kill()
         server.start()
         say(f"{rungs}: killed {number + 1} of {kills} times, {_waiting(server)} of {count} have come back")
-    arrived = _drain(server, count)
+    arrived = _drain(server, count, PATIENCE[rungs])
     return Outcome(count, kills, count - len(arrived), sum(1 for times in arrived.values() if times > 1))
 
 
@@ -92,7 +92,7 @@ def _waiting(server: RabbitServer) -> int:
         return int(connection.channel().queue_declare(QUEUE, passive=True).message_count)
 
 
-def _drain(server: RabbitServer, count: int) -> Counter[str]:
+def _drain(server: RabbitServer, count: int, patience: float) -> Counter[str]:
     """Takes what arrives, until all have come, or nothing has for long."""
     arrived: Counter[str] = Counter()
     with _connection(server) as connection:
@@ -105,7 +105,7 @@ def _drain(server: RabbitServer, count: int) -> Counter[str]:
 
         channel.basic_consume(QUEUE, callback=taken)
         last, came = time.monotonic(), 0
-        while len(arrived) < count and time.monotonic() - last < PATIENCE:
+        while len(arrived) < count and time.monotonic() - last < patience:
             try:
                 connection.drain_events(timeout=5)
             except TimeoutError:

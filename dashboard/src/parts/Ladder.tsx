@@ -50,7 +50,7 @@ const share = (messages: number, most: number): number => (messages === 0 ? 0 : 
 const UNITS: [number, string][] = [
   [86_400, "d"],
   [3_600, "h"],
-  [60, "m"],
+  [60, "min"],
   [1, "s"],
 ];
 

@@ -52,6 +52,9 @@ function Waiting({ one, problem }: { one: Subscription; problem: string }) {
   );
 }
 
+const Total = ({ count }: { count: number | null }) =>
+  count === null ? <Unknown why="RabbitMQ keeps no totals: give the service's bus a store" /> : <>{short(count)}</>;
+
 function Dead({ one }: { one: Subscription }) {
   if (one.dead === null) return <Unknown why="On RabbitMQ the dead events of a service lie together in its archive, see below" />;
   if (one.dead === 0) return <span class="zero">0</span>;
@@ -98,7 +101,7 @@ export function EventTable({ topics, problem }: { topics: Topic[]; problem: stri
             {subscriptions.map((one, i) => (
               <tr key={one.subscription} tabIndex={-1} data-row data-testid="subscription-row" data-subscription={one.subscription}>
                 {i === 0 && (
-                  <th scope="rowgroup" rowSpan={subscriptions.length}>
+                  <th scope="rowgroup" rowSpan={subscriptions.length} class={subscriptions.length === 1 ? "alone" : undefined}>
                     <Name topic={topic} />
                   </th>
                 )}
@@ -125,8 +128,12 @@ export function EventTable({ topics, problem }: { topics: Topic[]; problem: stri
                 <td class="right num" data-testid="dead">
                   <Dead one={one} />
                 </td>
-                <td class="right num mid-only">{short(one.sent)}</td>
-                <td class="right num mid-only">{short(one.acked)}</td>
+                <td class="right num mid-only">
+                  <Total count={one.sent} />
+                </td>
+                <td class="right num mid-only">
+                  <Total count={one.acked} />
+                </td>
                 <td class="right num mid-only">
                   <Spans one={one} />
                 </td>
@@ -166,9 +173,9 @@ export function CallTable({ topics, problem }: { topics: Topic[]; problem: strin
             <th scope="col">Topic</th>
             <th scope="col">Who answers</th>
             <th scope="col" class="right">Waiting</th>
-            <th scope="col" class="right">Called</th>
-            <th scope="col" class="right">Answered</th>
-            <th scope="col" class="right" title={SPANS}>p50 / p95</th>
+            <th scope="col" class="right mid-only">Called</th>
+            <th scope="col" class="right mid-only">Answered</th>
+            <th scope="col" class="right mid-only" title={SPANS}>p50 / p95</th>
           </tr>
         </thead>
         <tbody>
@@ -192,9 +199,13 @@ export function CallTable({ topics, problem }: { topics: Topic[]; problem: strin
               <td class="right num">
                 <Waiting one={queue} problem={problem} />
               </td>
-              <td class="right num">{short(queue.sent)}</td>
-              <td class="right num">{short(queue.acked)}</td>
-              <td class="right num">
+              <td class="right num mid-only">
+                <Total count={queue.sent} />
+              </td>
+              <td class="right num mid-only">
+                <Total count={queue.acked} />
+              </td>
+              <td class="right num mid-only">
                 <Spans one={queue}>
                   <SpanBar p50={queue.p50_ms ?? 0} p95={queue.p95_ms ?? 0} most={most} />
                 </Spans>

@@ -406,9 +406,9 @@ class Subscription(BaseModel):
     waiting: int | None
     leased: int | None
     dead: int | None
-    sent: int
-    acked: int
-    nacked: int
+    sent: int | None
+    acked: int | None
+    nacked: int | None
     oldest_seconds: float | None
     p50_ms: float | None
     p95_ms: float | None

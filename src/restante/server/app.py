@@ -169,7 +169,7 @@ _session = router("session")
 async def _told(here: Office, caller: Caller) -> dict[str, Any]:
     pages = [{"id": id, "title": title} for id, title in PAGES]
     services: list[Card] = await here.call(cards, here.post)
-    if services or here.settings.broker is not None:
+    if services or here.rabbitmq.url is not None:
         pages.insert(2, {"id": "topics", "title": "Topics"})
     if await here.call(viewing.any_queue, here.post):
         pages.append({"id": "rsmq", "title": "RSMQ"})

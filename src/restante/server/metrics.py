@@ -126,5 +126,5 @@ class _RabbitMQ(Collector):
 def page(office: Office, rows: Sequence[Counts], dropped: Mapping[str, Dropped], seen: Seen) -> bytes:
     """The whole page."""
     own = generate_latest(_One(_Counts(office, rows, dropped)))
-    far = generate_latest(_One(_RabbitMQ(seen))) if office.settings.broker is not None else b""
+    far = generate_latest(_One(_RabbitMQ(seen))) if office.rabbitmq.url is not None else b""
     return own + far + generate_latest(office.sampler.registry)

@@ -32,7 +32,8 @@ _NO_COUNTS = {"waiting": None, "leased": None, "dead": None}
 
 @answering(api.get, "/topics", answers.Topics, summary="Topics, who subscribes, and how they keep up")
 async def topics(here: Here, caller: Reader) -> Json:
-    """Events and calls by topic; `waiting`, `leased` and `dead` are null where the broker cannot be asked."""
+    """Events and calls by topic. `waiting`, `leased` and `dead` are null where the broker cannot be asked, totals where
+    a bus on RabbitMQ has no store. Rungs and limits of archives are RabbitMQ's."""
     seen = await here.call(here.rabbitmq.look)
     found = _together(await here.call(cards, here.post), seen)
     counts = {row.queue: row for row in await here.sampler.count()}
@@ -50,7 +51,7 @@ async def topics(here: Here, caller: Reader) -> Json:
         by_topic.setdefault(key, []).append({
             "subscription": card.name, "service": card.service, "handler": card.handler, "pattern": key[1],
             "queue": card.queue, "broker": card.broker, "retry": card.retry, "max_attempts": card.max_attempts,
-            **numbers, **{name: row.totals.get(name, 0) if row else 0 for name in ("sent", "acked", "nacked")},
+            **numbers, **_totals(row, card),
             "oldest_seconds": row.waited if row and card.broker == "redis" else None,
             **here.sampler.latency(card.queue),
         })  # fmt: skip
@@ -71,6 +72,14 @@ async def topics(here: Here, caller: Reader) -> Json:
         ],
         "problem": seen.problem,
     })  # fmt: skip
+
+
+def _totals(row: Any, card: Card) -> dict[str, int | None]:
+    """What the journal has counted; a bus on RabbitMQ without a store writes none."""
+    names = ("sent", "acked", "nacked")
+    if row is None:
+        return dict.fromkeys(names, None if card.broker == "rabbitmq" else 0)
+    return {name: row.totals.get(name, 0) for name in names}
 
 
 def _together(told: list[Card], seen: Seen) -> list[Card]:
@@ -104,7 +113,7 @@ def _letters(here: Office, caller: Caller, service: str) -> Iterator[DeadLetters
     if any(card.broker == "redis" for card in mine):
         yield RedisDead(here.post, service, operator=caller.name)
         return
-    if here.settings.broker is None:
+    if here.rabbitmq.url is None:
         raise Refused(
             503, "NoBroker", f"{service} is on RabbitMQ, of which this server was not told",
             "start the server with --broker amqp://…",
@@ -112,7 +121,7 @@ def _letters(here: Office, caller: Caller, service: str) -> Iterator[DeadLetters
     if not here.rabbitmq.reading.acquire(timeout=PATIENCE):
         raise Refused(503, "ArchiveBusy", "an archive on RabbitMQ is being replayed", "look again when it has ended")
     try:
-        yield dead_letters(here.settings.broker, service)
+        yield dead_letters(here.rabbitmq.url, service)
     except Unavailable as error:
         raise Refused(503, "NoBroker", str(error), "what lies on Redis is not affected") from None
     finally:
