@@ -41,6 +41,8 @@ def _group(item: pytest.Item) -> str | None:
     if "browser" in fixtures:
         return "browser"
     folder = item.path.relative_to(_TESTS).parts[0]
+    if folder == "compat":
+        return item.path.name  # its workers serve all tests of a file
     params = getattr(getattr(item, "callspec", None), "params", {})
     node = "server" if folder == "rabbitmq" or item.path.name == "test_rabbitmq.py" else "rabbit"
     return f"{folder}-rabbitmq" if node in fixtures or "rabbitmq" in params.values() else None

@@ -79,6 +79,8 @@ def make(told: dict[str, Any]) -> Bus:
         @made.subscribe("shop.slow")
         def slow(data: dict[str, Any], envelope: Envelope) -> None:
             written("begun", data, envelope)
+            while data.get("hold") and not Path(os.environ["LEDGER"]).with_suffix(".mended").exists():
+                time.sleep(0.02)
             time.sleep(data.get("seconds", 0.05))
             written("slow", data, envelope)
 

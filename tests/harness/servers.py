@@ -231,7 +231,7 @@ class RedisServer:
         """SIGCONT."""
         self._running().send_signal(signal.SIGCONT)
 
-    def client(self, *, socket_timeout: float | None = 5.0) -> redis.Redis:
+    def client(self, *, socket_timeout: float | None = 30.0) -> redis.Redis:
         """A plain client that gives bytes and never retries; closed with the server."""
         client = redis.Redis(
             host=HOST,

@@ -282,7 +282,7 @@ print(run(["pipeline", "--help"]))
         env = {**os.environ, "PYTHONPATH": str(CHECKOUT / "src"), "RESTANTE_URL": "redis://127.0.0.1:1"}
         ran = subprocess.run(
             [sys.executable, "-W", "error", "-c", program],
-            env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60,
+            env=env, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE,
         )  # fmt: skip
         assert ran.stdout.split()[:5] == ["4"] * 5, ran.stderr
         assert ran.stdout.split()[-1] == "0"
