@@ -436,8 +436,8 @@ def _error(status: int, body: bytes) -> RestanteError:
     except (ValueError, KeyError, TypeError):
         name, message, told = "", f"the server answered {status}", {}
     kind = getattr(errors, name, None)
-    if kind in (LeaseLost, Unconfirmed):
-        return kind(message, ids=told.get("ids") or ())  # type: ignore[no-any-return]
+    if isinstance(kind, type) and issubclass(kind, LeaseLost | Unconfirmed):
+        return kind(message, ids=told.get("ids") or ())
     if isinstance(kind, type) and issubclass(kind, RestanteError):
         return kind(message)
     if status in (401, 403):
