@@ -47,7 +47,7 @@ def old(hosts: tuple[str, str]) -> str:
         stray = amqp.Message(b"no task", content_type="text/plain", delivery_mode=2)
         for number in (1, 2, 3):
             sender.send_task(
-                "shop.number.drawn", args=[number], kwargs={"colour": "red"}, task_id=f"id-{number}", retries=10,
+                "shop.number.drawn", args=[number], kwargs={"colour": "red"}, task_id=f"id-{number}", retries=11,
                 exchange=ARCHIVE, routing_key="shop.number.drawn", connection=connection,
             )  # fmt: skip
             if number == 2:

@@ -6,7 +6,7 @@
 | task of the message, its routing key | topic |
 | task ID | event ID |
 | positional and named arguments | data by name; those without one are called "0", "1" …, counted by a header |
-| retries | attempts |
+| retries, of which the way into the archive is the last | attempts |
 
 A message is acknowledged there after it is confirmed here. On failure in between it lies in both places; the next run
 finds its ID here and only acknowledges it. What is not a task message stays where it is and is counted.
@@ -153,7 +153,7 @@ def _keeping(url: str, service: str) -> Iterator[Callable[[TaskMessage, str], bo
         envelope = read.envelope(service)
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
         headers = {
-            **to_headers(envelope), "restante_attempts": read.retries + 1, "restante_subscription": subscription,
+            **to_headers(envelope), "restante_attempts": max(1, read.retries), "restante_subscription": subscription,
             "restante_archived_at": at, "restante_error_class": ADOPTED,
         }  # fmt: skip
         if not links.publish(orjson.dumps(read.data), headers, properties_of(envelope), "", archive, id=read.id):
