@@ -31,9 +31,8 @@ def main() -> None:
                 time.sleep(0.2)
             print("acked", done.totals["acked"], "sent", done.totals["sent"], flush=True)
             for letter in admin.walk("celery", State.DEAD):  # `restante replay celery` would run it again
-                print(
-                    "dead", letter.kind, admin.show("celery", letter.id).history[-1].error.splitlines()[-1], flush=True
-                )
+                failure = admin.show("celery", letter.id).history[-1]
+                print("dead", letter.kind, failure.error.splitlines()[-1], flush=True)
         finally:
             worker.send_signal(signal.SIGTERM)
             worker.wait(30)
