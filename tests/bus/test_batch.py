@@ -131,6 +131,13 @@ class TestBlocks:
         with bus.batch(), pytest.raises(errors.InvalidPayload):
             bus.publish(f"batch.{place.mark}", float("nan"))
 
+    def test_a_client_closed_in_the_block_refuses_the_rest(self, place: Place, bus: Bus) -> None:
+        client = place.client()
+        with pytest.raises(errors.RestanteError, match="closed"), client.batch():
+            client.publish(f"batch.{place.mark}", 1)
+            client.close()
+            client.publish(f"batch.{place.mark}", 2)
+
     async def test_a_block_with_await_is_the_same(self, place: Place, bus: Bus) -> None:
         topic, nowhere = f"batch.{place.mark}", f"nowhere.{place.mark}"
         async with aio(place) as client:

@@ -121,12 +121,18 @@ class Batch:
             raise Unavailable(f"the broker stayed away, and events of this batch were not published: {self._away}")
         publishing.reported = True
         self._made.append(publishing)
-        self._sender.begin(publishing)
+        try:
+            self._sender.begin(publishing)
+        except Exception:
+            self._made.remove(publishing)  # refused, so that nobody would ever settle it
+            raise
 
     def wait(self) -> None:
         """Waits until everything published in the block so far is settled, and raises for what has failed."""
         self._sender.settle(self._made)
         self._gather()
+        self._failures += [(one.id, one.topic, Unconfirmed(ids=(one.id,))) for one in self._made]
+        self._made.clear()
         if self._failures:
             failures, self._failures = self._failures, []
             raise BatchFailed(failures=failures)
