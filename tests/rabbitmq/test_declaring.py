@@ -34,15 +34,10 @@ def cli(tmp_path: Path) -> Iterator[Cli]:
     made.close()
 
 
-def test_declaring_is_quick_and_can_be_done_again(connection: Connection, service: str) -> None:
+def test_declaring_can_be_done_again(connection: Connection, service: str) -> None:
     made = topology(service, [Subscribed("on_paid", "shop.paid")], ["shop.price.get"])
-    begun = time.monotonic()
     declare(connection, made)
-    first = time.monotonic()
     declare(connection, made)
-    print(f"{len(made.exchanges) + len(made.queues) + len(made.bindings)} objects: {first - begun:.3f} s")
-    print(f"again: {time.monotonic() - first:.3f} s")
-    assert first - begun < 2
     assert verify(connection, made) == []
 
 
