@@ -45,6 +45,8 @@ BOUNDS: dict[str, tuple[str, float]] = {
 }
 #: Messages that climb down at once, and the delay by which they take five rungs.
 CLIMBING, FIVE_RUNGS = 5000, 3.875
+#: Messages published before their confirms are awaited.
+BATCH = 500
 
 
 def published(url: str, rungs: RungType, count: int, delay: float) -> float:
@@ -136,9 +138,10 @@ def climbed(url: str, rungs: RungType) -> float:
             exchange, key = options.ladder().later(FIVE_RUNGS, f"climbed.{rungs}")
             from restante.bus.on_rabbitmq import packed
 
-            some = [packed(b"null", {}, {"delivery_mode": 2}) for _ in range(CLIMBING)]
+            some = [packed(b"null", {}, {"delivery_mode": 2}) for _ in range(BATCH)]
             broker: Any = client._broker
-            broker.links.patiently(lambda link: link.publish_many(some, exchange, [key] * CLIMBING), ["-"])
+            for _ in range(CLIMBING // BATCH):
+                broker.links.patiently(lambda link: link.publish_many(some, exchange, [key] * BATCH), ["-"])
         due = time.monotonic() + FIVE_RUNGS
         while (found := counts(connection, [queue])[queue]) is None or found[0] < CLIMBING:
             time.sleep(0.02)

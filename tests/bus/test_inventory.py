@@ -1,4 +1,4 @@
-"""What a service makes on RabbitMQ, counted on a broker of its own; services known without a store; `restante topics`."""
+"""What a service makes on RabbitMQ, counted; services that are known without a store; `restante topics`."""
 
 from __future__ import annotations
 

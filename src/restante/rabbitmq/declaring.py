@@ -231,7 +231,9 @@ def _named(one: Object) -> str:
 def _difference(one: Object, error: Any) -> str:
     found = _DIFFERS.search(error.reply_text)
     if found is None:
-        return f"{_named(one)} cannot be as asked for: {_said(error)}"
+        rung = isinstance(one, Queue) and any(name == "x-dead-letter-strategy" for name, _ in one.arguments)
+        remedy = "; quorum rungs need RabbitMQ 3.10 or newer: use rungs='classic' before" if rung else ""
+        return f"{_named(one)} cannot be as asked for: {_said(error)}{remedy}"
     argument, *values = found.groups()
     wanted, there = values[0] or values[1], values[2] or values[3]
     if isinstance(one, Queue):
