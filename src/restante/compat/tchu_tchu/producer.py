@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 from celery import current_app
 
 from restante.bus.app import Bus
 from restante.bus.client import Client
+from restante.bus.options import PublishOptions
 from restante.compat.broker import broker_of
 from restante.compat.nearest import refuse
 from restante.compat.tchu_tchu.utils import error_handling
@@ -96,7 +97,7 @@ def published(
         _checked(content_type, delivery_mode)
         refuse(options, _OPTIONS, "publish has no option")
         words = {_OPTIONS[name]: value for name, value in options.items() if value is not None}
-        return client().publish(routing_key, plain(body), **words).id
+        return client().publish(routing_key, plain(body), **cast(PublishOptions, words)).id
 
 
 def _checked(content_type: str, delivery_mode: int) -> None:
