@@ -28,7 +28,7 @@ from tests.harness.servers import RedisServer, call
 #: The command as it is installed beside this interpreter.
 RESTANTE = Path(sys.executable).with_name("restante")
 #: Seconds a command may take on a busy machine.
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 class Ran:
