@@ -28,6 +28,7 @@ from restante import Admin, Consumer, Event, LeasedMessage, Post, RestanteError,
 from restante.cli.board import Board, watch
 from restante.cli.session import Session, WrongUsage, stopping
 from restante.core.embedded import answers, socket_path
+from restante.core.journal_reader import JournalReader
 from restante.core.settings import DEFAULT_HTTP_PORT
 
 #: What each queue is told. Short leases and retries, so that every state comes and goes while one watches.
@@ -190,12 +191,15 @@ def serve(role: str, url: str, stop: threading.Event) -> None:
 
 def refresh_insights(url: str, lake: Path, stop: threading.Event) -> None:
     """Spark takes the journals into a lake and draws its report, again and again."""
+    # Before anything else, the slow imports too: the journals keep from now on what Spark will read later.
+    with restante.connect(url) as post:
+        for name in Admin(post).queues():
+            JournalReader(post).claim(name, "pipeline")
     from restante.spark.lake import Lake
     from restante.spark.progress import RunProgress
     from restante.spark.registration import Registration
 
     status = RunProgress(Lake(str(lake)))
-    # Before anything else: the journals keep from now on what Spark will read later.
     with Registration(url), status.running("waiting for the shop to open", report=True):
         if stop.wait(INSIGHTS_AFTER):
             return
