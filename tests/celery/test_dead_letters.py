@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +13,10 @@ from celery import Celery, chord, group
 from celery.result import AsyncResult
 
 import restante.celery
-from restante import Admin, InvalidInput, Message, State
+from restante import Admin, InvalidInput, Message, Post, State
 from restante.celery.requests import Unchosen
 from tests.celery.workers import Worker, wait_for
+from tests.cli.conftest import Cli
 from tests.harness.servers import RedisServer
 
 Start = Callable[..., Worker]
@@ -193,3 +195,19 @@ class TestEta:
         sent, _ = one.send("eta", countdown=0.2).get(timeout=PATIENCE)
         assert sent is not None
         assert one.send("eta").get(timeout=PATIENCE)[0] is None
+
+
+def test_the_command_line_shows_a_dead_letters_traceback(server: RedisServer, post: Post, tmp_path: Path) -> None:
+    queue = post.queue("celery")
+    queue.send({"order": 1})
+    message = queue.receive()
+    assert message is not None
+    try:
+        raise LookupError("no such lamp")
+    except LookupError as error:
+        message.bury(error=error)
+    cli = Cli(server.url, tmp_path)
+    shown = cli.inside("show", "celery", message.id).out
+    cli.close()
+    assert "Traceback (most recent call last)" in shown
+    assert 'raise LookupError("no such lamp")' in shown

@@ -170,6 +170,10 @@ def show(context: Context, queue: OneQueue, id: Annotated[str, typer.Argument(he
                 Text(f"{one.error_class}: {texts.last_line(one)}" if one.error else one.error_class),
             )  # fmt: skip
         session.out.print(attempts)
+        last = message.history[-1]
+        if message.state is State.DEAD and "\n" in last.error.strip():
+            text = Text("\n".join(texts.oneline(line, 400) for line in last.error.strip().splitlines()))
+            session.out.print(Panel.fit(text, title=f"error of attempt {last.attempt}", title_align="left"))
     return None
 
 
