@@ -56,7 +56,7 @@ class TestUnknownKeywords:
         cases: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
             (bus.publish, ("a.b",), {"dealy": 3}, "delay"),
             (bus.publish, ("a.b",), {"wiat": False}, "wait"),
-            (bus.publish_many, ([],), {"nobdy": "keep"}, "it takes delay"),
+            (bus.publish_many, ([],), {"nobdy": "keep"}, "known are delay"),
             (bus.call, ("a.b",), {"time_out": 3}, "timeout"),
             (bus.call_all, ("a.b",), {"header": {}}, "headers"),
             (bus.event, ("a.b",), {"versoin": "1"}, "version"),

@@ -171,7 +171,7 @@ class TestChoices:
         [
             ({"dead_leters": False}, "did you mean dead_letters"),
             ({"task_acks_late": False}, r"app\.conf\.task_acks_late"),
-            ({"nonsense": 1}, "it takes dead_letters"),
+            ({"nonsense": 1}, "known are dead_letters"),
             ({"dead_letters": "no"}, "must be True or False"),
         ],
     )

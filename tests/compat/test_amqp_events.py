@@ -228,7 +228,7 @@ class TestWithoutABroker:
         ("word", "nearest"), [("broker_ulr", "broker_url"), ("import", "imports"), ("task_ack_late", "task_acks_late")]
     )
     def test_an_unknown_keyword_is_refused_with_the_nearest_name(self, word: str, nearest: str) -> None:
-        with pytest.raises(InvalidInput, match=f"no setting {word}: did you mean {nearest}"):
+        with pytest.raises(InvalidInput, match=f"no option '{word}': did you mean {nearest}"):
             app(**{word: "x"})
 
     def test_queues_and_routes_of_ones_own_are_refused(self) -> None:

@@ -39,7 +39,6 @@ from restante.bus.options import (
     ManyOptions,
     PublishOptions,
     TaskOptions,
-    refuse_unknown,
     task_options,
 )
 from restante.bus.schema import Event as EventClass
@@ -48,6 +47,7 @@ from restante.bus.worker import Declared, Handing, Request
 from restante.core.errors import InvalidInput, RestanteError
 from restante.core.journal import Line
 from restante.core.keys import QUEUES, SUBSCRIPTIONS
+from restante.core.keywords import check_keywords
 from restante.core.message import Event, State
 from restante.core.retry import RetryPolicy, exponential, seconds
 from restante.core.topics import valid_pattern, valid_topic, valid_word
@@ -136,7 +136,7 @@ class Bus(Celery):
         self._usual = Retrying(retry, max_attempts)
         self._dedup, self._window, self._store_url, self._prefix = dedup, seconds(window, "window"), store, prefix
         self._rabbitmq_options = dict(rabbitmq or {})
-        refuse_unknown(self._rabbitmq_options, {one.name for one in fields(TopologyOptions)}, "Bus(rabbitmq={…})")
+        check_keywords(self._rabbitmq_options, {one.name for one in fields(TopologyOptions)}, "Bus(rabbitmq={…})")
         #: Handlers of events, by the name of their subscription.
         self.subscriptions: dict[str, Handler] = {}
         #: Handlers of calls, by topic.
@@ -217,7 +217,7 @@ class Bus(Celery):
     ) -> Callable[[Callable[..., Any]], Callable[..., Published]]:
         """Makes a function an event: calling it runs the body, which may raise, and then publishes what it returns, or
         its arguments by name where it returns nothing."""
-        refuse_unknown(unknown, ("version",), "event")
+        check_keywords(unknown, ("version",), "event")
         found = valid_topic(topic)
 
         def register(function: Callable[..., Any]) -> Callable[..., Published]:

@@ -23,11 +23,11 @@ from restante.bus.options import (
     ManyOptions,
     PublishOptions,
     RabbitOptions,
-    refuse_unknown,
 )
 from restante.bus.schema import Event, encode
 from restante.core.errors import InvalidInput
 from restante.core.extras import needs_extra
+from restante.core.keywords import check_keywords
 from restante.core.retry import seconds
 from restante.core.settings import ClientOptions, ClientSettings
 
@@ -79,7 +79,7 @@ def _end(expires: float | None) -> datetime | None:
 
 def _how(options: Mapping[str, Any], known: Collection[str], where: str) -> Sending:
     """How to send, from a caller's keywords."""
-    refuse_unknown(options, known, where)
+    check_keywords(options, known, where)
     get = options.get
     return Sending.checked(get("delay", 0), get("priority", 0), get("expires"), get("nobody", "keep"))
 
@@ -95,19 +95,19 @@ def sending(
 
 
 def _call(topic: Topic, data: Any, source: str, options: Mapping[str, Any]) -> tuple[Said, float]:
-    refuse_unknown(options, CallOptions.__optional_keys__, "call")
+    check_keywords(options, CallOptions.__optional_keys__, "call")
     return say(topic, data, source, headers=options.get("headers")), allowed(options.get("timeout", TIMEOUT))
 
 
 def _check_settings(url: str, settings: Mapping[str, Any], where: str) -> None:
     known, rabbit = set(ConnectionOptions.__optional_keys__), set(RabbitOptions.__optional_keys__)
     if is_rabbitmq(url):
-        refuse_unknown(settings, rabbit | (set(settings) - known), f"{where} on RabbitMQ")
+        check_keywords(settings, rabbit | (set(settings) - known), f"{where} on RabbitMQ")
         if "patience" in settings:
             seconds(settings["patience"], "patience")
     else:
         known -= rabbit - {"patience"}
-    refuse_unknown(settings, known | {"broker", "source", "store", "prefix"}, where)
+    check_keywords(settings, known | {"broker", "source", "store", "prefix"}, where)
 
 
 def allowed(timeout: float | timedelta) -> float:

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from restante.bus.envelope import Envelope
-from restante.bus.options import RetryOptions, refuse_unknown
+from restante.bus.options import RetryOptions
 from restante.bus.schema import Event, decode, hints_of
 from restante.core.errors import InvalidInput, InvalidPayload
+from restante.core.keywords import check_keywords
 from restante.core.retry import RetryPolicy, exponential, fixed, seconds
 
 
@@ -40,7 +41,7 @@ class Retrying:
         """From our words or from Celery's, which are taken out of the options."""
         told = {name: options.pop(name) for name in RetryOptions.__optional_keys__ if name in options}
         more = told.pop("retry_kwargs", None) or {}
-        refuse_unknown(more, ("max_retries", "countdown"), "retry_kwargs")
+        check_keywords(more, ("max_retries", "countdown"), "retry_kwargs")
         told.update(more)
         _check(told)
         if retry is None:

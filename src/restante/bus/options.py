@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from restante.bus.broker import Nobody
 from restante.core.errors import InvalidInput
+from restante.core.keywords import check_keywords
 from restante.core.retry import seconds
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def task_options(given: Mapping[str, Any], known: Iterable[str], where: str) -> 
             raise InvalidInput(f"{where} does not take Celery's {name}: {INSTEAD[name]}")
         if name in RetryOptions.__optional_keys__ and name not in known:
             raise InvalidInput(f"{where} does not take {name}: calls are not retried, the caller calls again")
-    refuse_unknown(made, known | {"celery_options"}, where)
+    check_keywords(made, known | {"celery_options"}, where)
     for name, (value, why) in _FIXED.items():
         if made.pop(name, value) is not value:
             raise InvalidInput(f"{where} takes {name}={value} alone: {why}")
@@ -155,13 +155,3 @@ def task_options(given: Mapping[str, Any], known: Iterable[str], where: str) -> 
         if made.get(name) is not None:
             seconds(made[name], name)
     return made
-
-
-def refuse_unknown(given: Iterable[str], known: Iterable[str], where: str) -> None:
-    """InvalidInput for a keyword that a function does not take, with the one that was probably meant."""
-    words = sorted(known)
-    for name in given:
-        if name not in words:
-            near = difflib.get_close_matches(name, words, 1, 0.6)
-            hint = f"did you mean {near[0]}?" if near else f"it takes {', '.join(words)}"
-            raise InvalidInput(f"{where} has no option {name!r}: {hint}")

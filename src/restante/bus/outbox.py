@@ -39,8 +39,9 @@ with needs_extra("outbox", "the outbox"):
 from restante.bus.broker import Sending
 from restante.bus.client import Client, Topic, sending
 from restante.bus.envelope import Envelope, Malformed
-from restante.bus.options import PublishOptions, refuse_unknown
+from restante.bus.options import PublishOptions
 from restante.core.errors import InvalidInput, RestanteError, Unroutable
+from restante.core.keywords import check_keywords
 
 log = logging.getLogger("restante")
 
@@ -85,7 +86,7 @@ class Outbox:
     def __init__(
         self, client: Any, *, name: str = "restante_outbox", metadata: MetaData | None = None, **unknown: Never
     ) -> None:
-        refuse_unknown(unknown, ("name", "metadata"), "Outbox")
+        check_keywords(unknown, ("name", "metadata"), "Outbox")
         self._client: Client = getattr(client, "client", client)
         metadata = metadata if metadata is not None else MetaData()
         # SQLite counts by itself in this type alone.

@@ -13,8 +13,8 @@ from pydantic import BaseModel, PrivateAttr, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 
 from restante.bus.envelope import Envelope
-from restante.bus.options import refuse_unknown
 from restante.core.errors import InvalidInput, InvalidPayload
+from restante.core.keywords import check_keywords
 from restante.core.stored import decode_json, encode_json
 from restante.core.topics import valid_topic
 
@@ -40,7 +40,7 @@ class Event(BaseModel):
         **config: Any,
     ) -> None:  # fmt: skip
         # Pydantic has taken its own words out already.
-        refuse_unknown(config, ("topic", "version", "response", "error"), f"class {cls.__name__}(Event)")
+        check_keywords(config, ("topic", "version", "response", "error"), f"class {cls.__name__}(Event)")
         super().__init_subclass__()
         if topic is not None:
             cls.topic = valid_topic(topic)

@@ -15,8 +15,8 @@ from celery.app.utils import detect_settings
 
 from restante.bus.addresses import celery_url, shown
 from restante.bus.celery_settings import CeleryOptions
-from restante.bus.options import refuse_unknown
 from restante.core.errors import InvalidInput
+from restante.core.keywords import check_keywords
 
 #: Set where the app has not chosen otherwise.
 DEFAULTS: dict[str, Any] = {
@@ -47,7 +47,7 @@ _OURS = {
 
 def celery_keywords(given: Mapping[str, Any]) -> dict[str, Any]:
     """The keywords of a bus that are Celery's, checked."""
-    refuse_unknown(given, CeleryOptions.__optional_keys__ | SETTING_KEYS | _BUS, "Bus")
+    check_keywords(given, CeleryOptions.__optional_keys__ | SETTING_KEYS | _BUS, "Bus")
     for name in given:
         if name in _OURS:
             raise InvalidInput(f"Bus does not take {name}: {_OURS[name]}")

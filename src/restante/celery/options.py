@@ -5,7 +5,6 @@ An unknown option is an error that suggests the nearest name: a misspelt `visibi
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import logging
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from typing import Any
 import redis
 
 from restante.core.errors import InvalidInput
+from restante.core.keywords import check_keywords
 from restante.core.settings import milliseconds, whole
 
 log = logging.getLogger("restante")
@@ -95,11 +95,9 @@ class Options:
             elif name in _NEEDLESS:
                 _say_once(name)
             elif name in _REFUSED:
-                raise InvalidInput(f"broker_transport_options has no {name!r}: {_REFUSED[name]}")
+                raise InvalidInput(f"broker_transport_options has no option {name!r}: {_REFUSED[name]}")
             elif name not in _THEIRS:
-                near = difflib.get_close_matches(name, [*known, *_NEEDLESS, *_THEIRS], 1)
-                hint = f": did you mean {near[0]}?" if near else f"; known are {', '.join(sorted(known))}"
-                raise InvalidInput(f"broker_transport_options has no {name!r}{hint}")
+                check_keywords([name], [*known, *_NEEDLESS, *_THEIRS], "broker_transport_options")
         options = cls(**made)
         milliseconds(options.visibility_timeout, "visibility_timeout", least=0.1)
         whole(options.delivery_limit, "delivery_limit", 1, 65535)
@@ -140,11 +138,7 @@ def _arguments(given: Any, option: str, known: frozenset[str]) -> None:
     """Refuses what the driver would refuse later, and less helpfully."""
     if not isinstance(given, Mapping):
         raise InvalidInput(f"{option} must be a dict, not {given!r}")
-    for name in given:
-        if name not in known:
-            near = difflib.get_close_matches(str(name), known, 1)
-            hint = f": did you mean {near[0]}?" if near else f"; known are {', '.join(sorted(known))}"
-            raise InvalidInput(f"{option} has no {name!r}{hint}")
+    check_keywords(map(str, given), known, option)
 
 
 def _choice(value: str, name: str, words: tuple[str, ...]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import platform
 import time
@@ -13,6 +12,7 @@ from celery import Celery, bootsteps
 
 from restante.celery.requests import UNCHOSEN, bury_failures, watch
 from restante.core.errors import InvalidInput
+from restante.core.keywords import check_keywords
 
 #: Set where the app has not chosen otherwise, and why.
 DEFAULTS: dict[str, Any] = {
@@ -60,12 +60,9 @@ def install(app: Celery, *, dead_letters: bool = True, **unknown: Any) -> Celery
     with its error. A task's own `dead_letters=True` or `False` wins, and `acks_on_failure`, `acks_on_timeout` or
     `acks_on_failure_or_timeout`, set for the task or the app, win over both.
     """
-    if unknown:
-        given = next(iter(unknown))
-        near = difflib.get_close_matches(given, ["dead_letters", *DEFAULTS], 1)
-        hint = "" if not near else f": did you mean {near[0]}?"
-        hint += "" if not near or near[0] not in DEFAULTS else " It is a setting of the app: app.conf." + near[0]
-        raise InvalidInput(f"install() has no {given!r}{hint or '; it takes dead_letters'}")
+    if setting := next((name for name in unknown if name in DEFAULTS), None):
+        raise InvalidInput(f"{setting} is a setting of the app, not of install(): app.conf.{setting} = …")
+    check_keywords(unknown, ("dead_letters",), "install()")
     if not isinstance(dead_letters, bool):
         raise InvalidInput(f"dead_letters must be True or False, not {dead_letters!r}")
     if app.configured:

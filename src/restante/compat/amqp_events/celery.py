@@ -22,8 +22,8 @@ from restante.bus.envelope import Envelope
 from restante.bus.options import RetryOptions
 from restante.compat.amqp_events import defaults
 from restante.compat.broker import broker_of, check_broker
-from restante.compat.nearest import refuse
 from restante.core.errors import InvalidInput, InvalidPayload
+from restante.core.keywords import check_keywords
 from restante.core.retry import exponential
 from restante.core.topics import as_word
 
@@ -75,7 +75,7 @@ class EventsCelery(Bus):
         self, main: str, *, broker_url: str | None = None, store: str | None = None,
         dedup: Literal["redis", "memory", "off"] | None = None, **settings: Any,
     ) -> None:  # fmt: skip
-        refuse(settings, SETTING_KEYS | {"broker_url", "store", "dedup"}, "events_app has no setting")
+        check_keywords(settings, SETTING_KEYS | {"broker_url", "store", "dedup"}, "events_app")
         if taken := sorted(_ROUTING & {name for name, value in settings.items() if value}):
             raise InvalidInput(
                 f"{', '.join(taken)} cannot be set: every handler has a queue of its own. To part environments give "

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from restante.compat.nearest import refuse
 from restante.core.errors import InvalidInput
+from restante.core.keywords import check_keywords
 
 _PREFIX = "AMQP_EVENTS_"
 
@@ -27,4 +27,4 @@ AMQP_EVENTS_ARCHIVED_QUEUE_LENGTH = _number("AMQP_EVENTS_ARCHIVED_QUEUE_LENGTH",
 AMQP_EVENTS_MAX_RETRIES = _number("AMQP_EVENTS_MAX_RETRIES", 10)
 
 _KNOWN = {name for name in globals() if name.startswith(_PREFIX)}
-refuse({name for name in os.environ if name.startswith(_PREFIX)}, _KNOWN, "celery-amqp-events has no setting")
+check_keywords(sorted(name for name in os.environ if name.startswith(_PREFIX)), _KNOWN, "celery-amqp-events")

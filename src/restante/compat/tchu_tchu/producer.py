@@ -13,11 +13,11 @@ from restante.bus.app import Bus
 from restante.bus.client import Client
 from restante.bus.options import PublishOptions
 from restante.compat.broker import broker_of
-from restante.compat.nearest import refuse
 from restante.compat.tchu_tchu.utils import error_handling
 from restante.compat.tchu_tchu.utils.error_handling import PublishError, TchuError
 from restante.compat.tchu_tchu.utils.json_encoder import plain
 from restante.core.errors import CallFailed, CallTimeout, Declined, InvalidInput, NoHandler, RestanteError
+from restante.core.keywords import check_keywords
 from restante.core.topics import as_word
 
 #: What `publish` takes beyond tchu-tchu's own words, by Celery's names and by the bus's.
@@ -73,7 +73,7 @@ class CeleryProducer:
         """Calls the service that answers, and returns its answer. `allow_join` is not needed: calls may be nested."""
         with told():
             _checked(content_type, delivery_mode)
-            refuse(kwargs, (), "call has no option")
+            check_keywords(kwargs, ("timeout", "content_type", "delivery_mode", "allow_join"), "call")
             try:
                 return self.client.call(routing_key, plain(body), timeout=timeout)
             except Declined as refusal:
@@ -95,7 +95,7 @@ def published(
     """Publishes by a client that is made when the arguments are known to be right."""
     with told():
         _checked(content_type, delivery_mode)
-        refuse(options, _OPTIONS, "publish has no option")
+        check_keywords(options, _OPTIONS, "publish")
         words = {_OPTIONS[name]: value for name, value in options.items() if value is not None}
         return client().publish(routing_key, plain(body), **cast(PublishOptions, words)).id
 

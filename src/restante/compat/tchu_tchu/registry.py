@@ -13,10 +13,10 @@ from typing import Any
 
 from restante.bus.app import Bus
 from restante.bus.options import TaskOptions
-from restante.compat.nearest import refuse
 from restante.compat.tchu_tchu.utils.error_handling import SubscriptionError, TchuRPCException
 from restante.compat.tchu_tchu.utils.json_encoder import dumps_message, loads_message
 from restante.core.errors import Declined, InvalidInput
+from restante.core.keywords import check_keywords
 from restante.core.topics import as_word, is_topic, valid_pattern
 
 log = logging.getLogger("restante")
@@ -54,7 +54,7 @@ class Registry:
         options = dict(celery_options or {})
         try:
             valid_pattern(routing_key)
-            refuse(options, _TASK_OPTIONS, "celery_options has no option")
+            check_keywords(options, _TASK_OPTIONS, "celery_options")
         except InvalidInput as error:
             raise SubscriptionError(str(error)) from None
         if "countdown" in options:
