@@ -28,7 +28,7 @@ from restante.core.retry import LONGEST_DELAY, RetryPolicy, seconds
 #: in a cluster. Classic queues move many messages at once faster, and lose some when the broker is killed.
 RungType = Literal["classic", "quorum"]
 RUNG_TYPES: Final[tuple[RungType, ...]] = get_args(RungType)
-#: What they are where nothing else is said; the figures behind it are in docs/decisions/0018.
+#: What they are where nothing else is said; the figures behind it are in docs/decisions/0017.
 RUNGS: Final[RungType] = "quorum"
 
 #: Seconds of the shortest rung: delays are rounded up to multiples of it. Half of it makes the ladder a rung longer.
