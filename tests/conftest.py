@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 _TESTS: Final = Path(__file__).parent
 #: Files whose tests share the second Spark session: about half of the work.
 _SECOND_SPARK: Final = {"test_cluster.py", "test_pipeline.py", "test_pipeline_cli.py", "test_writers.py"}
+#: Folders in the order in which their tests begin: what takes minutes first, so that no process is left with it alone.
+_FIRST: Final = ("spark", "docs", "faults", "celery", "bus", "rabbitmq", "compat", "cli", "browser", "server", "rsmq")
 #: With fewer tests than this the class archive of Spark costs more than it saves.
 _MANY: Final = 50
 
@@ -28,10 +30,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that share something slow to start run in one process, all others wherever there is room."""
+    """Tests that share something slow to start run in one process, all others anywhere; slow ones begin first."""
+    items.sort(key=lambda item: _FIRST.index(_folder(item)) if _folder(item) in _FIRST else len(_FIRST))
     for item in items:
         if (group := _group(item)) is not None:
             item.add_marker(pytest.mark.xdist_group(group))
+
+
+def _folder(item: pytest.Item) -> str:
+    return item.path.relative_to(_TESTS).parts[0]
 
 
 def _group(item: pytest.Item) -> str | None:
@@ -40,7 +47,7 @@ def _group(item: pytest.Item) -> str | None:
         return "spark-2" if item.path.name in _SECOND_SPARK else "spark-1"
     if "browser" in fixtures:
         return "browser"
-    folder = item.path.relative_to(_TESTS).parts[0]
+    folder = _folder(item)
     if folder == "compat":
         return item.path.name  # its workers serve all tests of a file
     params = getattr(getattr(item, "callspec", None), "params", {})

@@ -289,7 +289,9 @@ class TestCalls:
             blocking.join()
             assert client.call(Price(sku="after"), timeout=PATIENCE) == Decimal("10.10")
             time.sleep(0.3)
-        assert [row["sku"] for row in place.rows("price")] == ["slow3", "after"]
+        # A call of the test before may come again here: its worker can have ended before its ack.
+        mine = [row["sku"] for row in place.rows("price") if row["sku"].startswith(("slow", "late", "after"))]
+        assert mine == ["slow3", "after"]
 
     def test_a_thousand_calls_under_load_are_answered_though_a_server_is_killed(
         self, place: Place, service: Start

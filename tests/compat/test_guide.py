@@ -15,11 +15,12 @@ from celery.app.defaults import SETTING_KEYS
 
 from restante import exponential
 from restante.bus import Bus, Client, Event
+from restante.bus.options import PublishOptions, TaskOptions
 from restante.cli.entry import app
 from restante.compat import pyrsmq
 from restante.compat.amqp_events import defaults
 from restante.compat.amqp_events.celery import EventsCelery, events_app
-from restante.compat.tchu_tchu import TchuEvent, registry, setup_celery_queue, subscribe
+from restante.compat.tchu_tchu import TchuEvent, setup_celery_queue, subscribe
 from restante.compat.tchu_tchu.client import TchuClient
 from restante.compat.tchu_tchu.django import Celery
 from restante.compat.tchu_tchu.producer import _OPTIONS
@@ -32,8 +33,8 @@ SPANS = re.findall(r"`([^`\n]+)`", GUIDE.prose)
 #: Callables as the guide writes them, and which keywords each takes beyond its signature.
 CALLS: dict[str, tuple[Callable[..., Any], frozenset[str]]] = {
     "Bus": (Bus, frozenset()),
-    "bus.publish": (Bus.publish, frozenset()),
-    "bus.subscribe": (Bus.subscribe, registry._TASK_OPTIONS),
+    "bus.publish": (Bus.publish, PublishOptions.__optional_keys__),
+    "bus.subscribe": (Bus.subscribe, TaskOptions.__optional_keys__),
     "client.publish": (TchuClient.publish, frozenset(_OPTIONS)),
     "events_app": (events_app, frozenset(SETTING_KEYS) | inspect.signature(EventsCelery).parameters.keys()),
     "app.handler": (EventsCelery.handler, frozenset()),

@@ -9,6 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.deadlines import PATIENCE
+
+#: One run of mypy serves both tests, and only one process may use its cache.
+pytestmark = pytest.mark.xdist_group("typing")
+
 ROOT = Path(__file__).parents[2]
 
 #: Each line with a comment must be refused with that code of mypy; no other line may be.
@@ -158,7 +163,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], set
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "--no-error-summary", "--cache-dir",
          str(ROOT / ".mypy_cache" / "programs"), "wrong.py", "right.py"],
-        cwd=folder, capture_output=True, text=True, timeout=170,
+        cwd=folder, capture_output=True, text=True, timeout=PATIENCE,
     )  # fmt: skip
     assert done.stderr == ""
     made: dict[tuple[str, int], set[str]] = {}

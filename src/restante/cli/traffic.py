@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from io import BufferedReader
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -253,12 +253,15 @@ def consume(
         Consumer(group, concurrency=concurrency, prefetch=prefetch, grace=grace, stop_when_empty=stop_when_empty)
         for group in groups.values()
     ]
-    for group in groups.values():
-        names_ = ", ".join(queue.name for queue in group)
-        server = group[0]._connection.endpoint.shown
-        session.note(f"consuming {names_} on {server} with concurrency {concurrency}; Ctrl-C to stop")
+
+    def tell() -> None:
+        for group in groups.values():
+            names_ = ", ".join(queue.name for queue in group)
+            server = group[0]._connection.endpoint.shown
+            session.note(f"consuming {names_} on {server} with concurrency {concurrency}; Ctrl-C to stop")
+
     try:
-        run_all(made)
+        run_all(made, tell)
     finally:
         handled, failed = sum(one.handled for one in made), sum(one.failed for one in made)
         if session.json:
@@ -308,8 +311,11 @@ def _told(error: Exception) -> str:
     return f"{type(error).__name__}: {error} ({Path(last.filename).name} line {last.lineno})"
 
 
-def run_all(consumers: list[Consumer]) -> None:
-    """Each in a thread of its own, signals to all; the first that fails stops the others."""
+def run_all(consumers: list[Consumer], tell: Callable[[], None]) -> None:
+    """Runs each in a thread of its own, with signals to all; the first that fails stops the others.
+
+    `tell` is called once signals are obeyed, before the first consumer starts.
+    """
     failures: list[BaseException] = []
     ended = threading.Semaphore(0)
 
@@ -328,6 +334,7 @@ def run_all(consumers: list[Consumer]) -> None:
 
     threads = [threading.Thread(target=serve, args=(one,), name="restante-consumer", daemon=True) for one in consumers]
     with stopping(stop):
+        tell()
         for thread in threads:
             thread.start()
         for _ in threads:

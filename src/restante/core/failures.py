@@ -19,13 +19,17 @@ _LATIN = re.compile(r"got \"(.*?)\" as")
 def access_denied(error: BaseException, shown: str) -> AccessDenied | None:
     """The error for a refused login, command, key or socket; None for any other failure."""
     text = str(error)
+    sentinels = (
+        "; the sentinels' own login is ?sentinel_username= and ?sentinel_password=" if "+sentinel" in shown else ""
+    )
     if "without any password configured" in text or "no password is set" in text:
         return AccessDenied(f"{shown} has no password for the default user: leave the password out of the URL")
     if "NOAUTH" in text or "Authentication required" in text:
-        return AccessDenied(f"{shown} asks for a login: write redis://user:password@host:port/database")
+        return AccessDenied(f"{shown} asks for a login: write redis://user:password@host:port/database{sentinels}")
     if "WRONGPASS" in text or "invalid username-password" in text or "invalid password" in text:
         return AccessDenied(
             f"{shown} refused the login: check user and password in the URL (percent-encoded), and that the user is on"
+            f"{sentinels}"
         )
     if (
         isinstance(error, foreign.NoPermissionError | foreign.AuthorizationError)
