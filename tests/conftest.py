@@ -48,8 +48,8 @@ def _group(item: pytest.Item) -> str | None:
     if "browser" in fixtures:
         return "browser"
     folder = _folder(item)
-    if folder == "compat":
-        return item.path.name  # its workers serve all tests of a file
+    if folder in ("compat", "spark"):
+        return f"{folder}-{item.path.stem}"  # workers or a lake that serve all tests of a file
     params = getattr(getattr(item, "callspec", None), "params", {})
     node = "server" if folder == "rabbitmq" or item.path.name == "test_rabbitmq.py" else "rabbit"
     return f"{folder}-rabbitmq" if node in fixtures or "rabbitmq" in params.values() else None
