@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from restante.core.errors import InvalidInput, RestanteError
-from restante.spark import gathering, report, schemas
+from restante.spark import charts, gathering, report, schemas
 from restante.spark.figures import ALL, Figures
 from restante.spark.findings import Finding, Level, findings, troubled
 from restante.spark.gathering import gather, opened
@@ -77,6 +77,13 @@ def page_file(shop: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert ("webhooks@partners", "") in {(queue, "") for queue, _ in summary.wrong}
     assert (summary.step, summary.missing) == (300, ())
     return out
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0"), (0.03112, "0.0311"), (9.876, "9.88"), (123.4, "123"), (1891.5, "1,892")]
+)
+def test_rates_are_written_without_an_exponent(value: float, text: str) -> None:
+    assert charts.rate(value) == text
 
 
 def test_nothing_but_the_report_is_left_in_its_folder(page_file: Path) -> None:

@@ -175,6 +175,11 @@ def _time_marks(axis: Axis) -> list[tuple[float, str, bool]]:
 # -- paths -----------------------------------------------------------------------------------------------------------
 
 
+def rate(value: float) -> str:
+    """A rate to three digits, whole from a hundred on; never with an exponent."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
 def _number(value: float) -> str:
     return str(round(value))
 

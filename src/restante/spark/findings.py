@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import IntEnum
 
-from restante.spark.charts import clock, count, moment, percent, span
+from restante.spark.charts import clock, count, moment, percent, rate, span
 from restante.spark.figures import NOW, Figures, QueueFigures, share
 
 #: Share of leases that ran out from which it is worth a look, and from which consumers are surely stuck or too slow.
@@ -128,7 +128,7 @@ def _drain(queue: QueueFigures) -> Iterator[Finding]:
     elif drain.growing:
         work = drain.waiting / drain.settle
         level = Level.WRONG if work > DRAIN_LONG else Level.WARNING
-        rates = f"{drain.arrival:.3g}/s come, {drain.settle:.3g}/s go"
+        rates = f"{rate(drain.arrival)}/s come, {rate(drain.settle)}/s go"
         text = f"More comes than goes: {rates}; {count(drain.waiting)} wait, {span(work)} of work."
         yield Finding(level, queue.name, text)
     elif drain.seconds is not None and drain.seconds > DRAIN_LONG:

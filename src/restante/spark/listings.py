@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from html import escape
 
-from restante.spark.charts import SHADES, bar, clock, count, percent
+from restante.spark.charts import SHADES, bar, clock, count, percent, rate
 from restante.spark.figures import AuditRow, ConsumerFigures
 from restante.spark.findings import Level
 from restante.spark.sections import Page, cell, drained, mark, none, number, section, table
@@ -34,7 +34,7 @@ def drain(page: Page) -> str:
         rows.append(
             f"<tr {page.mine(queue.name)}><th>{page.link(queue.name)}</th>{cell(drained(queue))}"
             f'<td class="widest">{bar(part, "dead" if endless else "ready", endless)}</td>'
-            f"{number(one.waiting)}{cell(f'{one.arrival:.3g}/s')}{cell(f'{one.settle:.3g}/s')}</tr>"
+            f"{number(one.waiting)}{cell(f'{rate(one.arrival)}/s')}{cell(f'{rate(one.settle)}/s')}</tr>"
         )
     heads = ("Queue", ">Drained in", "", ">Waiting", ">Come", ">Go")
     return section("drain", "Drain", about, table(heads, rows))

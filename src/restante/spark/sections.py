@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from restante.spark.charts import Chart, Drawing, Line, Unit, bar, clock, count, moment, percent, span, spark
+from restante.spark.charts import Chart, Drawing, Line, Unit, bar, clock, count, moment, percent, rate, span, spark
 from restante.spark.figures import QUANTILES, WORDS, Axis, Figures, QueueFigures, Series, share
 from restante.spark.findings import Finding, Level
 
@@ -167,7 +167,7 @@ def tiles(page: Page) -> str:
 
 
 def _rate(queue: QueueFigures, name: str, axis: Axis) -> str:
-    return f"{queue.total(name) / ((axis.end - axis.begin) / 60):,.3g} a minute"
+    return f"{rate(queue.total(name) / ((axis.end - axis.begin) / 60))} a minute"
 
 
 def _spark(queue: QueueFigures, name: str, colour: str) -> str:
