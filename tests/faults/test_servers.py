@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -24,7 +25,12 @@ from tests.harness.servers import HOST, RedisServer, call, debian_binary, free_p
 def test_a_killed_server_loses_nothing_confirmed_and_consumers_go_on(
     binary: Path, name: str, fsync: Literal["everysec", "always"], kills: int
 ) -> None:
-    with RedisServer(binary, appendonly=fsync) as server, contextlib.ExitStack() as ending:
+    with contextlib.ExitStack() as ending:
+        # With `everysec` Redis answers before it writes while the disk is busy with the last second, for up to two
+        # seconds, and a kill then loses what it answered. In memory no write is slow.
+        quick = Path("/dev/shm") if fsync == "everysec" and Path("/dev/shm").is_dir() else None
+        folder = Path(ending.enter_context(tempfile.TemporaryDirectory(dir=quick)))
+        server = ending.enter_context(RedisServer(binary, appendonly=fsync, directory=folder))
         post = ending.enter_context(restante.connect(server.url, patience=15))
         queue = post.queue(name, lease=2)
         sent = [queue.send("first")]

@@ -74,7 +74,7 @@ def test_a_second_pipeline_that_is_refused_does_not_end_the_first(tmp_path: Path
 def test_a_process_that_was_killed_is_told_as_lost(
     tmp_path: Path, status: RunProgress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(insights, "SILENCE", 0.0)
+    monkeypatch.setattr(insights, "SILENCE", -1.0)
     with status.running("bronze"):
         assert state(tmp_path) == ("lost", "bronze")
 

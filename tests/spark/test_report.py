@@ -199,9 +199,12 @@ class Visit:
         """What the read-out says at a part of the width of the first such element that is seen."""
         plot = self.page.locator(selector).first
         plot.scroll_into_view_if_needed()
+        # Scrolling hides the read-out, and the page learns of it when it draws.
+        self.page.evaluate("() => new Promise(drawn => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
         box = plot.bounding_box()
         assert box is not None
         self.page.mouse.move(box["x"] + box["width"] * place, box["y"] + box["height"] / 2)
+        self.page.locator("#tip").wait_for(state="visible")
         return self.page.locator("#tip").inner_text()
 
 
