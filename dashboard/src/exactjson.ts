@@ -17,4 +17,10 @@ export function parseExact(text: string): unknown {
   });
 }
 
-export const pretty = (value: unknown): string => JSON.stringify(value, null, 2) ?? "";
+/** Characters nobody sees, some of which turn round the direction of what follows: a text could look like another. */
+const UNSEEN = /[\u007f-\u009f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
+
+const escaped = (one: string): string => `\\u${one.charCodeAt(0).toString(16).padStart(4, "0")}`;
+
+/** JSON for people: indented, with unseen characters written out. It is the same value to any parser. */
+export const pretty = (value: unknown): string => (JSON.stringify(value, null, 2) ?? "").replace(UNSEEN, escaped);

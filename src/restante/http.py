@@ -11,6 +11,7 @@ import base64
 import http.client
 import os
 import platform
+import select
 import socket
 import time
 import traceback
@@ -140,10 +141,7 @@ class HttpPost:
                 status, found = answer.status, answer.read()
             except _LOST as error:
                 link.close()
-                # An idle connection may have been closed by the server before it read a word: that costs nothing.
-                if (not fresh and isinstance(error, ConnectionError | http.client.RemoteDisconnected) and not wait) or (
-                    time.monotonic() < deadline
-                ):
+                if time.monotonic() < deadline:
                     if fresh:
                         time.sleep(0.1)
                     repeated = repeated or written
@@ -163,10 +161,16 @@ class HttpPost:
     def _take(self) -> tuple[http.client.HTTPConnection, bool]:
         if self._closed:
             raise Unavailable("this client is closed: call restante.http.connect() again")
-        try:
-            return self._idle.pop(), False
-        except IndexError:
-            return self._made(*self._at), True
+        while True:
+            try:
+                link = self._idle.pop()
+            except IndexError:
+                return self._made(*self._at), True
+            if not _ended(link):
+                return link, False
+            # Closed by the server while nobody used it. Looked at before anything is written: afterwards nobody could
+            # know whether the call was carried out.
+            link.close()
 
     def _give(self, link: http.client.HTTPConnection) -> None:
         if self._closed or len(self._idle) >= IDLE:
@@ -337,6 +341,15 @@ class HttpMessage(LeasedMessage):
         self._received_ms, self._expires_ms = told["received_at"], told["lease_expires_at"]
         self._lease_ms = self._expires_ms - self._received_ms
         self._stored = _stored(told)
+
+
+def _ended(link: http.client.HTTPConnection) -> bool:
+    """Whether an idle connection was closed at the other end; only that makes it readable."""
+    if link.sock is None:
+        return True
+    poller = select.poll()
+    poller.register(link.sock, select.POLLIN)
+    return bool(poller.poll(0))
 
 
 # -- over the wire ---------------------------------------------------------------------------------------------------

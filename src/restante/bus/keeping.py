@@ -41,6 +41,10 @@ class Keeper(Protocol):
 
     def declare(self) -> list[str]: ...
 
+    def connected(self) -> None:
+        """The worker has a new connection to its broker."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -110,6 +114,9 @@ class RedisKeeper:
     def arguments(self, queue: str) -> dict[str, Any]:
         handler = self._bus.subscriptions.get(queue)
         return {"x-delivery-limit": handler.retrying.max_attempts} if handler else {}
+
+    def connected(self) -> None:
+        """Nothing to do: a server that starts again has everything at once."""
 
     def close(self) -> None:
         """Nothing of its own to close."""

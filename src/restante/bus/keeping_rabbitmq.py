@@ -26,7 +26,15 @@ from restante.core.message import Event, State
 from restante.core.retry import RetryPolicy
 from restante.core.topics import is_topic, matches
 from restante.rabbitmq.ladder import CRASH_DELAY, Ladder
-from restante.rabbitmq.topology import Subscribed, Topology, TopologyOptions, archive_name, call_queue, topology
+from restante.rabbitmq.topology import (
+    Subscribed,
+    Topology,
+    TopologyOptions,
+    archive_name,
+    call_queue,
+    open_gate,
+    topology,
+)
 
 if TYPE_CHECKING:
     from restante.bus.app import Bus
@@ -36,7 +44,7 @@ log = logging.getLogger("restante")
 #: Seconds between two tries to archive where the archive is full.
 FULL_AGAIN = 60.0
 #: AMQP's own properties that stay with a message.
-_KEPT = ("message_id", "type", "app_id", "timestamp", "priority")
+KEPT = ("content_type", "content_encoding", "message_id", "type", "app_id", "timestamp", "priority")
 #: Errors of past attempts that travel with a message.
 ERRORS_KEPT = 10
 
@@ -179,7 +187,7 @@ class RabbitKeeper:
 
     def _publish(self, message: Any, body: Any, headers: dict[str, Any], exchange: str, key: str, id: str) -> None:
         """As it was but for the headers; what could not be read keeps the content type it came with."""
-        kept = {name: message.properties[name] for name in _KEPT if message.properties.get(name) is not None}
+        kept = {name: message.properties[name] for name in KEPT if message.properties.get(name) is not None}
         kept |= {"content_type": message.content_type, "content_encoding": message.content_encoding}
         raw = body if isinstance(body, bytes) else str(body).encode()
         if not self._links.publish(raw, headers, {**kept, "delivery_mode": 2}, exchange, key, id=id):
@@ -187,6 +195,17 @@ class RabbitKeeper:
                 f"{key or exchange} is gone from RabbitMQ: start the worker anew, which declares it, or "
                 f"`restante rabbitmq declare --service {self._bus.service}`"
             )
+
+    def connected(self) -> None:
+        from restante.bus.strays import send_on
+
+        try:
+            self._links.declare(open_gate())
+            if sent := send_on(self._links.url):
+                log.warning("sent on %d events that found no queue while RabbitMQ started", sent)
+        except (RestanteError, *Links.LOST) as error:
+            # They are kept, and every worker that connects tries again.
+            log.warning("events.unrouted not looked through error=%s: %s", type(error).__name__, error)
 
     def close(self) -> None:
         self._links.close()

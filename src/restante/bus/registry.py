@@ -60,7 +60,13 @@ class Card:
 def cards(post: Post) -> list[Card]:
     """Every handler that services have told of, by name."""
     flat = post.connection.command("HGETALL", SUBSCRIPTIONS, key=SUBSCRIPTIONS)
-    made = [Card.read(flat[at].decode(), orjson.loads(flat[at + 1])) for at in range(0, len(flat), 2)]
+    made = []
+    for at in range(0, len(flat), 2):
+        try:
+            made.append(Card.read(flat[at].decode(), orjson.loads(flat[at + 1])))
+        except (ValueError, TypeError, AttributeError) as error:
+            # One card that cannot be read must not hide every other service.
+            log.warning("passed over subscription=%r error=%s", flat[at][:100], error)
     return sorted(made, key=lambda card: card.name)
 
 

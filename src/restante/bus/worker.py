@@ -49,6 +49,7 @@ class Handing(bootsteps.StartStopStep):
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
     def start(self, c: Any) -> None:
+        c.app.keeper.connected()
         if not hasattr(c, "restante_handing"):
             c.restante_handing = True
             make = c.create_task_handler

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import base64
 import difflib
+import functools
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import redis
 from redis.exceptions import RedisError
@@ -35,13 +37,33 @@ ASIDE = "restante-migration:"
 KOMBU, PLUS = LAYOUTS = ("kombu", "celery-redis-plus")
 #: Messages between two looks at whether to stop.
 PART = 100
+#: Notes an id after its message is stored: a script that fails half-way is not rolled back, and a message that was
+#: noted but not stored would be taken for moved by the next try.
 _BACK = """
-if redis.call('SADD', KEYS[1], ARGV[1]) == 1 then redis.call('LPUSH', KEYS[2], ARGV[2]) return 1 end
-return 0
+if redis.call('SISMEMBER', KEYS[1], ARGV[1]) == 1 then return 0 end
+redis.call('LPUSH', KEYS[2], ARGV[2])
+return redis.call('SADD', KEYS[1], ARGV[1])
 """
 
 Progress = Callable[[int], None]
 Stop = Callable[[], bool]
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _typed(work: Callable[P, T]) -> Callable[P, T]:
+    """Errors of the source become `Unavailable`: none of the driver's leaves."""
+
+    @functools.wraps(work)
+    def typed(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return work(*args, **kwargs)
+        except RedisError as error:
+            raise Unavailable(
+                f"the source failed: {error}; once that is mended, start again, it goes on where it stopped"
+            ) from None
+
+    return typed
 
 
 def _silent(count: int) -> None:
@@ -91,6 +113,7 @@ class Migration:
 
     # -- looking -------------------------------------------------------------------------------------------------
 
+    @_typed
     def queues(self) -> list[str]:
         """Queues that Kombu knows by their bindings, and those with messages."""
         names: set[str] = set()
@@ -107,6 +130,7 @@ class Migration:
         sorted_set = self._source.type(key) == b"zset"
         return list(self._source.zrange(key, 0, -1) if sorted_set else self._source.smembers(key))
 
+    @_typed
     def look(self, queues: list[str] | None = None) -> Found:
         found = Found()
         for queue in queues or self.queues():
@@ -147,6 +171,7 @@ class Migration:
 
     # -- there ---------------------------------------------------------------------------------------------------
 
+    @_typed
     def move(self, queues: list[str], progress: Progress = _silent, stop: Stop = bool) -> Moved:
         """Moves everything that waits in these queues."""
         moved = Moved()
@@ -186,6 +211,7 @@ class Migration:
                 self._plus.set_aside(tag, places, f"{self._prefix}{ASIDE}{queue}:left")
             progress(moved.messages)
 
+    @_typed
     def move_unacked(self, progress: Progress = _silent, stop: Stop = bool) -> Moved:
         """Moves what workers hold. Workers that still run would run it a second time: stop them first."""
         moved = Moved()
@@ -199,25 +225,31 @@ class Migration:
                 break
             try:
                 message, _, routing_key = json.loads(text)
-                queue = self._queue_of(message, routing_key)
-            except (ValueError, TypeError, KeyError):
+                queues = self._queues_of(message, routing_key)
+            except (ValueError, TypeError, KeyError, re.error):
                 moved.left.append(tag.decode(errors="replace"))
                 continue
-            if self._send(queue, json.dumps(message).encode(), moved):
+            raw = json.dumps(message).encode()
+            if all(self._send(queue, raw, moved) for queue in queues):
                 pipe = self._source.pipeline()
                 pipe.hdel(f"{self._prefix}unacked", tag).zrem(f"{self._prefix}unacked_index", tag).execute()
                 moved.unacked += 1
                 progress(moved.unacked)
         return moved
 
-    def _queue_of(self, message: dict[str, Any], routing_key: str) -> str:
-        """The queue a held message came from, by the bindings of its exchange."""
+    def _queues_of(self, message: dict[str, Any], routing_key: str) -> list[str]:
+        """The queues a held message may have come from, by the bindings of its exchange.
+
+        Kombu stores one held message for all queues it went to and does not note which of them it came from. Like
+        Kombu's own recovery, this returns every queue that is bound for it.
+        """
         exchange = message["properties"]["delivery_info"]["exchange"]
+        found = []
         for member in self._members(f"{self._prefix}_kombu.binding.{exchange}"):
-            key, _, queue = member.decode().split(SEPARATOR, 2)
-            if key == routing_key:
-                return str(queue)
-        return str(routing_key)
+            key, pattern, queue = member.decode().split(SEPARATOR, 2)
+            if key == routing_key or (pattern and re.match(pattern, routing_key)):
+                found.append(queue)
+        return sorted(set(found)) or [str(routing_key)]
 
     def _send(self, queue: str, raw: bytes, moved: Moved, *, priority: int | None = None, eta: float = 0.0) -> bool:
         """Sends what lies in a Kombu message; a priority that is given is Restante's already."""
@@ -263,6 +295,7 @@ class Migration:
             return 0
         return counts.ready + counts.scheduled + counts.retrying
 
+    @_typed
     def layout(self, asked: str | None = None) -> str:
         """How messages are put back: as asked, as the move here found them, or as the source looks."""
         if asked is not None and asked not in LAYOUTS:
@@ -277,6 +310,7 @@ class Migration:
         kept = self._source.get(f"{self._prefix}{ASIDE}layout")
         return asked or (kept.decode() if kept else PLUS if self._plus.there else KOMBU)
 
+    @_typed
     def back(
         self, queues: list[str], progress: Progress = _silent, stop: Stop = bool, *, layout: str | None = None
     ) -> Moved:

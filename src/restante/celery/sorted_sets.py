@@ -35,13 +35,14 @@ for place = 4, #KEYS do
 end
 return redis.call('DEL', KEYS[1])
 """
+#: Notes an id after its message is stored, as the script of `Migration.back` does for Kombu's lists.
 _PUT = """
-if redis.call('SADD', KEYS[1], ARGV[1]) == 0 then return 0 end
+if redis.call('SISMEMBER', KEYS[1], ARGV[1]) == 1 then return 0 end
 redis.call('HSET', KEYS[2], 'payload', ARGV[2], 'routing_key', ARGV[3], 'priority', ARGV[4], 'native_delayed', ARGV[5],
   'eta', ARGV[6], 'delivery_count', '0')
 redis.call('ZADD', KEYS[3], ARGV[7], ARGV[1])
 if ARGV[5] == '0' then redis.call('ZADD', KEYS[4], ARGV[8], ARGV[1]) end
-return 1
+return redis.call('SADD', KEYS[1], ARGV[1])
 """
 
 

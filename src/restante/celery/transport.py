@@ -351,7 +351,7 @@ class Transport(base.Transport):
             if parked.late:
                 self._unwatch(parked)
                 (self._markers if parked in self._markers else self._streams).remove(parked)
-                parked.drop()
+                parked.give_up()
                 raise Unavailable("the broker's answer is overdue: the connection is half-open")
 
     # -- by drain_events -----------------------------------------------------------------------------------------

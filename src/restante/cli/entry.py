@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from typing import Annotated
 
 import orjson
 import typer
+from typer.main import get_command_name
 
 from restante.cli import (
     access,
@@ -84,6 +86,37 @@ def hoisted(args: Sequence[str]) -> list[str]:
     return front + rest
 
 
+def _named(args: Sequence[str]) -> str | None:
+    """The command that hoisted arguments name; None where an option asks about the program itself."""
+    words = iter(args)
+    for word in words:
+        if word in _VALUED:
+            next(words, None)
+        elif not word.startswith("-"):
+            return word
+        elif word.partition("=")[0] not in (*_VALUED, "--json"):
+            return None
+    return None
+
+
+def _part(args: Sequence[str]) -> typer.Typer:
+    """The program with only the command that the arguments name, or the whole one.
+
+    Typer builds the parser of every command before it looks for the one to run. That takes longer than most commands.
+    """
+    name = _named(args)
+    part = copy.copy(app)
+    part.registered_commands = [
+        one for one in app.registered_commands
+        if one.callback is not None and name == (one.name or get_command_name(one.callback.__name__))
+    ]  # fmt: skip
+    part.registered_groups = [
+        one for one in app.registered_groups
+        if one.typer_instance is not None and name == (one.name or one.typer_instance.info.name)
+    ]  # fmt: skip
+    return part if part.registered_commands or part.registered_groups else app
+
+
 def complain(name: str, message: str, *, json: bool) -> None:
     """One line on standard error."""
     line = " ".join(message.split())
@@ -98,6 +131,8 @@ def run(args: Sequence[str], *, program: typer.Typer = app, name: str = "restant
         # Completion asks with its own variable and no arguments: it must not become a call for help.
         completing = f"_{name.upper()}_COMPLETE" in os.environ
         asked = (hoisted(args) if program is app else list(args)) or ([] if completing else ["--help"])
+        if program is app:
+            program = _part(asked)
         result = program(asked, prog_name=name, standalone_mode=False, obj=session)
         return int(result or Code.OK)
     except WrongUsage as error:

@@ -26,7 +26,7 @@ FOLLOW_PAUSE = 0.2
 FOLLOW_AWAY = 30.0
 #: Entries of one queue's journal read by one call.
 FOLLOW_BATCH = 1000
-_LEVELS = {"ok": "green", "warning": "yellow", "danger": "bold red"}
+_LEVELS = {"ok": "green", "notice": "cyan", "warning": "yellow", "danger": "bold red"}
 
 
 def add_to(app: typer.Typer) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Unpack
 import orjson
 
 from restante.core import operations as ops
-from restante.core.errors import Held, InvalidInput, NotFound, RestanteError
+from restante.core.errors import Corrupt, Held, InvalidInput, NotFound, RestanteError
 from restante.core.keys import AUDIT, QUEUES
 from restante.core.keywords import known_keywords, nearest
 from restante.core.message import STATE_LETTERS, Message, State, new_id
@@ -33,11 +33,10 @@ log = logging.getLogger("restante")
 REPLAY = Script("replay", "queue journal messages deliveries ready dead unique marker tasks")
 DELETE = Script("delete", "queue journal messages deliveries history ready scheduled retrying dead done leased unique")
 PURGE = Script("purge", "queue journal messages deliveries history")
-EDIT = Script("edit", "queue journal messages deliveries ready scheduled retrying dead marker", when_full=False)
+EDIT = Script("edit", "queue journal messages deliveries ready scheduled retrying dead marker")
 MOVE = Script(
     "move",
     "queue journal messages deliveries history ready scheduled retrying dead leased unique",
-    when_full=False,
 )
 _MOVE_TARGET = ("queue", "journal", "messages", "deliveries", "history", "ready", "scheduled", "unique", "marker")
 
@@ -277,13 +276,16 @@ class Admin(Viewer):
             self._post.connection.command("HSET", key, id, history, key=key)
         kept = message._stored
         letters = {letter: state for state, letter in STATE_LETTERS.items()}
+        waits, span = message.state in (State.SCHEDULED, State.RETRYING), kept.expires_ms
+        if waits and span is not None:
+            span = max(0, kept.sent_ms + span - message._due_ms)  # counts from the due time there
         sent = self._post.queue(target).send(
             message.payload, id=id, priority=message.priority, kind=message.kind, headers=message.headers,
             content_type=message.content_type if kept.options.get("e") == "bytes" else None,
-            due_at=message.due_at if message.state is State.SCHEDULED else None, retry=message.retry,
+            due_at=message.due_at if waits else None, retry=message.retry,
             max_attempts=message.max_attempts, lease=kept.lease_ms / 1000 if kept.lease_ms else None,
             unique=message.unique, unique_states=frozenset(letters[one] for one in kept.unique_states) or None,
-            expires=None if kept.expires_ms is None else kept.expires_ms / 1000,
+            expires=None if span is None else span / 1000,
         )  # fmt: skip
         return sent.stored and self.delete(queue, [id], detail=f"moved to {target}") == 1
 
@@ -400,6 +402,9 @@ class Admin(Viewer):
 
 
 def _task(text: bytes) -> ReplayTask:
-    made = orjson.loads(text)
-    made["ids"] = tuple(made["ids"]) if made["ids"] is not None else None
-    return ReplayTask(**made)
+    try:
+        made = orjson.loads(text)
+        made["ids"] = tuple(made["ids"]) if made["ids"] is not None else None
+        return ReplayTask(**made)
+    except (ValueError, TypeError, KeyError):
+        raise Corrupt("the record of a replay is not what was written: delete its field of the key tasks") from None

@@ -32,6 +32,7 @@ from restante.core.exchange import (
     SlotMap,
     asking,
     confirmed,
+    disk_question,
     disk_support,
     durability_command,
     lost_waiting,
@@ -160,14 +161,14 @@ class Connection:
         try:
             first, second, client_id = link.call(HANDSHAKE, 3)
             link.patient(patience)
+            link.server = Server.parse(first, second)
+            link.client_id = client_id
+            if not self._checked:
+                link.server.check(self.settings, self.endpoint.shown)
+                self._checked = True
         except BaseException:
             link.close()
             raise
-        link.server = Server.parse(first, second)
-        link.client_id = client_id
-        if not self._checked:
-            link.server.check(self.settings, self.endpoint.shown)
-            self._checked = True
         return link
 
     def _take(self, address: Address | None) -> Link:
@@ -238,9 +239,13 @@ class Connection:
             raise failure from None
         self._remap(None)
 
-    def _remap(self, address: Address | None) -> None:
+    def _close_idle(self, address: Address | None) -> None:
+        """Closes what was set aside: where one connection is lost unheard, those beside it are half-open too."""
         for link in self._idle.pop(address, ()):
             link.close()
+
+    def _remap(self, address: Address | None) -> None:
+        self._close_idle(address)
         self._master = None
         if self.endpoint.mode == "cluster":
             try:
@@ -337,7 +342,7 @@ class Connection:
         if op.durability != "memory":
             if op.durability == "disk" and self._waitaof is None:
                 assert link.server is not None
-                reply = link.call(pack(("CONFIG", "GET", "append*")))
+                reply = link.call(disk_question(link.server))
                 self._waitaof = disk_support(link.server, reply, self.endpoint.shown)
             after = durability_command(op.durability, bool(self._waitaof), self.settings)
         asked = bool(op.question)
@@ -402,6 +407,8 @@ class Connection:
         except foreign.ResponseError as error:
             self._remap_after(waiting_failed(error, markers, self.endpoint.shown))
         except LOST as error:
+            for address, _ in parked:
+                self._close_idle(address)
             raise lost_waiting(error, self.endpoint.shown) from None
         finally:
             for _, link in parked:

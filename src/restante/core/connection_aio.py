@@ -27,6 +27,7 @@ from restante.core.exchange import (
     SlotMap,
     asking,
     confirmed,
+    disk_question,
     disk_support,
     durability_command,
     lost_waiting,
@@ -54,10 +55,11 @@ class AsyncLink:
     async def call(self, packed: bytes, replies: int = 1) -> Any:
         """Writes, then reads that many answers; the first failure among them is raised after all were read."""
         connection = self.connection
+        before = _cancellations()
         await connection.send_packed_command(packed, False)
         if replies == 1:
             answer = await connection.read_response(True)
-            _heed_cancel()
+            _heed_cancel(before)
             return answer
         answers, failed = [], None
         for _ in range(replies):
@@ -66,7 +68,7 @@ class AsyncLink:
             except foreign.ResponseError as error:
                 failed = failed or error
                 answers.append(error)
-        _heed_cancel()
+        _heed_cancel(before)
         if failed is not None:
             raise failed
         return answers
@@ -80,10 +82,15 @@ class AsyncLink:
         await self.connection.disconnect(nowait=True)
 
 
-def _heed_cancel() -> None:
-    """Before Python 3.12 the driver's timeouts may swallow a cancellation that arrives with the answer."""
+def _cancellations() -> int:
+    """How often this task was cancelled. One that was before still has calls to make: it settles its message."""
     task = asyncio.current_task()
-    if task is not None and task.cancelling():
+    return 0 if task is None else task.cancelling()
+
+
+def _heed_cancel(before: int) -> None:
+    """Before Python 3.12 the driver's timeouts may swallow a cancellation that arrives with the answer."""
+    if _cancellations() > before:
         raise asyncio.CancelledError
 
 
@@ -111,14 +118,14 @@ class AsyncConnection:
         try:
             first, second, client_id = await link.call(HANDSHAKE, 3)
             link.connection.socket_timeout = patience
+            link.server = Server.parse(first, second)
+            link.client_id = client_id
+            if not self._checked:
+                link.server.check(self.settings, self.endpoint.shown)
+                self._checked = True
         except BaseException:
             await link.close()
             raise
-        link.server = Server.parse(first, second)
-        link.client_id = client_id
-        if not self._checked:
-            link.server.check(self.settings, self.endpoint.shown)
-            self._checked = True
         return link
 
     async def _take(self, address: Address | None) -> AsyncLink:
@@ -180,9 +187,13 @@ class AsyncConnection:
                 error = failure
         raise error
 
-    async def _remap(self, address: Address | None) -> None:
+    async def _close_idle(self, address: Address | None) -> None:
+        """Closes what was set aside; see the synchronous runner."""
         for link in self._idle.pop(address, ()):
             await link.close()
+
+    async def _remap(self, address: Address | None) -> None:
+        await self._close_idle(address)
         self._master = None
         if self.endpoint.mode == "cluster":
             try:
@@ -251,7 +262,7 @@ class AsyncConnection:
         if op.durability != "memory":
             if op.durability == "disk" and self._waitaof is None:
                 assert link.server is not None
-                reply = await link.call(pack(("CONFIG", "GET", "append*")))
+                reply = await link.call(disk_question(link.server))
                 self._waitaof = disk_support(link.server, reply, self.endpoint.shown)
             after = durability_command(op.durability, bool(self._waitaof), self.settings)
         answers = await link.call(asking(ask) + packed + (after or b""), 1 + ask + (after is not None))
@@ -282,6 +293,7 @@ class AsyncConnection:
     async def wait(self, markers: Sequence[bytes], seconds: float) -> None:
         """Sleeps until one of the markers is set or the time is over; see the synchronous runner."""
         limit = seconds if seconds < BLOCK else BLOCK + BLOCK_MARGIN
+        before = _cancellations()
         parked: list[tuple[Address | None, AsyncLink]] = []
         reading: list[asyncio.Task[Any]] = []
         try:
@@ -293,7 +305,7 @@ class AsyncConnection:
                 reading.append(
                     asyncio.ensure_future(link.connection.read_response(True, timeout=BLOCK + 2 * BLOCK_MARGIN))
                 )
-            _heed_cancel()
+            _heed_cancel(before)
             await asyncio.wait(reading, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
             for (address, link), task in zip(parked, reading, strict=True):
                 if not task.done():
@@ -303,7 +315,7 @@ class AsyncConnection:
                     )
                     await self._give(address, helper)
                 await asyncio.wait_for(task, BLOCK_MARGIN)
-            _heed_cancel()
+            _heed_cancel(before)
             while parked:
                 await self._give(*parked.pop())
         except foreign.ResponseError as error:
@@ -312,6 +324,8 @@ class AsyncConnection:
                 raise failure from None
             await self._remap(None)
         except (*LOST, TimeoutError) as error:
+            for address, _ in parked:
+                await self._close_idle(address)
             raise lost_waiting(error, self.endpoint.shown) from None
         finally:
             for task in reading:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from restante.core.admin import Admin
-from restante.core.errors import RestanteError
+from restante.core.errors import Corrupt, RestanteError
 from restante.core.exchange import OLDEST, info
 from restante.core.keys import QUEUES
 from restante.core.queue import Post
@@ -24,7 +24,7 @@ SLOW_PING = 5.0
 class Finding:
     """One thing looked at."""
 
-    #: ok, warning or danger.
+    #: ok, notice, warning or danger. A notice is worth knowing and puts no message at risk.
     level: str
     what: str
     found: str
@@ -38,7 +38,7 @@ def examine(post: Post) -> list[Finding]:
     """Every finding about the server behind a post; never raises for what it finds."""
     started = time.monotonic()
     command = post.connection.command
-    command("PING", key=QUEUES)
+    command("TIME", key=QUEUES)  # not PING, which a server that cannot write to its disk refuses
     ping = (time.monotonic() - started) * 1000
     facts = info(command("INFO", key=QUEUES))
     return [
@@ -48,6 +48,7 @@ def examine(post: Post) -> list[Finding]:
         _memory(facts),
         _clock(command),
         _role(facts),
+        *_user(post, facts),
         Finding("ok" if ping < SLOW_PING else "warning", "round trip", f"{ping:.1f} ms",
                 "" if ping < SLOW_PING else "send in batches, or move closer to the server"),
         *_celery(command),
@@ -132,6 +133,38 @@ def _role(facts: dict[str, str]) -> Finding:
     return Finding("ok", "role", f"master with {facts.get('connected_slaves', '0')} replicas")
 
 
+def _user(post: Post, facts: dict[str, str]) -> list[Finding]:
+    """Who this client is to the server, and whether anybody who reaches the server is the same."""
+    command = post.connection.command
+    try:
+        user = command("ACL", "WHOAMI", key=QUEUES).decode()
+    except RestanteError:
+        return []  # a user who may not ask is not the default one
+    if user != "default":
+        return [Finding("ok", "user", user)]
+    if _config(command, "port") == "0" and _config(command, "tls-port") in ("", "0"):
+        return [Finding("ok", "user", "default, by a socket that the file system guards")]
+    if not post.connection.endpoint.options.get("password") and _is_open(facts, command):
+        remedy = "set a password for the default user or turn it off, then `restante acl` for users with few rights"
+        return [Finding("danger", "user", "default without a password, on a server that other machines reach", remedy)]
+    remedy = "`restante acl --role send` and other roles print users who may do only their part"
+    return [Finding("notice", "user", "default, who may do everything", remedy)]
+
+
+def _is_open(facts: dict[str, str], command: Any) -> bool:
+    """Whether other machines are answered where the default user has no password; False where that cannot be known."""
+    bind = _config(command, "bind").split()
+    if _config(command, "protected-mode") != "no":
+        # From Redis 7 on protected mode refuses other machines; before, only where no address was chosen.
+        modern = int(facts.get("redis_version", "0").partition(".")[0]) >= 7
+        return bool(bind) and not modern and _reaches_out(bind)
+    return not bind or _reaches_out(bind)
+
+
+def _reaches_out(addresses: list[str]) -> bool:
+    return any(not one.lstrip("-").startswith(("127.", "::1", "localhost")) for one in addresses)
+
+
 def _celery(command: Any) -> list[Finding]:
     """What Celery on Kombu's own Redis transport leaves on a server that both use."""
     made = []
@@ -157,8 +190,14 @@ def _celery(command: Any) -> list[Finding]:
 
 
 def _queues(post: Post) -> list[Finding]:
-    made = []
-    for counts in Admin(post).all_counts():
+    made: list[Finding] = []
+    try:
+        every = Admin(post).all_counts()
+    except RestanteError as error:
+        # A replica, a server that refuses writes, or a key that is not ours: the error names the remedy.
+        level = "danger" if isinstance(error, Corrupt) else "warning"
+        return [Finding(level, "queues", "cannot be counted", str(error))]
+    for counts in every:
         if counts.paused:
             made.append(Finding("warning", f"queue {counts.queue}", "paused", f"restante resume {counts.queue}"))
         if counts.overdue:

@@ -17,6 +17,8 @@ from restante.core.operations import pack
 from restante.core.settings import ClientSettings
 
 Address = tuple[str, int]
+#: The highest port there is.
+LAST_PORT = 65535
 
 _BAD_URL = (
     "the Redis URL is not valid: it reads redis://user:password@host:port/database, with user and password "
@@ -104,9 +106,10 @@ class Endpoint:
             login, _, hosts = netloc.rpartition("@")
             for host in hosts.split(","):
                 name, _, port = host.partition(":")
-                if port and not port.isdecimal():
+                number = int(port) if port.isascii() and port.isdecimal() else 0
+                if port and not 0 < number <= LAST_PORT:
                     raise InvalidInput(_BAD_URL)
-                seeds.append((name or "127.0.0.1", int(port or (26379 if mode == "sentinel" else 6379))))
+                seeds.append((name or "127.0.0.1", number or (26379 if mode == "sentinel" else 6379)))
             if mode == "sentinel":
                 service, _, database = path.strip("/").partition("/")
                 if not service:

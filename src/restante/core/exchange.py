@@ -11,6 +11,7 @@ from typing import Any
 from redis import exceptions as foreign
 from redis.crc import key_slot
 
+from restante.core.acl import RedisRole, role_for_command, role_for_script
 from restante.core.endpoint import Address, Endpoint
 from restante.core.errors import (
     Corrupt,
@@ -23,7 +24,7 @@ from restante.core.errors import (
     UnsafeServer,
 )
 from restante.core.failures import access_denied, refusal, unreachable
-from restante.core.operations import SEND, Operation, pack
+from restante.core.operations import SEND, Operation, Script, pack
 from restante.core.settings import ClientSettings
 
 #: Seconds a consumer sleeps on the marker at most: a lost wake-up costs no more than this.
@@ -36,6 +37,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5
 LONGEST_AWAY = 1.0
 #: Oldest server whose commands the scripts need.
 OLDEST = (6, 2)
+#: Oldest server that can say when a write is on disk.
+WAITAOF_SINCE = (7, 2)
 
 
 def away(failures: int) -> float:
@@ -76,11 +79,15 @@ class Effort:
         if isinstance(error, foreign.AskError):
             return self._again(NotReady(f"the cluster keeps moving {self.op.queue}"), ask=(error.host, error.port))
         text = str(error)
+        if isinstance(error, foreign.MasterDownError):
+            return self._again(
+                NotReady(f"{shown} is a replica that lost its master: wait, or point the URL at the master"), remap=True
+            )
         if isinstance(error, foreign.TryAgainError | foreign.ClusterDownError) or text.startswith("CLUSTERDOWN"):
             return self._again(NotReady(f"the cluster is moving {self.op.queue} or incomplete: {text}"), remap=True)
-        if isinstance(error, foreign.BusyLoadingError) or text.startswith(("LOADING", "BUSY", "MASTERDOWN")):
+        if isinstance(error, foreign.BusyLoadingError) or text.startswith(("LOADING", "BUSY")):
             return self._again(NotReady(f"{shown} is not ready: {text}"))
-        if (denied := access_denied(error, shown)) is not None:
+        if (denied := access_denied(error, shown, _role(self.op))) is not None:
             return Step(error=denied)
         if isinstance(error, foreign.ReadOnlyError) or "READONLY" in text:
             return self._again(ReadOnly(f"{shown} is a replica: point the URL at the master"), remap=True)
@@ -192,13 +199,19 @@ def durability_command(level: str, waitaof: bool, settings: ClientSettings) -> b
     return pack(("WAIT", int(level.partition(":")[2]), limit))
 
 
-def disk_support(server: Server, reply: list[bytes], shown: str) -> bool:
+def disk_question(server: Server) -> bytes:
+    """Asks how the server writes to disk; by CONFIG, which few users may ask, only where WAITAOF is missing."""
+    return pack(("INFO", "persistence")) if server.version >= WAITAOF_SINCE else pack(("CONFIG", "GET", "append*"))
+
+
+def disk_support(server: Server, reply: Any, shown: str) -> bool:
     """Whether WAITAOF serves durability disk; False where every write is on disk anyway, else UnsafeServer."""
-    found = dict(zip(reply[::2], reply[1::2], strict=True))
-    if found.get(b"appendonly") == b"yes":
-        if server.version >= (7, 2):
+    if server.version >= WAITAOF_SINCE:
+        if info(reply).get("aof_enabled") == "1":
             return True
-        if found.get(b"appendfsync") == b"always":
+    else:
+        found = dict(zip(reply[::2], reply[1::2], strict=True))
+        if (found.get(b"appendonly"), found.get(b"appendfsync")) == (b"yes", b"always"):
             return False
     raise UnsafeServer(
         f"{shown} cannot promise durability disk: set appendonly yes and, before Redis 7.2, appendfsync always"
@@ -241,12 +254,12 @@ def waiting_failed(error: foreign.ResponseError, markers: Sequence[bytes], shown
         return Corrupt(f"one of the keys {names} holds a value that Restante did not write: rename or delete it")
     if isinstance(error, foreign.MovedError | foreign.AskError | foreign.TryAgainError) or text.startswith("UNBLOCKED"):
         return None
-    return access_denied(error, shown) or NotReady(f"{shown} is not ready: {text}")
+    return access_denied(error, shown, RedisRole.CONSUME) or NotReady(f"{shown} is not ready: {text}")
 
 
 def lost_waiting(error: BaseException, shown: str) -> Unavailable:
     """What a sleep that ended with its connection means."""
-    return access_denied(error, shown) or Unavailable(f"{shown} was lost while waiting: {error}")
+    return access_denied(error, shown, RedisRole.CONSUME) or Unavailable(f"{shown} was lost while waiting: {error}")
 
 
 def markers_by_slot(endpoint: Endpoint, markers: Sequence[bytes]) -> list[list[bytes]]:
@@ -277,3 +290,10 @@ class Plain(Operation[Any]):
 
     def repeat(self) -> None:
         pass
+
+
+def _role(op: Operation[Any]) -> RedisRole | None:
+    """The least role that may make this call; None for calls of rooms above the core."""
+    if isinstance(op, Plain):
+        return role_for_command(str(op.words[0]), op.keys[0])
+    return role_for_script(op.script.name) if type(op.script) is Script else None

@@ -16,8 +16,11 @@ _USER = re.compile(r"[Uu]ser '?([^ ']+)'? has no permissions")
 _LATIN = re.compile(r"got \"(.*?)\" as")
 
 
-def access_denied(error: BaseException, shown: str) -> AccessDenied | None:
-    """The error for a refused login, command, key or socket; None for any other failure."""
+def access_denied(error: BaseException, shown: str, role: str | None = None) -> AccessDenied | None:
+    """The error for a refused login, command, key or socket; None for any other failure.
+
+    `role` is the least role of `restante acl` that allows what was refused, where there is one.
+    """
     text = str(error)
     sentinels = (
         "; the sentinels' own login is ?sentinel_username= and ?sentinel_password=" if "+sentinel" in shown else ""
@@ -38,9 +41,17 @@ def access_denied(error: BaseException, shown: str) -> AccessDenied | None:
         or "user executing the script can't" in text
     ):
         user = found.group(1) if (found := _USER.search(text)) else "USER"
-        return AccessDenied(
-            f"{shown} does not let this user do what Restante needs ({_reason(text)}): ACL SETUSER {user} {ACL_RULES}"
+        if "config|get" in text:
+            return AccessDenied(
+                f"{shown} does not let this user ask how it writes to disk ({_reason(text)}), as durability disk must "
+                f"before Redis 7.2: ACL SETUSER {user} +config|get, which also shows the server's passwords, or upgrade"
+            )
+        remedy = (
+            f"ACL SETUSER {user} {ACL_RULES}"
+            if role is None
+            else f"use a user with the rights that `restante acl --role {role}` prints"
         )
+        return AccessDenied(f"{shown} does not let this user do what Restante needs ({_reason(text)}): {remedy}")
     if text.startswith("DENIED"):
         return AccessDenied(f"{shown} is in protected mode: set a password or `bind`, or turn protected-mode off")
     if isinstance(error, foreign.AuthenticationError):

@@ -7,16 +7,18 @@ before it plus one; anything else proves a loss.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import datetime
 from enum import IntEnum
 from typing import Any
 
 from restante.core.errors import Corrupt
-from restante.core.message import Event, State, moment
+from restante.core.message import EPOCH, Event, State, moment
 
 #: The first value of every line; a reader refuses what it does not know.
 FORMAT = "1"
+_STREAM_ID = re.compile(r"(?:\d{1,20}-)?\d{1,20}", re.ASCII)
 #: The columns of a line, tab separated, in order.
 COLUMNS = (
     "format", "event", "state", "at", "message_id", "sent_at", "kind", "priority", "size", "attempts", "consumer",
@@ -33,6 +35,8 @@ class Position:
     @classmethod
     def parse(cls, stream_id: bytes | str) -> Position:
         text = stream_id.decode() if isinstance(stream_id, bytes) else stream_id
+        if not _STREAM_ID.fullmatch(text):
+            raise Corrupt(f"{text[:60]!r} is no position in a journal")
         return cls(int(text.rpartition("-")[2]))
 
     def __str__(self) -> str:
@@ -65,7 +69,7 @@ class JournalEntry:
     @classmethod
     def parse_block(cls, queue: str, stream_id: bytes, block: bytes) -> list[JournalEntry]:
         """Reads one stream entry: the lines one call wrote, oldest first; its id is the last line's number."""
-        lines = block.decode().split("\n")
+        lines = block.decode("utf-8", "replace").split("\n")
         first = Position.parse(stream_id).sequence - len(lines) + 1
         return [cls.parse(queue, Position(first + index), line) for index, line in enumerate(lines)]
 
@@ -78,12 +82,14 @@ class JournalEntry:
         _, event, state, at, message_id, sent, kind, priority, size, attempts, consumer, due, error_class, detail = (
             parts
         )
-        when = moment(int(at))
-        assert when is not None
-        return cls(
-            queue, position, Event(event), state, when, message_id, moment(int(sent or 0)), kind,
-            int(priority), int(size), int(attempts), consumer, moment(int(due or 0)), error_class, detail,
-        )  # fmt: skip
+        try:
+            when = moment(int(at)) or EPOCH
+            return cls(
+                queue, position, Event(event), state, when, message_id, moment(int(sent or 0)), kind,
+                int(priority), int(size), int(attempts), consumer, moment(int(due or 0)), error_class, detail,
+            )  # fmt: skip
+        except ValueError as error:
+            raise Corrupt(f"journal entry {position} of {queue} cannot be read: {error}") from None
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: instants as ISO text."""

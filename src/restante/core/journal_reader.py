@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from restante.core.errors import JournalLost
+from restante.core.errors import Corrupt, JournalLost
+from restante.core.journal import Position
 from restante.core.names import valid_name
 from restante.core.queue import Post
 
@@ -52,14 +53,17 @@ class JournalReader:
         """Where a queue's journal stands; None if there is no such queue."""
         key = self._post.queue(queue)._ref.keys["queue"]
         flat = self._post.connection.command("HGETALL", key, key=key)
-        found = {flat[i].decode(): flat[i + 1] for i in range(0, len(flat), 2)}
+        found = {flat[i].decode("utf-8", "replace"): flat[i + 1] for i in range(0, len(flat), 2)}
         if "incarnation" not in found:
             return None
         mark = "reader:"
-        readers = {name[len(mark) :]: int(value) for name, value in found.items() if name.startswith(mark)}
-        last = int(found.get("sequence", 0)) - int(found.get("journal_skip", 0))
-        floor, lost = int(found.get("journal_floor", 0)), int(found.get("journal_lost", 0))
-        return Place(int(found["incarnation"]), last, floor, lost, readers)
+        try:
+            readers = {name[len(mark) :]: int(value) for name, value in found.items() if name.startswith(mark)}
+            last = int(found.get("sequence", 0)) - int(found.get("journal_skip", 0))
+            floor, lost = int(found.get("journal_floor", 0)), int(found.get("journal_lost", 0))
+            return Place(int(found["incarnation"]), last, floor, lost, readers)
+        except ValueError as error:
+            raise Corrupt(f"the bookkeeping of {queue} is not what Restante wrote: {error}") from None
 
     def places(self, queues: Sequence[str]) -> dict[str, Place]:
         """The same of several queues; those that do not exist are left out."""
@@ -107,8 +111,7 @@ class JournalReader:
             if not rows:
                 return high
             block = _block(*rows[0])
-            # All lines of an entry are of one call and one moment.
-            if int(block.lines.split(b"\t", 4)[3]) < at_ms:
+            if _at_ms(queue, block) < at_ms:
                 low = min(block.last, high)
             else:
                 high = max(low, min(middle, block.first - 1))
@@ -145,7 +148,15 @@ class JournalReader:
 
 
 def _block(stream_id: bytes, fields: list[bytes]) -> Block:
-    last = int(stream_id[2:])
+    last = Position.parse(stream_id).sequence
     lines = fields[1]
     stored = dict(zip(fields[2::2], fields[3::2], strict=True)) if len(fields) > 2 else {}
     return Block(last - lines.count(b"\n"), last, lines, stored)
+
+
+def _at_ms(queue: str, block: Block) -> int:
+    """When the lines of an entry were written: all are of one call and one moment."""
+    try:
+        return int(block.lines.split(b"\t", 4)[3])
+    except (ValueError, IndexError):
+        raise Corrupt(f"line {block.first} of the journal of {queue} cannot be read") from None

@@ -63,6 +63,9 @@ AUDIT = b"restante:audit"
 #: Who may use the HTTP API.
 TOKENS = b"restante:tokens"
 
+#: Browsers that have signed in, as access rules match them.
+SESSIONS = "restante:session:*"
+
 #: What services have subscribed to, and on which broker.
 SUBSCRIPTIONS = b"restante:subscriptions"
 
@@ -96,6 +99,11 @@ class QueueKeys:
         if found is None:
             found = self._groups[names] = tuple(self.by_name[name] for name in names)
         return found
+
+
+def key_pattern(word: str, queue: str = "*", *, named: bool = False) -> str:
+    """A key of one queue or of all, as a server's access rules match it; `named` keys carry a further name."""
+    return f"restante:{{{queue}}}:{word}{':*' if named else ''}"
 
 
 def session_key(digest: str) -> bytes:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from restante.core import operations as ops
-from restante.core.errors import Held
+from restante.core.errors import Corrupt, Held
 from restante.core.message import Message, State
 from restante.core.names import valid_name
 from restante.core.operations import Operation, Script
@@ -20,7 +20,7 @@ from restante.core.retry import RetryPolicy
 from restante.core.settings import milliseconds
 from restante.core.stored import Stored
 
-HOLD = Script("hold", "queue journal messages deliveries", when_full=False)
+HOLD = Script("hold", "queue journal messages deliveries")
 CLEAR = Script("clear", "queue journal")
 #: Messages taken and copied by one pair of calls; a longer script would hold the server.
 CLAIM = 500
@@ -229,6 +229,9 @@ VERDICTS = tuple(_SETTLERS)
 
 
 def _row(number: int, id: bytes, text: bytes) -> Row:
-    token, facts, stored = text.split(b"\n", 2)
-    attempts, received = facts.split(b"\t")
-    return Row(number, id.decode(), token.decode(), int(attempts), int(received or 0), Stored(stored))
+    try:
+        token, facts, stored = text.split(b"\n", 2)
+        attempts, received = facts.split(b"\t")
+        return Row(number, id.decode(), token.decode(), int(attempts), int(received or 0), Stored(stored))
+    except ValueError:
+        raise Corrupt(f"row {number} of a lease journal is not what was written") from None

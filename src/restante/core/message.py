@@ -195,6 +195,10 @@ class Attempt:
     error: str
 
 
+#: Stands for an instant that was not written, where there must be one.
+EPOCH = datetime.fromtimestamp(0, UTC)
+
+
 def moment(milliseconds: int | float | None) -> datetime | None:
     """Integer milliseconds as the API's aware datetime."""
     if not milliseconds:
@@ -320,7 +324,7 @@ class Message:
     @property
     def sent_at(self) -> datetime:
         """When Redis stored it."""
-        return datetime.fromtimestamp(self._stored.sent_ms / 1000, UTC)
+        return moment(self._stored.sent_ms) or EPOCH
 
     @property
     def due_at(self) -> datetime | None:

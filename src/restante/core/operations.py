@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypedDict, TypeVar, Unpac
 import hiredis
 import orjson
 
-from restante.core.errors import AlreadySettled, InvalidInput, LeaseLost, PayloadTooLarge
+from restante.core.errors import AlreadySettled, Corrupt, InvalidInput, LeaseLost, PayloadTooLarge
 from restante.core.keys import QueueKeys
 from restante.core.message import MAX_ERROR, STATE_LETTERS, Draft, Message, MessageId, State, ToldError, new_id, new_ids
 from restante.core.names import valid_name
@@ -38,6 +38,25 @@ _PLAIN = Draft(None)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _nonce = random.Random().getrandbits
 
+#: Scripts that store something new: refused at maxmemory. All others run there, or a full server could not be emptied.
+NEED_ROOM = frozenset({"edit", "hold", "move", "send"})
+#: Scripts that only read: they run on a replica and on a server whose disk is full, too.
+READ_ONLY = frozenset({"counts", "list", "show"})
+
+
+def dialects(body: str, *, when_full: bool, reads: bool, a_hash: int) -> tuple[bytes, bytes]:
+    """A script for servers before Redis 7 and for those since; `a_hash` is the number of a key that is one.
+
+    Redis 7 lets a script declare that it may run at maxmemory, or that it only reads, without which a replica or a
+    server with a full disk refuses it. Before that, a script whose first write needs no memory may go on to any other,
+    one that does not write is never refused, and the declaration is a syntax error.
+    """
+    if reads:
+        return body.encode(), f"#!lua flags=no-writes\n{body}".encode()
+    if when_full:
+        return f"redis.call('HDEL', KEYS[{a_hash}], '')\n{body}".encode(), f"#!lua flags=allow-oom\n{body}".encode()
+    return body.encode(), f"#!lua\n{body}".encode()
+
 
 class Script:
     """A verb's Lua with the prelude before it, in the two dialects that servers need."""
@@ -45,7 +64,7 @@ class Script:
     #: The type each key must have, where its name does not tell.
     types: tuple[str, ...] = ()
 
-    def __init__(self, name: str, keys: str, *, when_full: bool = True) -> None:
+    def __init__(self, name: str, keys: str) -> None:
         folder = resources.files("restante.core").joinpath("lua")
         prelude, moves, settling, verb = (
             folder.joinpath(f"{part}.lua").read_text() for part in ("prelude", "moves", "settling", name)
@@ -54,18 +73,13 @@ class Script:
         body = prelude + wrapped + verb
         self.name = name
         self.keys = tuple(keys.split())
-        # Redis 7 lets a script declare that it may run at maxmemory; before it, a script whose first write
-        # needs no memory may go on to any other, and the declaration is a syntax error.
-        modern = ("#!lua flags=allow-oom\n" if when_full else "#!lua\n") + body
-        older = ("redis.call('HDEL', KEYS[1], '')\n" if when_full else "") + body
-        self.texts = (older.encode(), modern.encode())
+        self.texts = dialects(body, when_full=name not in NEED_ROOM, reads=name in READ_ONLY, a_hash=1)
         self.shas = tuple(hashlib.sha1(text).hexdigest().encode() for text in self.texts)
 
 
 SEND = Script(
     "send",
     "queue journal messages ready marker scheduled unique acked acked_before leased retrying dead",
-    when_full=False,
 )
 #: The keys that suffice for a send whose ids are new, into a queue without limits; every key costs at every call.
 FEW_KEYS = SEND.keys[:6]
@@ -537,6 +551,16 @@ def bury_many(
     for message in messages:
         args += (message.id, message.lease_token, name, text)
     return Operation(BURY, ref.keys.group(BURY.keys), args, lambda lost: _settled(messages, lost, "buried"), ref.name)
+
+
+def bury_corrupt(ref: QueueRef, /, messages: Sequence[Message]) -> Operation[int]:
+    """Buries messages whose stored form is damaged; returns how many.
+
+    It does not raise LeaseLost: the damage may be in the lease itself and end it at once. Such a message is received
+    and buried again, and the sound messages of the same receive reach their caller.
+    """
+    bury = bury_many(ref, messages, error=Corrupt("the stored message is not what was sent"))
+    return Operation(BURY, bury.keys, bury.args, lambda lost: len(messages) - len(lost), ref.name)
 
 
 def release_many(ref: QueueRef, /, messages: Sequence[Message], *, delay: float | timedelta = 0) -> Operation[None]:

@@ -62,7 +62,7 @@ class Parked:
                 return None
             raise self._lost(error) from None
         except LOST as error:
-            link.close()
+            self.give_up()
             raise self._lost(error) from None
         self._connection._give(self._address, link)
         return reply
@@ -73,13 +73,18 @@ class Parked:
             if not self.has_answer():
                 self._connection._unblock(self._address, self._link)
         except LOST as error:
-            self._link.close()
+            self.give_up()
             raise self._lost(error) from None
         return self.read()
 
     def drop(self) -> None:
-        """Gives the connection up."""
+        """Closes the connection."""
         self._link.close()
+
+    def give_up(self) -> None:
+        """Closes the connection, which is lost, and those that lie idle beside it: they are half-open too."""
+        self._link.close()
+        self._connection._close_idle(self._address)
 
     def _lost(self, error: BaseException) -> Unavailable:
         return lost_waiting(error, self._connection.endpoint.shown)

@@ -21,7 +21,7 @@ import orjson
 from restante.core import operations as ops
 from restante.core.connection import Bell, Connection
 from restante.core.connection_aio import AsyncConnection
-from restante.core.errors import Corrupt, InvalidInput
+from restante.core.errors import InvalidInput
 from restante.core.exchange import BLOCK
 from restante.core.keys import QUEUES
 from restante.core.keywords import check_keywords, known_keywords, parameters
@@ -68,8 +68,8 @@ def open_queue(ref: QueueRef, *, operator: str = "", event: str = "configured") 
         args += (name, value)
 
     def parse(reply: list[bytes]) -> None:
-        found = {reply[i].decode(): reply[i + 1].decode() for i in range(0, len(reply), 2)}
-        ref.settings = QueueSettings.parse(found)
+        texts = [text.decode("utf-8", "replace") for text in reply]
+        ref.settings = QueueSettings.parse(dict(zip(texts[::2], texts[1::2], strict=True)))
         ref.pending = {}
         ref.opened = True
 
@@ -97,8 +97,8 @@ def receiving(
             if got.lost:
                 log.warning("lease lost before ack queue=%s ids=%s", ref.name, ",".join(got.lost[:10]))
             if got.spoiled:
-                yield ops.bury_many(ref, got.spoiled, error=Corrupt("the stored message is not what was sent"))
-                log.error("buried queue=%s error=Corrupt count=%d", ref.name, len(got.spoiled))
+                buried: int = yield ops.bury_corrupt(ref, got.spoiled)
+                log.error("buried queue=%s error=Corrupt count=%d", ref.name, buried)
                 if not got.messages:
                     return (yield from receiving(refs, count, timeout=timeout, lease=lease))
             if got.messages or (timeout == 0 and len(refs) == 1):

@@ -75,8 +75,6 @@ class Renewal:
             self._wake.clear()
             try:
                 self.run_once()
-            except RestanteError as error:
-                log.warning("extend failed error=%s", error)
             except Exception:
                 log.exception("extend failed")
 
@@ -90,18 +88,24 @@ class Renewal:
         count = 0
         for ref, messages in due.items():
             for start in range(0, len(messages), MAX_BATCH):
-                part = messages[start : start + MAX_BATCH]
-                asked = time.monotonic()
-                # One try per tick: a lease must not wait behind the patience of another.
-                extended = self._connection.run(ops.renew(ref, part, None, ref.card), patience=self._tick)
-                lost = set(extended)
-                for message in part:
-                    if message.id in lost:
-                        # Settled meanwhile is no loss: the handler finished while the answer was on its way.
-                        if self._held.pop(message.lease_token, None) and not message.settled:
-                            message.lease_lost = True
-                            log.warning("lease lost queue=%s id=%s", ref.name, message.id)
-                    else:
-                        message._renew_at = asked + message._lease_ms / 1000 * RENEW_AFTER
-                        count += 1
+                # Each by itself: where one queue's server is away, those of the others still renew.
+                try:
+                    count += self._extend(ref, messages[start : start + MAX_BATCH])
+                except RestanteError as error:
+                    log.warning("extend failed queue=%s error=%s", ref.name, error)
         return count
+
+    def _extend(self, ref: QueueRef, messages: list[Any]) -> int:
+        """Extends leases of one queue by one call; returns how many were extended."""
+        asked = time.monotonic()
+        # One try per tick: a lease must not wait behind the patience of another.
+        refused = self._connection.run(ops.renew(ref, messages, None, ref.card), patience=self._tick)
+        lost = set(refused)
+        for message in messages:
+            if message.id not in lost:
+                message._renew_at = asked + message._lease_ms / 1000 * RENEW_AFTER
+            # Settled meanwhile is no loss: the handler finished while the answer was on its way.
+            elif self._held.pop(message.lease_token, None) and not message.settled:
+                message.lease_lost = True
+                log.warning("lease lost queue=%s id=%s", ref.name, message.id)
+        return sum(message.id not in lost for message in messages)

@@ -40,8 +40,11 @@ class RetryPolicy:
         """Seconds to wait after this many attempts, or None when the message is dead."""
         if self.delays is not None:
             return self.delays[attempts - 1] if attempts <= len(self.delays) else None
-        exponent = min(attempts - 1, 1000)
-        delay = min(self.cap, self.base * self.factor**exponent if self.factor > 1 else self.base)
+        try:
+            grown = self.base * self.factor ** (attempts - 1)
+        except OverflowError:  # larger than any cap, unless it grows from nothing
+            grown = self.cap if self.base else 0.0
+        delay = min(self.cap, grown)
         return min(LONGEST_DELAY, delay * (1 + self.jitter * (2 * random.random() - 1)))
 
     def text(self) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import Any, TypedDict
 
-from restante.core.errors import InvalidInput
+from restante.core.errors import Corrupt, InvalidInput
 from restante.core.keywords import check_keywords, nearest
 from restante.core.retry import RetryPolicy, exponential, seconds
 
@@ -137,7 +137,14 @@ class QueueSettings:
 
     @classmethod
     def parse(cls, stored: dict[str, str]) -> QueueSettings:
-        """Reads the queue hash."""
+        """Reads the queue hash; Corrupt where somebody else has written to it."""
+        try:
+            return cls._parse(stored)
+        except ValueError as error:
+            raise Corrupt(f"the settings of a queue are not what Restante wrote: {error}; configure it anew") from None
+
+    @classmethod
+    def _parse(cls, stored: dict[str, str]) -> QueueSettings:
         made: dict[str, Any] = {"paused": stored.get("pause") == "1", "version": int(stored.get("version", 0))}
         for name, key in _FIELDS.items():
             text = stored.get(key)

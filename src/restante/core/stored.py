@@ -255,6 +255,11 @@ def encode_plain(payload: Any, priority: int) -> tuple[bytes, int]:
 
 
 _UNREAD = object()
+DAMAGED = "the stored message is not what was sent"
+#: Sequence number, then the facts, then the limits.
+_HEAD = re.compile(rb"\d+\n(\d{1,18})\t([^\t\n]*)\t(\d{1,18})\t(\d{1,18})\n([^\n]*)\n")
+#: lease_ms, expires_ms, due_ms, max_attempts, unique states, unique key; or nothing.
+_LIMITS = re.compile(r"(?:(\d{0,18})(?:\+(\d{1,18})@?(\d{0,18}))?\t(\d{0,18})\t([^\t]*)\t(.*))?", re.DOTALL)
 
 
 def sound(raw: bytes) -> bool:
@@ -281,11 +286,13 @@ class Stored:
         self.raw = raw
 
     def _split(self) -> tuple[list[bytes], list[str], int]:
-        """Facts, limits, and where the options' length stands."""
+        """Facts, limits, and where the options' length stands; Corrupt where they cannot be read."""
         if self._parts is None:
-            sequence, facts, limits, _ = self.raw.split(b"\n", 3)
-            at = len(sequence) + len(facts) + len(limits) + 3 + 4
-            self._parts = facts.split(b"\t"), limits.decode().split("\t") if limits else ["", "", "", ""], at
+            head = _HEAD.match(self.raw)
+            limits = _LIMITS.fullmatch(head[5].decode("utf-8", "replace")) if head is not None else None
+            if head is None or limits is None:
+                raise Corrupt(DAMAGED)
+            self._parts = list(head.groups()[:4]), list(limits.groups("")), head.end() + 4
         return self._parts
 
     @property
@@ -294,7 +301,7 @@ class Stored:
 
     @property
     def kind(self) -> str:
-        return self._split()[0][1].decode()
+        return self._split()[0][1].decode("utf-8", "replace")
 
     @property
     def priority(self) -> int:
@@ -306,33 +313,38 @@ class Stored:
 
     @property
     def lease_ms(self) -> int | None:
-        return int(self._split()[1][0].partition("+")[0] or 0) or None
+        return int(self._split()[1][0] or 0) or None
 
     @property
     def expires_ms(self) -> int | None:
         """Milliseconds from sent_at after which the message is no longer delivered."""
-        _, given, text = self._split()[1][0].partition("+")
-        span, _, due = text.partition("@")
-        return int(span) + max(0, int(due or 0) - self.sent_ms) if given else None
+        _, span, due, *_ = self._split()[1]
+        return int(span) + max(0, int(due or 0) - self.sent_ms) if span else None
 
     @property
     def max_attempts(self) -> int | None:
-        return int(self._split()[1][1] or 0) or None
+        return int(self._split()[1][3] or 0) or None
 
     @property
     def unique_states(self) -> str:
-        return self._split()[1][2]
+        return self._split()[1][4]
 
     @property
     def unique(self) -> str | None:
-        return self._split()[1][3] or None
+        return self._split()[1][5] or None
 
     @property
     def options(self) -> dict[str, Any]:
         if self._options is None:
             at = self._split()[2]
             text = self.raw[at + 2 : at + 2 + int.from_bytes(self.raw[at : at + 2])]
-            self._options = json.loads(text) if text else {}
+            try:
+                found = json.loads(text) if text else {}
+            except (ValueError, RecursionError):
+                raise Corrupt(DAMAGED) from None
+            if not isinstance(found, dict) or not isinstance(found.get("h") or {}, dict):
+                raise Corrupt(DAMAGED)
+            self._options = found
         return self._options
 
     @property
@@ -346,7 +358,10 @@ class Stored:
     @property
     def retry(self) -> RetryPolicy | None:
         text = self.options.get("r")
-        return RetryPolicy.parse(text) if text else None
+        try:
+            return RetryPolicy.parse(str(text)) if text else None
+        except InvalidInput:
+            raise Corrupt(DAMAGED) from None
 
     @property
     def body(self) -> bytes:
@@ -372,6 +387,36 @@ class Stored:
                     self._payload = json.loads(body)
                 else:
                     self._payload = orjson.loads(body)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise Corrupt(f"the payload is not what was sent: {error}") from None
         return self._payload
+
+
+class Damaged(Stored):
+    """A stored form that cannot be read. It shows empty facts and its bytes, so that it hides no message beside it."""
+
+    def _split(self) -> tuple[list[bytes], list[str], int]:
+        return [b"0", b"", b"0", b"%d" % len(self.raw)], [""] * 6, 0
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {}
+
+    @property
+    def body(self) -> bytes:
+        return self.raw
+
+    @property
+    def payload(self) -> Any:
+        raise Corrupt(DAMAGED)
+
+
+def readable(raw: bytes) -> Stored:
+    """A stored form for whoever looks at it: `Damaged` where facts, limits or options cannot be read."""
+    held = Stored(raw)
+    try:
+        held.options  # noqa: B018 (reads all three)
+        held.retry  # noqa: B018
+    except Corrupt:
+        return Damaged(raw)
+    return held

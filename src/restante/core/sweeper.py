@@ -70,21 +70,31 @@ class Sweeper:
         for name in names:
             ref = self._post.queue(name)._ref
             done.queues += 1
-            while True:
-                got = self._post.connection.run(ops.receive(ref, 0))
-                done.promoted += got.promoted
-                done.expired += got.expired
-                if got.due is None or got.due > got.now:
-                    break
             with self._news:
-                self._due.pop(name, None)
-                if got.due is not None:
-                    left = (got.due - got.now) / 1000
-                    done.next_seconds = min(done.next_seconds, left)
-                    self._due[name] = time.monotonic() + left
+                known = self._due.pop(name, None)
+            try:
+                while True:
+                    got = self._post.connection.run(ops.receive(ref, 0))
+                    done.promoted += got.promoted
+                    done.expired += got.expired
+                    if got.due is None or got.due > got.now:
+                        break
+            except RestanteError:
+                self._know(name, known)
+                raise
+            if got.due is not None:
+                left = (got.due - got.now) / 1000
+                done.next_seconds = min(done.next_seconds, left)
+                self._know(name, time.monotonic() + left)
         if done.promoted or done.expired:
             log.info("swept queues=%d promoted=%d expired=%d", done.queues, done.promoted, done.expired)
         return done
+
+    def _know(self, queue: str, at: float | None) -> None:
+        """Notes when something falls due, unless somebody told of a nearer time meanwhile."""
+        with self._news:
+            if at is not None:
+                self._due[queue] = min(at, self._due.get(queue, at))
 
     def expect(self, queue: str, seconds: float) -> None:
         """Told that something falls due in so many seconds: whoever follows the journal knows before the next round."""

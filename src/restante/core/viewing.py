@@ -5,6 +5,7 @@ On failure a typed error of `restante.core.errors`, and nothing has happened.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,16 +16,16 @@ from typing import Any
 import orjson
 
 from restante.core import operations as ops
-from restante.core.errors import InvalidInput, NotFound
+from restante.core.errors import AccessDenied, Corrupt, InvalidInput, NotFound
 from restante.core.exchange import Plain
 from restante.core.journal import JournalEntry, Position
 from restante.core.keys import AUDIT, QUEUES, SUBSCRIPTIONS, UNROUTABLE
-from restante.core.message import Attempt, Event, Message, State, moment
+from restante.core.message import EPOCH, Attempt, Event, Message, State, moment
 from restante.core.names import valid_name
 from restante.core.operations import MAX_BATCH, Operation, QueueRef, Script
 from restante.core.queue import Post
 from restante.core.settings import QueueSettings, whole
-from restante.core.stored import Stored
+from restante.core.stored import readable
 
 LIST = Script("list", "queue journal messages deliveries history")
 SHOW = Script("show", "queue journal messages deliveries history ready scheduled retrying leased dead done")
@@ -131,27 +132,32 @@ class Dropped:
 
 
 def parse_history(text: bytes) -> tuple[Attempt, ...]:
-    """The attempts a history value holds, oldest first."""
+    """The attempts a history value holds, oldest first; a line that cannot be read hides no other."""
     made = []
-    for line in text.decode().splitlines():
-        attempt, received, ended, event, consumer, error_class, error = line.split("\t")
-        ended_at = moment(int(ended))
-        assert ended_at is not None
-        received_at = moment(int(received or 0))
-        made.append(
-            Attempt(int(attempt), received_at, ended_at, Event(event), consumer, error_class, orjson.loads(error))
-        )
+    # Not splitlines(): an error's text may hold what that takes for the end of a line.
+    for line in text.decode("utf-8", "replace").split("\n"):
+        try:
+            attempt, received, ended, event, consumer, error_class, error = line.split("\t")
+            ended_at, received_at = moment(int(ended)) or EPOCH, moment(int(received or 0))
+            told = str(orjson.loads(error))
+            made.append(Attempt(int(attempt), received_at, ended_at, Event(event), consumer, error_class, told))
+        except ValueError:
+            continue
     return tuple(made)
 
 
 def parse_delivery(text: bytes) -> tuple[int, str, int, int]:
-    """attempts, consumer, received_at and replays of a delivery; the layout is in prelude.lua."""
-    if not text:
+    """attempts, consumer, received_at and replays of a delivery, all 0 for none or one that cannot be read.
+
+    The layout is in moves.lua.
+    """
+    try:
+        _, facts, place, _ = text.decode("utf-8", "replace").split("\n")
+        *_, attempts, consumer = facts.split("\t")
+        _, received, replays = place.split("\t")
+        return int(attempts), consumer, int(received or 0), int(replays)
+    except ValueError:
         return 0, "", 0, 0
-    _, facts, place, _ = text.decode().split("\n")
-    *_, attempts, consumer = facts.split("\t")
-    _, received, replays = place.split("\t")
-    return int(attempts), consumer, int(received or 0), int(replays)
 
 
 def parse_message(
@@ -160,7 +166,7 @@ def parse_message(
     """A message from what the scripts tell of it."""
     at = int(float(score))
     attempts, consumer, received, replays = parse_delivery(delivery)
-    held = Stored(stored)
+    held = readable(stored)
     held.whole = len(held.body) == held.size
     return Message(
         id, queue, held, state=state, attempts=attempts, replays=replays, consumer=consumer, received_ms=received,
@@ -169,6 +175,15 @@ def parse_message(
         expires_ms=at if state is State.LEASED else 0,
         settled_ms=at if state in (State.DEAD, State.DONE) else 0,
     )  # fmt: skip
+
+
+def _card(text: bytes) -> dict[str, Any]:
+    """What a consumer or a service says of itself; nothing where it cannot be read."""
+    try:
+        found = orjson.loads(text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _place(cursor: str) -> tuple[float, bytes]:
@@ -198,8 +213,8 @@ class Viewer:
     def elsewhere(self) -> frozenset[str]:
         """Queues of another broker, of whose messages only the journal is here."""
         flat = self._post.connection.command("HGETALL", SUBSCRIPTIONS, key=SUBSCRIPTIONS)
-        cards = [orjson.loads(text) for text in flat[1::2]]
-        return frozenset(card["queue"] for card in cards if card["broker"] != "redis")
+        cards = [_card(text) for text in flat[1::2]]
+        return frozenset(str(card["queue"]) for card in cards if "queue" in card and card.get("broker") != "redis")
 
     def counts(self, queue: str) -> Counts:
         """How many messages each state holds now."""
@@ -211,15 +226,18 @@ class Viewer:
 
     def _counts(self, queue: str, reply: Any) -> Counts:
         now, ready, scheduled, retrying, leased, dead, done, overdue, first, flat, edges = reply
-        found = {flat[i].decode(): flat[i + 1].decode() for i in range(0, len(flat), 2)}
-        at = moment(now)
-        assert at is not None
-        last = int(found.get("sequence", 0)) - int(found.get("journal_skip", 0))
+        texts = [text.decode("utf-8", "replace") for text in flat]
+        found = dict(zip(texts[::2], texts[1::2], strict=True))
+        try:
+            last = int(found.get("sequence", 0)) - int(found.get("journal_skip", 0))
+            lost = int(found.get("journal_lost", 0))
+            totals = {event.value: int(found.get(event.value, 0)) for event in Event}
+        except ValueError as error:
+            raise Corrupt(f"the totals of {queue} are not what Restante wrote: {error}") from None
         return Counts(
-            queue, at, ready, scheduled, retrying, leased, dead, done, overdue,
-            max(0.0, (now - int(first)) / 1000) if first else 0.0,
-            found.get("pause") == "1", {event.value: int(found.get(event.value, 0)) for event in Event},
-            QueueSettings.parse(found), last, int(found.get("journal_lost", 0)),
+            queue, moment(now) or EPOCH, ready, scheduled, retrying, leased, dead, done, overdue,
+            max(0.0, (now - int(first)) / 1000) if first else 0.0, found.get("pause") == "1", totals,
+            QueueSettings.parse(found), last, lost,
             {state: at for state, score in zip(_EDGES, edges, strict=True) if score and (at := moment(float(score)))},
         )  # fmt: skip
 
@@ -302,7 +320,7 @@ class Viewer:
         return parse_message(queue, id, State(state.decode()), score, stored, delivery, history)
 
     def consumers(self) -> list[ConsumerInfo]:
-        """Who has been seen taking messages within the last minute; forgets those long gone."""
+        """Who has been seen taking messages within the last minute; forgets those long gone, where that is allowed."""
         found: dict[str, list[tuple[int, str, dict[str, Any]]]] = {}
         now = self._now_ms()
         keys = {queue: self._ref(queue).keys["consumers"] for queue in self.queues()}
@@ -310,14 +328,15 @@ class Viewer:
         for (queue, key), flat in zip(keys.items(), answers, strict=True):
             for i in range(0, len(flat), 2):
                 seen, _, card = flat[i + 1].partition(b"\t")
-                if now - int(seen) > CONSUMER_GONE * 1000:
-                    self._post.connection.command("HDEL", key, flat[i], key=key)
+                if not seen.isdigit() or now - int(seen) > CONSUMER_GONE * 1000:
+                    with contextlib.suppress(AccessDenied):  # who may only look leaves the tidying to others
+                        self._post.connection.command("HDEL", key, flat[i], key=key)
                     continue
-                found.setdefault(flat[i].decode(), []).append((int(seen), queue, orjson.loads(card)))
+                name = flat[i].decode("utf-8", "replace")
+                found.setdefault(name, []).append((int(seen), queue, _card(card)))
         made = []
         for name, rows in sorted(found.items()):
-            seen_at = moment(max(row[0] for row in rows))
-            assert seen_at is not None
+            seen_at = moment(max(row[0] for row in rows)) or EPOCH
             card_ = rows[0][2]
             queues = tuple(sorted(row[1] for row in rows))
             made.append(
@@ -405,13 +424,11 @@ class Viewer:
         rows = self._post.connection.command("XREVRANGE", AUDIT, end, "-", "COUNT", limit, key=AUDIT)
         made = []
         for id, fields in rows:
-            found = dict(zip(fields[::2], fields[1::2], strict=True))
-            at = moment(int(id.partition(b"-")[0]))
-            assert at is not None
-            made.append(
-                AuditEntry(
-                    id.decode(), at, found[b"who"].decode(), found[b"verb"].decode(), found[b"queue"].decode(),
-                    int(found[b"count"]), found[b"detail"].decode(),
-                )
-            )  # fmt: skip
+            found = {
+                name: text.decode("utf-8", "replace") for name, text in zip(fields[::2], fields[1::2], strict=True)
+            }
+            at = moment(int(id.partition(b"-")[0])) or EPOCH
+            who, verb, queue, detail = (found.get(name, "") for name in (b"who", b"verb", b"queue", b"detail"))
+            count = found.get(b"count", "")
+            made.append(AuditEntry(id.decode(), at, who, verb, queue, int(count) if count.isdecimal() else 0, detail))
         return made

@@ -6,7 +6,9 @@ arguments, that the user has no right to, or that is missing, raises Mismatch. B
 
 from __future__ import annotations
 
+import logging
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,8 +22,13 @@ try:
 except ModuleNotFoundError as missing:
     raise MissingExtra("Kombu is not installed: pip install 'restante[rabbitmq]'", name=missing.name) from missing
 
+log = logging.getLogger("restante")
+
 #: Failures told in one error. More are of the same cause, as a rule: other options, or a missing right.
 TOLD = 5
+#: Seconds between tries to declare where RabbitMQ fails inside (541): a busy node may not start a quorum queue in the
+#: time that it gives itself.
+PAUSES = (0.5, 0.5, 1.0, 2.0)
 #: AMQP's codes for a missing object, a missing right, and a difference.
 NOT_FOUND, ACCESS_REFUSED, PRECONDITION_FAILED = 404, 403, 406
 
@@ -34,8 +41,22 @@ _REFUSED = re.compile(r"(?:(configure|write|read) )?access to (queue|exchange) '
 Object = Exchange | Queue | Binding
 
 
+class _BrokerFailed(Unavailable):
+    """RabbitMQ could not do what it was asked and closed the connection; another try may succeed."""
+
+
 def declare(connection: Connection, topology: Topology) -> None:
     """Declares everything there is not yet, and thereby proves that what there is already is the same."""
+    for pause in PAUSES:
+        try:
+            return _declare_all(connection, topology)
+        except _BrokerFailed as error:
+            log.warning("declaring again service=%s seconds=%g error=%s", topology.service, pause, error)
+            time.sleep(pause)
+    return _declare_all(connection, topology)
+
+
+def _declare_all(connection: Connection, topology: Topology) -> None:
     with Channels(connection) as broker:
         for objects in (topology.exchanges, topology.queues, topology.bindings):
             failed = [text for one in objects if (text := broker.declare(one)) is not None]
@@ -163,6 +184,11 @@ class Channels:
                 f"it by `rabbitmqctl add_vhost {where}`, and allow it by "
                 f"`rabbitmqctl set_permissions -p {where} {self._user()} '.*' '.*' '.*'`"
             ) from None
+        except amqp.InternalError as error:
+            raise _BrokerFailed(
+                f"RabbitMQ at {self._place()} failed: {_said(error)}; its log says why; try again when it is less "
+                "busy, and restart it if its log names rabbit_fifo_dlx_sup"
+            ) from None
         except (OSError, amqp.AMQPError) as error:
             raise Unavailable(
                 f"RabbitMQ at {self._place()} cannot be reached: {_said(error)}; check the URL, that the broker runs, "
@@ -202,8 +228,9 @@ def _declare(channel: Any, one: Object, *, passive: bool = False) -> Any:
     match one:
         case Exchange():
             return channel.exchange_declare(
-                one.name, one.type, passive=passive, durable=True, auto_delete=False, arguments=dict(one.arguments)
-            )
+                one.name, one.type, passive=passive, durable=one.durable, auto_delete=False,
+                arguments=dict(one.arguments),
+            )  # fmt: skip
         case Queue():
             return channel.queue_declare(
                 one.name, passive=passive, durable=True, auto_delete=False, arguments=dict(one.arguments)

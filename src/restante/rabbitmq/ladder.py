@@ -3,8 +3,8 @@
 One ladder serves every service of a virtual host, for any delay and without a timer in any process. Each rung is a
 queue whose messages expire after a power of two, and an exchange of the same name in front of it. A routing key begins
 with one word per rung, shortest rung first: `1` waits there, `0` passes by. The message enters at its longest rung,
-goes down rung by rung, and `RETURN` hands it to the target behind the mark, which is one queue (a retry) or a topic (an
-event published with a delay):
+goes down rung by rung, and `RETURN` hands it to the target behind the mark, which is one queue (a retry) or, through
+`GATE`, a topic (an event published with a delay):
 
     0.0.0.1.@.billing.on_paid  →  ladder:quorum.1s  →  …500ms  →  …250ms  →  …125ms  →  ladder:return  →  the queue
 
@@ -48,8 +48,15 @@ LONGEST_KEY = 255
 TO_QUEUE = "@"
 #: Stands between a delay's bits and the topic under which the message is published then.
 TO_TOPIC = "~"
-#: The exchange at the foot of the ladder. No service can have this name: services have no colon.
+#: How the names of the ladder's exchanges and queues begin. No service's does: services have no colon.
+LADDER = "ladder:"
+#: The exchange at the foot of the ladder.
 RETURN = "ladder:return"
+#: The exchange between `RETURN` and `DUE`. It is not durable: a broker that starts has none until somebody connects,
+#: and by then it knows all bindings of `DUE` again. Without it an event that is due just then would miss some queues.
+GATE = "ladder:gate"
+#: The exchange that hands events published with a delay to every subscription of their topic.
+DUE = "ladder:due"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +78,7 @@ class Ladder:
 
     def rung(self, step: float) -> str:
         """The name of a rung's exchange and queue."""
-        return f"ladder:{self.type}.{label(step)}"
+        return f"{LADDER}{self.type}.{label(step)}"
 
     def retry(self, delay: float, queue: str) -> tuple[str, str]:
         """Exchange and routing key that hold a message for `delay` seconds, rounded up, and then hand it to a queue."""

@@ -15,6 +15,9 @@ from restante.core.retry import RetryPolicy, seconds
 from restante.core.topics import valid_pattern, valid_topic, valid_word
 from restante.rabbitmq.ladder import (
     CRASH_DELAY,
+    DUE,
+    GATE,
+    LADDER,
     LONGEST_LIFE,
     REACH,
     RETURN,
@@ -59,11 +62,13 @@ Arguments = tuple[tuple[str, str | int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A durable exchange."""
+    """An exchange."""
 
     name: str
     type: Literal["topic", "direct", "fanout"]
     arguments: Arguments = ()
+    #: Whether it is there again when the broker has started.
+    durable: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +116,8 @@ class Topology:
         return {
             "service": self.service,
             "exchanges": [
-                {"name": one.name, "type": one.type, "arguments": dict(one.arguments)} for one in self.exchanges
+                {"name": one.name, "type": one.type, "durable": one.durable, "arguments": dict(one.arguments)}
+                for one in self.exchanges
             ],
             "queues": [{"name": one.name, "arguments": dict(one.arguments)} for one in self.queues],
             "bindings": [
@@ -124,7 +130,7 @@ class Topology:
         """Everything for people, a rung's exchange, queue and bindings folded into one line."""
         folded = {one.name for one in self.queues if is_rung(one.name)}
         exchanges = [
-            Row("exchange", one.name, _words({"type": one.type, **dict(one.arguments)}))
+            Row("exchange", one.name, _words({"type": one.type, **_transient(one), **dict(one.arguments)}))
             for one in self.exchanges
             if one.name not in folded
         ]
@@ -142,6 +148,10 @@ class Topology:
         rows = self.rows()
         wide = max((len(row.name) for row in rows), default=0)
         return "\n".join(f"{row.what:<8}  {row.name:<{wide}}  {row.detail}".rstrip() for row in rows)
+
+
+def _transient(one: Exchange) -> dict[str, str]:
+    return {} if one.durable else {"durable": "no"}
 
 
 def _words(values: Mapping[str, object]) -> str:
@@ -269,6 +279,13 @@ def shared(options: TopologyOptions | None = None) -> Topology:
     return draft.finished("")
 
 
+def open_gate() -> Topology:
+    """What a broker that has started again lacks until somebody connects."""
+    draft = _Draft()
+    _open_gate(draft)
+    return draft.finished("")
+
+
 def door(service: str, type: RungType) -> Topology:
     """The way of what a service's queues reject onto a ladder that is there."""
     draft = _Draft()
@@ -313,8 +330,10 @@ def _subscribe(draft: _Draft, service: str, one: Subscribed, options: TopologyOp
         draft.queue(queue, x_max_priority=PRIORITIES, **ways)
     draft.bind(EVENTS, pattern, queue)
     draft.bind(KNOWN, pattern, queue)
-    draft.bind(RETURN, f"#.{TO_TOPIC}.{pattern}", queue)
+    draft.bind(DUE, f"#.{TO_TOPIC}.{pattern}", queue)
     draft.bind(RETURN, f"#.{TO_QUEUE}.{queue}", queue)
+    # Past the gate: an earlier version had no other way.
+    draft.unbound[Binding(RETURN, f"#.{TO_TOPIC}.{pattern}", queue)] = None
     # Earlier versions marked topics by what marks queues now, so their return cannot lead to ours.
     draft.old_bindings[Binding(old_return_name(EVENTS), f"#.{TO_QUEUE}.{pattern}", queue)] = None
 
@@ -322,6 +341,8 @@ def _subscribe(draft: _Draft, service: str, one: Subscribed, options: TopologyOp
 def _build(draft: _Draft, ladder: Ladder) -> None:
     # Also what returns to a queue that was deleted meanwhile is kept.
     draft.exchange(RETURN, "topic", alternate_exchange=UNROUTED)
+    draft.exchange(DUE, "topic", alternate_exchange=UNROUTED)
+    _open_gate(draft)
     below = RETURN
     for place, step in enumerate(reversed(ladder.steps)):
         name = ladder.rung(step)
@@ -330,6 +351,13 @@ def _build(draft: _Draft, ladder: Ladder) -> None:
         draft.bind(name, "*." * place + "1.#", name)
         draft.bind(name, "*." * place + "0.#", below, to_exchange=True)
         below = name
+
+
+def _open_gate(draft: _Draft) -> None:
+    draft.exchanges[Exchange(GATE, "fanout", durable=False)] = None
+    # In this order: an exchange that leads nowhere loses what it is given.
+    draft.bind(GATE, "", DUE, to_exchange=True)
+    draft.bind(RETURN, f"#.{TO_TOPIC}.#", GATE, to_exchange=True)
 
 
 def _open_door(draft: _Draft, service: str, ladder: Ladder) -> None:
@@ -391,7 +419,7 @@ def door_name(service: str) -> str:
 
 def is_rung(queue: str) -> bool:
     """Whether a queue is a rung of the ladder."""
-    return queue.startswith("ladder:")
+    return queue.startswith(LADDER)
 
 
 def old_rung_name(owner: str, step: float) -> str:

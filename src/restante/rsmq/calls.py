@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from restante.core.errors import Corrupt, InvalidInput
 from restante.core.exchange import Plain
-from restante.core.operations import MAX_BATCH, Argument, Operation, Script
+from restante.core.operations import MAX_BATCH, Argument, Operation, Script, dialects
 from restante.core.settings import whole
 from restante.rsmq import checks
 from restante.rsmq.errors import InvalidValue, MessageTooLong, NoAttributeSupplied, QueueExists, QueueNotFound
@@ -45,15 +45,12 @@ _HALF_A_TAIL = 11
 class RsmqScript(Script):
     """One call's Lua, in the two dialects that servers need; without the core's prelude, whose keys RSMQ has not."""
 
-    def __init__(self, name: str, types: str, *, when_full: bool = True) -> None:
+    def __init__(self, name: str, types: str, *, when_full: bool = True, reads: bool = False) -> None:
         text = resources.files("restante.rsmq").joinpath("lua", f"{name}.lua").read_text()
         self.name = name
         self.keys = ()
         self.types = tuple(types.split())
-        # As in the core: a server before 7 lets a script go on at maxmemory once a write that needs none is done.
-        modern = ("#!lua flags=allow-oom\n" if when_full else "#!lua\n") + text
-        older = (f"redis.call('HDEL', KEYS[{self.types.index('hash') + 1}], '')\n" if when_full else "") + text
-        self.texts = (older.encode(), modern.encode())
+        self.texts = dialects(text, when_full=when_full, reads=reads, a_hash=self.types.index("hash") + 1)
         self.shas = tuple(hashlib.sha1(text).hexdigest().encode() for text in self.texts)
 
 
@@ -67,8 +64,9 @@ DELETE = RsmqScript("delete", "zset hash")
 VISIBILITY = RsmqScript("visibility", "zset hash")
 CREATE = RsmqScript("create", "set hash", when_full=False)
 DROP = RsmqScript("drop", "set zset hash")
-ATTRIBUTES = RsmqScript("attributes", "zset hash")
-PEEK = RsmqScript("peek", "zset hash")
+ATTRIBUTES = RsmqScript("attributes", "zset hash", reads=True)
+SET_ATTRIBUTES = RsmqScript("attributes", "zset hash")
+PEEK = RsmqScript("peek", "zset hash", reads=True)
 PURGE = RsmqScript("purge", "zset hash")
 MOVE = RsmqScript("move", "zset hash zset hash")
 
@@ -199,7 +197,15 @@ def _received(id: bytes, raw: bytes, rc: int, fr: bytes | int) -> RsmqReceived:
         message = raw.decode()
     except UnicodeDecodeError:
         message = raw.decode("utf-8", "replace")
-    return RsmqReceived(text, message, int(rc), int(fr), _sent(text), raw)
+    return RsmqReceived(text, message, int(rc), _first_received(fr), _sent(text), raw)
+
+
+def _first_received(fr: bytes | int) -> int:
+    """Its own time, or 0 where somebody wrote what is none: a message that is taken already must reach its caller."""
+    try:
+        return int(fr)
+    except ValueError:
+        return 0
 
 
 def _one(reply: Any, qname: str) -> RsmqReceived | None:
@@ -316,10 +322,10 @@ def _attributes(place: tuple[bytes, bytes], args: list[Argument], qname: str) ->
         try:
             # PyRSMQ stores fractions of seconds; Node reads the whole ones.
             return QueueAttributes(*(int(float(value or 0)) for value in reply))
-        except ValueError:
+        except (ValueError, OverflowError):
             raise Corrupt(f"the RSMQ queue {qname} has settings that are no numbers: {reply!r}") from None
 
-    return Operation(ATTRIBUTES, place, args, parse, qname)
+    return Operation(SET_ATTRIBUTES if args else ATTRIBUTES, place, args, parse, qname)
 
 
 # -- messages --------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from restante.core.errors import Corrupt, InvalidInput, InvalidName, NotFound
+from restante.core.errors import AccessDenied, Corrupt, InvalidInput, InvalidName, NotFound
 from restante.core.exchange import Plain
 from restante.core.queue import Post
 from restante.core.settings import whole
@@ -125,15 +125,18 @@ def any_queue(post: Post) -> bool:
     """Whether there are RSMQ queues in the namespace all clients use."""
     try:
         return bool(reading.queues(post))
-    except Corrupt:
+    except (Corrupt, AccessDenied):
         return False
 
 
 def neighbours(post: Post) -> list[RsmqCounts]:
-    """The queues beside the native ones, in the namespace all clients use; none where that name is something else's."""
+    """The queues beside the native ones, in the namespace all clients use; none where that name is something else's.
+
+    A user with a role of `restante acl` may not read them, and still sees its own queues.
+    """
     try:
         return every_count(post)
-    except Corrupt:
+    except (Corrupt, AccessDenied):
         return []
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import FileResponse, PlainTextResponse, Response
-from starlette.routing import Match
+from starlette.routing import BaseRoute, Match
 from starlette.staticfiles import StaticFiles
 
 from restante.bus.registry import Card, cards
@@ -74,18 +76,39 @@ def create_app(url: str, settings: ServerSettings | None = None) -> Guard:
 
     app = FastAPI(
         title="Restante", version=office.version, description=DESCRIPTION, lifespan=life, docs_url=None, redoc_url=None,
-        openapi_url=None, redirect_slashes=False, generate_unique_id_function=_operation_id,
+        openapi_url=None, redirect_slashes=False, routes=_shared_routes(),
     )  # fmt: skip
     app.state.office = office
-    for part in (_session, traffic.api, looking.api, operating.api, topics.api, rsmq.api):
-        app.include_router(part, prefix="/api")
-    app.include_router(looking.plain)
     _add_failures(app)
     _describe(app)
     _add_pages(app, office)
     made = Guard(app, max_body=office.settings.max_body, body_seconds=office.settings.body_seconds)
     made.office = office
     return made
+
+
+def _routers() -> list[tuple[str, APIRouter]]:
+    """The parts of the API, each with where it begins."""
+    parts = (_session, traffic.api, looking.api, operating.api, topics.api, rsmq.api)
+    return [*(("/api", part) for part in parts), ("", looking.plain)]
+
+
+@cache
+def _shared_routes() -> list[BaseRoute]:
+    """The routes of every application of this process: their validators take longer to build than all the rest, and
+    find the application they serve by the request."""
+    whole = APIRouter(generate_unique_id_function=_operation_id)
+    for prefix, part in _routers():
+        whole.include_router(part, prefix=prefix)
+    return whole.routes
+
+
+def api_routes() -> list[tuple[str, APIRoute]]:
+    """Every route that the API describes, with its path."""
+    found = [(prefix, route) for prefix, part in _routers() for route in part.routes if isinstance(route, APIRoute)]
+    return [
+        (f"{prefix}{route.path}".replace(":name}", "}"), route) for prefix, route in found if route.include_in_schema
+    ]
 
 
 def _operation_id(route: Any) -> str:
@@ -115,8 +138,8 @@ def _add_failures(app: FastAPI) -> None:
     @app.exception_handler(Refused)
     async def kept_out(request: Request, error: Refused) -> Response:
         headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
-        if error.status == 503:
-            headers["Retry-After"] = "1"
+        if error.status in (429, 503):
+            headers["Retry-After"] = str(error.retry_after)
         return Json(error.body, error.status, headers)
 
     @app.exception_handler(BodyRefused)
@@ -187,9 +210,14 @@ async def session(here: Here, request: Request) -> Json:
 
 @answering(_session.post, "/session", answers.Session, summary="Sign a browser in")
 async def sign_in(here: Here, request: Request, body: shapes.SignIn) -> Json:
-    """Sets a cookie that scripts cannot read."""
+    """Sets a cookie that scripts cannot read. After ten wrong tokens an address waits up to a minute."""
+    address = request.client.host if request.client is not None else ""
+    if (wait := here.sign_in_limit.wait(address)) > 0:
+        raise Refused(429, "TooManyTries", "too many wrong tokens", "wait and try again", retry_seconds=wait)
     found = await here.call(here.tokens.sign_in, body.token)
     if found is None:
+        here.sign_in_limit.fail(address)
+        log.warning("sign-in refused address=%s", address)
         raise Refused(401, "Unauthorized", "this token is not known", "make one with `restante token create`")
     caller, cookie = found
     await here.call(here.admin(caller).note, "sign in")

@@ -12,13 +12,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
-from restante.core.errors import InvalidInput, RestanteError
+from restante.core.errors import Corrupt, InvalidInput, RestanteError
 from restante.core.exchange import away, markers_by_slot
 from restante.core.journal import JournalEntry, Position
 from restante.core.keys import QUEUES, QueueKeys
@@ -196,7 +196,14 @@ class Hub:
                             break
                         rested = len(lines)
                         await asyncio.sleep(0)
-                    block = JournalEntry.parse_block(name, stream_id, fields[1])
+                    try:
+                        block = JournalEntry.parse_block(name, stream_id, fields[1])
+                    except Corrupt as error:
+                        # Passed over, and said so: one line that cannot be read must not hold up every queue.
+                        log.warning("passed over queue=%s error=%s", name, error)
+                        places[name] = max(places[name], Position.parse(stream_id).sequence)
+                        self._fail("trimmed", name)
+                        continue
                     fresh = [entry for entry in block if entry.position.sequence > places[name]]
                     if fresh and fresh[0].position.sequence != places[name] + 1 and places[name]:
                         self._fail("trimmed", name)
@@ -219,9 +226,13 @@ class Hub:
             if watcher.queues is None or not watcher.queues.isdisjoint(touched):
                 watcher.hear(batch)
 
-    def check(self, queue: str, last: int) -> None:
-        """Told how long a journal is: shorter than what was read means that the queue was dropped and made anew."""
-        if self.places.get(queue, 0) > last:
+    def check(self, queue: str, last: int, before: Mapping[str, int]) -> None:
+        """Told how long a journal was at some time since the places were `before`.
+
+        Shorter than what was read by then means that the queue was dropped and made anew.
+        """
+        then = before.get(queue, 0)
+        if then > last and self.places.get(queue, 0) >= then:
             self.places[queue] = 0
             self._fail("reset", queue)
 
@@ -285,7 +296,10 @@ class Hub:
                 rows = await self._connection.command(
                     "XRANGE", key, f"(0-{place[name]}", "+", "COUNT", ENTRIES, key=key
                 )
-                blocks = (JournalEntry.parse_block(name, stream_id, fields[1]) for stream_id, fields in rows)
+                try:
+                    blocks = [JournalEntry.parse_block(name, stream_id, fields[1]) for stream_id, fields in rows]
+                except Corrupt:
+                    blocks = []
                 lines = [
                     entry for block in blocks for entry in block if place[name] < entry.position.sequence <= until
                 ]  # fmt: skip

@@ -19,11 +19,11 @@ from restante.core.message import Event, Message, State
 from restante.core.viewing import Counts
 from restante.rsmq import viewing as rsmq
 from restante.server import answers, metrics
-from restante.server.access import Caller
+from restante.server.access import CHECKED_EVERY, Caller, Role
 from restante.server.insights import insights_out
 from restante.server.live import read_position, write_event
 from restante.server.office import MAX_LIVE, Json, Office, Refused
-from restante.server.routing import Here, MessageName, QueueName, Reader, answering, router
+from restante.server.routing import Here, MessageName, QueueName, Reader, Route, answering, router
 from restante.server.sampling import totals_of
 from restante.server.shapes import NAME
 from restante.server.telling import (
@@ -329,7 +329,7 @@ async def journal(
         after = request.headers.get("last-event-id") or after
         if after is not None:
             read_position(after)
-        body = _stream(here, queue, after, counts=counts, lines=lines)
+        body = _stream(here, request, queue, after, counts=counts, lines=lines)
         return StreamingResponse(body, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
     names = [await here.existing(name) for name in queue]
 
@@ -349,9 +349,12 @@ async def journal(
 
 
 async def _stream(
-    here: Office, queues: list[str], after: str | None, *, counts: bool, lines: bool
+    here: Office, request: Request, queues: list[str], after: str | None, *, counts: bool, lines: bool
 ) -> AsyncIterator[bytes]:
-    """The body of a live connection: whatever comes first of lines, counts, a sign of life, and the end."""
+    """The body of a live connection: whatever comes first of lines, counts, a sign of life, and the end.
+
+    It ends when the server closes, and when the caller's token is revoked.
+    """
     chosen = frozenset(queues)
     source = here.hub.follow(queues, after)
     woken = here.sampler.watch() if counts else None
@@ -359,9 +362,15 @@ async def _stream(
     next_lines: asyncio.Future[bytes] | None = None
     next_counts: asyncio.Future[Any] | None = None
     seen = -1
+    clock = asyncio.get_running_loop()
+    check_at, hello_at = clock.time() + CHECKED_EVERY, clock.time() + HELLO_EVERY
     try:
         yield write_event("hello", {"now": await here.now_ms()})
         while True:
+            if clock.time() >= check_at:
+                if not await here.still_may(request, Role.READ):
+                    return
+                check_at = clock.time() + CHECKED_EVERY
             if woken is not None and seen != here.sampler.number:
                 told, seen = _counts_since(here, chosen, seen), here.sampler.number
                 yield told
@@ -370,11 +379,15 @@ async def _stream(
             if woken is not None and next_counts is None:
                 next_counts = asyncio.ensure_future(woken.wait())
             waits = [one for one in (next_lines, next_counts, closing) if one is not None]
-            done, _ = await asyncio.wait(waits, timeout=HELLO_EVERY, return_when=asyncio.FIRST_COMPLETED)
+            pause = max(0.0, min(check_at, hello_at) - clock.time())
+            done, _ = await asyncio.wait(waits, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
             if closing in done:
                 return
-            if not done:
+            if done:
+                hello_at = clock.time() + HELLO_EVERY
+            elif clock.time() >= hello_at:
                 yield write_event("hello", {"now": await here.now_ms()})
+                hello_at = clock.time() + HELLO_EVERY
             if next_lines is not None and next_lines in done:
                 found, next_lines = next_lines.result(), None
                 yield found
@@ -402,7 +415,7 @@ def _counts_since(here: Office, chosen: frozenset[str], seen: int) -> bytes:
 
 # -- for other programs ----------------------------------------------------------------------------------------------
 
-plain = router("health")
+plain = router("health", Route)  # probes and scrapers may add any parameter
 
 
 @plain.get(

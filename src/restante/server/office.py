@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from restante.core.names import valid_name
 from restante.core.queue import AsyncPost, AsyncQueue, Post
 from restante.core.settings import DEFAULT_HTTP_PORT, ClientSettings
 from restante.core.sweeper import Sweeper
-from restante.server.access import ANYBODY, COOKIE, Caller, Role, Tokens
+from restante.server.access import ANYBODY, COOKIE, Caller, Role, SignInLimit, Tokens, is_loopback
 from restante.server.http_protocol import HEAD_SECONDS, WRITE_SECONDS
 from restante.server.live import Hub
 from restante.server.rabbitmq import RabbitView
@@ -101,11 +102,13 @@ def _plain(value: Any) -> Any:
 
 
 class Refused(Exception):
-    """An answer that is not a RestanteError: 401, 403, 503."""
+    """An answer that is not a RestanteError: 401, 403, 429, 503."""
 
-    def __init__(self, status: int, error: str, message: str, hint: str) -> None:
+    def __init__(self, status: int, error: str, message: str, hint: str, *, retry_seconds: float = 1) -> None:
         super().__init__(message)
         self.status = status
+        #: When it is worth another try, for 429 and 503.
+        self.retry_after = math.ceil(retry_seconds)
         self.body = {"error": error, "message": message, "hint": hint}
 
 
@@ -118,6 +121,7 @@ class Office:
         self.post = Post(url, client)
         self.fast = AsyncPost(url, client)
         self.tokens = Tokens(self.post)
+        self.sign_in_limit = SignInLimit()
         self.sweeper = Sweeper(Post(url, client))
         self.hub = Hub(self.fast)
         self.sampler = Sampler(self)
@@ -131,6 +135,8 @@ class Office:
         self._replaying = anyio.CapacityLimiter(REPLAYS)
         self._queues: OrderedDict[tuple[str, str], AsyncQueue] = OrderedDict()
         self._tasks: set[asyncio.Task[Any]] = set()
+        #: The question about tokens that is under way; all who need its answer wait for the one.
+        self._asking: asyncio.Task[bool] | None = None
 
     @property
     def shown(self) -> str:
@@ -206,8 +212,7 @@ class Office:
     async def caller(self, request: Request) -> Caller:
         """Who asks; Refused where nobody we know does."""
         try:
-            asked = self.tokens.any() if self.tokens.fresh() else await self.call(self.tokens.any)
-            if not asked:
+            if not await self._token_needed():
                 return self._anybody(request)
             header = request.headers.get("authorization", "")
             if header:
@@ -227,7 +232,19 @@ class Office:
             )  # fmt: skip
         return found
 
+    async def _token_needed(self) -> bool:
+        """Whether there are tokens; asked once for all who ask at the same time."""
+        if self.tokens.fresh():
+            return self.tokens.any()
+        if self._asking is None or self._asking.done():
+            self._asking = self.keep(asyncio.create_task(self.call(self.tokens.any)))
+        return await asyncio.shield(self._asking)
+
     def _anybody(self, request: Request) -> Caller:
+        if not is_loopback(self.settings.host):
+            # There were tokens when it began; a Host header proves nothing about where a program is.
+            message = "this server is reached from other machines and has no token left"
+            raise Refused(401, "Unauthorized", message, "make one with `restante token create`")
         host = request.headers.get("host", "")
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
         if name.lower() not in self.settings.open_hosts:
@@ -246,3 +263,14 @@ class Office:
                 f"use a token with the role {role}",
             )  # fmt: skip
         return caller
+
+    async def still_may(self, request: Request, role: Role) -> bool:
+        """Whether the caller of a request that lasts may go on. While Redis is away nobody is turned out: there is
+        nothing to hand out either."""
+        try:
+            await self.need(request, role)
+        except Refused:
+            return False
+        except RestanteError:
+            return True
+        return True

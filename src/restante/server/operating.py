@@ -7,9 +7,11 @@ whole before the first message is stored.
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import tempfile
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Annotated, Any
 
 import orjson
@@ -28,8 +30,12 @@ from restante.server.office import Json, Office, Refused
 from restante.server.routing import Here, MessageName, Operator, QueueName, Reader, answering, router
 from restante.server.telling import export_out, task_out
 
+log = logging.getLogger("restante")
+
 #: Seconds a replay may take before the answer is "it runs"; it goes on by itself.
 AT_ONCE = 1.0
+#: Seconds between two looks at whether a replay has begun.
+LOOK_AGAIN = 0.05
 #: Bytes of an import kept in memory before they go to a file.
 IN_MEMORY = 8 * 1024 * 1024
 #: Messages of an import sent by one call.
@@ -94,6 +100,12 @@ async def move(here: Here, caller: Operator, queue: QueueName, body: shapes.Move
     return Json({"moved": await here.call(here.admin(caller).move, queue, body.to, body.ids)})
 
 
+def _tell_failure(queue: str, name: str, running: asyncio.Future[ReplayTask]) -> None:
+    """Logs why a replay ended that nobody waits for any more."""
+    if not running.cancelled() and (error := running.exception()) is not None:
+        log.warning("replay failed queue=%s task=%s error=%s", queue, name, error)
+
+
 @answering(
     api.post, "/queues/{queue:name}/replay", answers.OneTask, summary="Put dead messages back to ready",
     openapi_extra={"responses": {"202": {"description": "It runs; ask for the task."}}},
@@ -113,10 +125,13 @@ async def replay(here: Here, caller: Operator, queue: QueueName, body: shapes.Re
     work = here.call_slowly(admin.replay, queue, **options)
     running = here.keep(asyncio.ensure_future(work))
     done, _ = await asyncio.wait((running,), timeout=AT_ONCE)
+    while not done and not latest:
+        # Until its first messages have moved it may still be refused, and nobody would hear of it after a 202.
+        done, _ = await asyncio.wait((running,), timeout=LOOK_AGAIN)
     if done:
         return Json({"task": task_out(running.result())})
-    task = latest[-1] if latest else ReplayTask(name, queue, 0, operator=caller.name, dry_run=body.dry_run)
-    return Json({"task": task_out(task)}, 202)
+    running.add_done_callback(partial(_tell_failure, queue, name))
+    return Json({"task": task_out(latest[-1])}, 202)
 
 
 @answering(api.patch, "/queues/{queue:name}/messages/{id:name}", answers.OneMessage, summary="Edit a waiting message")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Path, Request
+from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.responses import Response
 
+from restante.core.keywords import check_keywords
 from restante.core.stored import decode_json
 from restante.server.access import Caller, Role
 from restante.server.answers import Problem
@@ -17,6 +19,9 @@ from restante.server.office import Office
 from restante.server.shapes import NAME
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
+
+#: Characters of an unknown query parameter that are compared and quoted; a longer name is no misspelling.
+MOST_COMPARED = 100
 
 
 class NameConvertor(Convertor[str]):
@@ -38,21 +43,28 @@ QueueName = Annotated[
 ]
 MessageName = Annotated[str, Path(pattern=NAME, description="A message's id.", examples=["01HZY5Q3M8A7C2E4"])]
 
-#: What a failure looks like, by status; FastAPI shows them with every route.
+#: What a status of failure means; FastAPI shows them with every route.
+_MEANINGS: dict[int, str] = {
+    400: "The request is not one.",
+    401: "A token is needed.",
+    403: "The token's roles do not allow it.",
+    404: "There is no such queue, message or task.",
+    408: "The headers or the body came too slowly.",
+    409: "The lease is lost, or somebody holds the message.",
+    413: "The body or the payload is too large.",
+    414: "The URL is too long.",
+    415: "The body is not JSON, or packed.",
+    422: "The input is not valid; nothing was stored.",
+    429: "The queue is full and nothing was stored; or too many wrong tokens.",
+    431: "The headers are too large or too many.",
+    503: "Redis is away, or the server has too much to do.",
+}
+_PROBLEM: dict[str, Any] = {"application/json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
+#: What a failure looks like, by status. The model stands once, which puts its schema into the description; the others
+#: refer to it: FastAPI makes a validator of every model of every route, which took most of a server's start.
 PROBLEMS: dict[int | str, dict[str, Any]] = {
-    400: {"model": Problem, "description": "The request is not one."},
-    401: {"model": Problem, "description": "A token is needed."},
-    403: {"model": Problem, "description": "The token's roles do not allow it."},
-    404: {"model": Problem, "description": "There is no such queue, message or task."},
-    408: {"model": Problem, "description": "The headers or the body came too slowly."},
-    409: {"model": Problem, "description": "The lease is lost, or somebody holds the message."},
-    413: {"model": Problem, "description": "The body or the payload is too large."},
-    414: {"model": Problem, "description": "The URL is too long."},
-    415: {"model": Problem, "description": "The body is not JSON, or packed."},
-    422: {"model": Problem, "description": "The input is not valid; nothing was stored."},
-    429: {"model": Problem, "description": "The queue is full; nothing was stored."},
-    431: {"model": Problem, "description": "The headers are too large or too many."},
-    503: {"model": Problem, "description": "Redis is away, or the server has too much to do."},
+    status: {"description": meaning, **({"model": Problem} if status == 400 else {"content": _PROBLEM})}
+    for status, meaning in _MEANINGS.items()
 }
 
 
@@ -62,6 +74,12 @@ class _Request(Request):
             body = await self.body()
             self._json = decode_json(body)
         return self._json
+
+
+def _query_parameters(of: Dependant) -> Iterator[str]:
+    yield from (one.alias for one in of.query_params)
+    for other in of.dependencies:
+        yield from _query_parameters(other)
 
 
 class Route(APIRoute):
@@ -76,9 +94,25 @@ class Route(APIRoute):
         return handler
 
 
-def router(tag: str) -> APIRouter:
+class ApiRoute(Route):
+    """Refuses unknown query parameters and names the closest known one."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+        known = set(_query_parameters(self.dependant))
+
+        async def handler(request: Request) -> Response:
+            if request.scope["query_string"]:
+                given = (name[:MOST_COMPARED] for name in request.query_params)
+                check_keywords(given, known, f"{request.method} {self.path}")
+            return await handle(request)
+
+        return handler
+
+
+def router(tag: str, kind: type[Route] = ApiRoute) -> APIRouter:
     """Routes of one kind."""
-    return APIRouter(route_class=Route, tags=[tag], responses=PROBLEMS)
+    return APIRouter(route_class=kind, tags=[tag], responses=PROBLEMS)
 
 
 def office(request: Request) -> Office:
@@ -87,13 +121,24 @@ def office(request: Request) -> Office:
     return found
 
 
+class Needing:
+    """Finds the caller, who must have the role; the documentation asks it which."""
+
+    def __init__(self, role: Role) -> None:
+        self.role = role
+
+    async def __call__(self, request: Request) -> Caller:
+        return await office(request).need(request, self.role)
+
+
 def needing(role: Role) -> Any:
     """The caller, who must have the role."""
+    return Depends(Needing(role))
 
-    async def check(request: Request) -> Caller:
-        return await office(request).need(request, role)
 
-    return Depends(check)
+def role_of(route: APIRoute) -> Role | None:
+    """The role that a route asks for; None where any token will do, or none is needed."""
+    return next((one.call.role for one in route.dependant.dependencies if isinstance(one.call, Needing)), None)
 
 
 Here = Annotated[Office, Depends(office)]

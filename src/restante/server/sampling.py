@@ -37,6 +37,8 @@ EVERY, KEPT = 2.0, 60
 WATCHED = 0.5
 #: A count may take this share of the time, so that many queues slow the figures and not the server.
 SHARE = 0.1
+#: Seconds between two counts at most, however long one took: an overview that stands still for minutes looks broken.
+LONGEST = 10.0
 #: Messages of a queue whose times are remembered.
 LATEST = 500
 #: Messages whose times are followed from receive to verdict.
@@ -167,16 +169,16 @@ class Sampler:
         """Counts until cancelled."""
         failures = 0
         while True:
+            self._stirred.clear()  # before the count: whoever begins to watch during it wants another
             try:
                 started = time.monotonic()
                 await self.count()
                 took = time.monotonic() - started
-                pause, failures = max(WATCHED if self._watching else EVERY, took / SHARE), 0
+                pause, failures = min(LONGEST, max(WATCHED if self._watching else EVERY, took / SHARE)), 0
             except Exception as error:  # whatever it meets, the figures must go on
                 failures += 1
                 pause = away(failures)
                 log.warning("counting failed error=%s", error, exc_info=not isinstance(error, RestanteError))
-            self._stirred.clear()
             try:
                 async with asyncio.timeout(pause):
                     await self._stirred.wait()
@@ -185,6 +187,7 @@ class Sampler:
 
     async def count(self) -> list[Counts]:
         """Counts every queue now."""
+        places = dict(self._office.hub.places)
         rows, holders = await self._office.call(self._look)
         self.rows, self.taken_at = rows, time.monotonic()
         now = max((row.at.timestamp() for row in rows), default=0.0)
@@ -201,7 +204,7 @@ class Sampler:
             for name in self._trends.keys() - {row.queue for row in rows}:
                 del self._trends[name]
         for row in rows:
-            self._office.hub.check(row.queue, row.journal_last)
+            self._office.hub.check(row.queue, row.journal_last, places)
         self._compare(rows)
         return rows
 

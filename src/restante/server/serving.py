@@ -5,7 +5,6 @@ On a signal it takes no new requests, ends live connections and waiting receives
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import socket
 import threading
@@ -15,7 +14,7 @@ from typing import Any, Self
 import uvicorn
 
 from restante.core.errors import InvalidInput, Unavailable
-from restante.server.access import Tokens
+from restante.server.access import Tokens, is_loopback
 from restante.server.app import create_app
 from restante.server.http_protocol import ConnectionLimits, default_max_connections, limited
 from restante.server.office import ServerSettings
@@ -26,18 +25,10 @@ log = logging.getLogger("restante")
 GRACE = 10
 #: Bytes the kernel keeps for a client that does not read. Left to itself it would be megabytes for each.
 SEND_BUFFER = 256 * 1024
+#: Connections that wait to be accepted; more are refused while the server is busy.
+BACKLOG = 1024
 #: Seconds the server gets to begin.
 STARTING = 30.0
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach it."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _limits(settings: ServerSettings) -> ConnectionLimits:
@@ -71,7 +62,8 @@ class Serving:
         self._thread: threading.Thread | None = None
         config = uvicorn.Config(
             self._app, log_config=None, access_log=False, timeout_graceful_shutdown=GRACE, timeout_keep_alive=75,
-            limit_concurrency=None, server_header=False, ws="none", backlog=1024, http=limited(_limits(self.settings)),
+            limit_concurrency=None, server_header=False, ws="none", backlog=BACKLOG,
+            http=limited(_limits(self.settings)),
         )  # fmt: skip
         self._server = _Server(config, self._close)
 
@@ -93,6 +85,8 @@ class Serving:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)  # connections inherit it
         try:
             made.bind((self.settings.host, self.settings.port))
+            # Only now is the port ours: two sockets may be bound to one port until one of them listens.
+            made.listen(BACKLOG)
         except OSError as error:
             made.close()
             where = f"{self.settings.host}:{self.settings.port}"
@@ -131,7 +125,8 @@ class Serving:
 
     def __enter__(self) -> Self:
         self.check()
-        self.bind()
+        if self._socket is None:
+            self.bind()
         self._thread = threading.Thread(target=self.run, name="restante-server", daemon=True)
         self._thread.start()
         deadline = time.monotonic() + STARTING

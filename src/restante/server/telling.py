@@ -55,12 +55,20 @@ def journal_out(entry: JournalEntry) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _content(message: Message) -> dict[str, Any]:
-    """The payload as it was sent, pasted without being read."""
+def _content(message: Message, *, checked: bool = True) -> dict[str, Any]:
+    """The payload as it was sent, pasted without being read; one that is not `checked` is bytes if it is no JSON."""
     stored = message._stored
-    if stored.options.get("e") == "bytes":
+    if stored.options.get("e") == "bytes" or (not checked and not _is_json(stored.body)):
         return {"payload_base64": base64.b64encode(stored.body).decode()}
     return {"payload": orjson.Fragment(stored.body)}
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        orjson.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def received_out(message: Message, settings: QueueSettings) -> dict[str, Any]:
@@ -100,7 +108,7 @@ def whole_out(
 ) -> dict[str, Any]:
     """Everything known of a message."""
     return {
-        **message_out(message, settings, anomalies), **_content(message),
+        **message_out(message, settings, anomalies), **_content(message, checked=False),
         "retry": message.retry.text() if message.retry else None,
         "history": [attempt_out(attempt) for attempt in message.history],
         "journal": [journal_out(entry) for entry in journal], "journal_complete": complete,
@@ -156,7 +164,7 @@ def rsmq_whole_out(message: RsmqMessage, queue: str, namespace: str) -> dict[str
 def export_out(message: Message) -> dict[str, Any]:
     """A line of an export: what an import needs to send it again."""
     stored = message._stored
-    made: dict[str, Any] = {"id": message.id, **_content(message)}
+    made: dict[str, Any] = {"id": message.id, **_content(message, checked=False)}
     if message.content_type != "application/json":
         made["content_type"] = message.content_type
     optional = {

@@ -1,7 +1,7 @@
 """Messages in and out: send, receive, and the verdicts on what was received.
 
-A receive that waits holds a connection of its own to Redis and no thread. If its caller goes away meanwhile, what was
-taken for them is released uncounted.
+A receive that waits holds a connection of its own to Redis and no thread. If its caller goes away meanwhile, or the
+caller's token is revoked, what was taken for them is released uncounted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from restante.core.queue import AsyncQueue, Flow, Wait, receiving, run_flow_asyn
 from restante.core.stored import Stored
 from restante.core.viewing import SHOW, parse_message
 from restante.server import answers, shapes
-from restante.server.access import Caller
+from restante.server.access import Caller, Role
 from restante.server.office import MAX_WAITING, Json, Office, Refused
 from restante.server.routing import Here, MessageName, QueueName, Sender, Taker, answering, router
 from restante.server.telling import received_out
@@ -189,7 +189,10 @@ async def _wait(here: Office, request: Request, flow: Flow[Received | None]) -> 
                 step = flow.send(await connection.run(step))
     except StopIteration as end:
         got: Received | None = end.value
-        if leaving.done() and got is not None and got.messages:
+        if got is None or not got.messages:
+            return got
+        may = await here.still_may(request, Role.CONSUME)
+        if leaving.done() or not may:
             await got.messages[0]._queue.release_many(got.messages)
             return None
         return got

@@ -214,7 +214,7 @@ class Pipeline:
         mended = typed(error)
         if not isinstance(mended, Unavailable):
             raise mended from None
-        pause = min(BACKOFF[0] * 2**failures, BACKOFF[1])
+        pause = min(BACKOFF[0] * 2 ** min(failures, 10), BACKOFF[1])
         log.warning("stopped error=%s again_in=%.0f", type(mended).__name__, pause)
         self._tell(Step(f"server away, trying again in {pause:.0f} s", 0, 0))
         until = time.monotonic() + pause
