@@ -1,11 +1,13 @@
 # Every target does its own set-up: on a fresh machine `make test` or `make run` is the first command to type.
 .DEFAULT_GOAL := help
-.PHONY: help setup dashboard run test lint screenshots chaos bench bench-bus bench-celery bench-http bench-ladder bench-rsmq bench-spark conformance lock clean
+.PHONY: help setup dashboard run test prepare lint checks screenshots chaos long soak bench bench-bus bench-celery bench-http bench-ladder bench-rsmq bench-spark conformance mutants mutation audit lock clean
 MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
-# Most tests wait half of the time, so two processes per core share the cores well. Tests that share something slow to
+# Tests start hundreds of short programs. Without bytecode files each of them would compile every module again.
+export PYTHONDONTWRITEBYTECODE :=
+# Most tests wait most of the time, so three processes per core share the cores well. Tests that share something slow to
 # start form a group (tests/conftest.py), which runs in one process; the groups begin first.
-PROCESSES = $(shell echo $$(( 2 * $$(nproc) )))
+PROCESSES = $(shell echo $$(( 3 * $$(nproc) )))
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,17 +21,31 @@ dashboard: setup ## Build the dashboard into the package, if its sources changed
 run: setup dashboard ## Start the sample shop with server and dashboard, and watch it (SECONDS=n to end by itself)
 	@$(BIN)/restante demo $(if $(SECONDS),--seconds $(SECONDS))
 
-test: setup dashboard lint ## Lint, then every test but the long fault runs (TESTS=path to choose)
+test: setup dashboard ## Lint, then every test but the long fault runs (TESTS=path to choose)
+	@$(MAKE) -j2 checks $(if $(TESTS),,prepare)
 	$(BIN)/python -m pytest -m "not chaos" --durations=15 $(if $(TESTS),$(TESTS),-n $(PROCESSES) --dist loadgroup)
 
-lint: setup ## Check style, types and which room imports which
+# What every test process would else do for itself, or wait for: compile the tests, and make Spark's class archive.
+prepare: | setup dashboard
+	@$(BIN)/python -m pytest --collect-only -qq > /dev/null || true
+	@$(BIN)/python -m tests.harness.spark_archive
+
+lint: setup checks ## Check style, types and which room imports which
+
+checks: | setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-chaos: setup ## The long fault runs, more random histories, and every bound of time, on a quiet machine
+chaos: setup dashboard ## Every row of the fault matrix, with bounds of time, on a quiet machine (ROWS=1,5,20-25 to choose)
+	$(BIN)/python -m tests.chaos $(if $(ROWS),--rows $(ROWS))
+
+long: setup dashboard ## The long forms of all tests, many more random histories, and their bounds of time (TESTS=path)
 	RESTANTE_EXAMPLES=3000 RESTANTE_BOUNDS=1 $(BIN)/python -m pytest -m "chaos or timed" --durations=15 $(TESTS)
+
+soak: setup dashboard ## Load over every door with random faults for MINUTES=60, and a plot of what the servers held
+	$(BIN)/python -m tests.chaos.soak $(if $(MINUTES),--minutes $(MINUTES))
 
 bench: setup ## Measure against Redis' own limit and against peers
 	$(BIN)/python -m benchmarks.run
@@ -54,6 +70,16 @@ bench-spark: setup ## Measure the data pipeline on Spark
 
 conformance: setup ## Run Celery's and Kombu's own integration suites on restante:// and redis://, and list what differs
 	$(BIN)/python -m benchmarks.conformance
+
+mutants: setup dashboard ## Plant realistic faults one by one and show which test catches each (ROOM=core to choose)
+	$(if $(ROOM),,$(BIN)/python -m pytest -n $(PROCESSES) tests/core/test_mutants.py)
+	$(BIN)/python -m tests.mutants $(if $(ROOM),--room $(ROOM))
+
+mutation: setup ## Try every small change to the modules that decide, and score the tests (mutmut; MODULE=core/retry)
+	$(BIN)/python -m tests.mutants.decision_modules $(if $(MODULE),--module $(MODULE))
+
+audit: setup ## Ask the public databases for known faults in the locked packages, before a release; needs the network
+	$(BIN)/python -m scripts.audit
 
 screenshots: setup dashboard ## Draw the pictures of the README from the running sample shop
 	$(BIN)/python -m scripts.screenshots

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import IO, TYPE_CHECKING, Final, Self
 
 from tests.harness.deadlines import PATIENCE
+from tests.harness.zygote import Forked
 
 if TYPE_CHECKING:
     from tests.harness.clock import FrozenClock
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 #: The checkout, from which children import `tests` and, below `src`, the product.
 CHECKOUT: Final = Path(__file__).resolve().parents[2]
 
-#: Seconds to wait for the last output of a child that has ended, as long as a grandchild may still write.
-GRANDCHILD_TIMEOUT: Final = 10.0
+#: Seconds between two looks at what a child has written.
+LOOK_AGAIN: Final = 0.005
 
 #: Seconds to wait for a signal to take effect; shorter fails on a busy machine.
 SIGNAL_TIMEOUT: Final = PATIENCE
@@ -36,13 +37,7 @@ SIGNAL_TIMEOUT: Final = PATIENCE
 # The child sets its own parent-death signal and then becomes the program, keeping its pid.
 # A preexec_fn would be shorter, but it runs Python between fork and exec of a process with
 # threads, which may deadlock and which Python 3.12 warns about.
-_LAUNCHER: Final = """
-import ctypes, os, sys
-ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)
-if os.getppid() != int(sys.argv[1]):
-    os._exit(1)
-os.execv(sys.argv[2], sys.argv[2:])
-"""
+_LAUNCHER: Final = ("setpriv", "--pdeathsig", "KILL", "sh", "-c", '[ "$PPID" = "$0" ] && exec "$@"')
 
 _spawner: ThreadPoolExecutor | None = None
 _spawner_pid = 0
@@ -68,19 +63,19 @@ def spawn(
     *,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
+    stdin: int | IO[bytes] = subprocess.DEVNULL,
     stdout: int | IO[bytes] | None = None,
     stderr: int | IO[bytes] | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start `argv` as the leader of its own process group; it dies when this process dies."""
-    launcher = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid())]
-    command = [*launcher, *(str(word) for word in argv)]
+    command = [*_LAUNCHER, str(os.getpid()), *(str(word) for word in argv)]
 
     def start() -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             command,
             env=dict(os.environ if env is None else env),
             cwd=cwd,
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=stdout,
             stderr=stderr,
             start_new_session=True,
@@ -89,11 +84,11 @@ def spawn(
     return _spawning_thread().submit(start).result()
 
 
-def pause_process(child: subprocess.Popen[bytes], *, group: bool = False) -> None:
+def pause_process(child: subprocess.Popen[bytes] | Forked, *, group: bool = False) -> None:
     """Send SIGSTOP and return once the kernel reports the child as stopped."""
     (os.killpg if group else os.kill)(child.pid, signal.SIGSTOP)
     deadline = time.monotonic() + SIGNAL_TIMEOUT
-    while os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOHANG) is None:
+    while _state(child.pid) != "T":
         if child.poll() is not None:
             raise RuntimeError(f"the child ended before it stopped, exit={child.returncode}")
         if time.monotonic() > deadline:
@@ -103,19 +98,28 @@ def pause_process(child: subprocess.Popen[bytes], *, group: bool = False) -> Non
 
 def is_alive(pid: int) -> bool:
     """Whether the process exists and is not a zombie."""
+    return _state(pid) not in "ZX"
+
+
+def _state(pid: int) -> str:
+    """The kernel's letter for what a process does; X where there is none."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
-        return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"
+        return "X"
+
+
+def _contents(file: IO[bytes], begin: int = 0) -> bytes:
+    """What a file that a child writes to holds from `begin` on; pread leaves the offset alone, which both share."""
+    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size - begin, begin)
 
 
 class PythonProcess:
     """A Python program as a child process group whose output lines can be awaited.
 
-    `source` is a snippet when it is a string and a script when it is a path. The child imports
-    from the checkout and from its `src`. `terminate` reaches the leader only, as an operator's
-    SIGTERM does; `kill9`, `stop` and `cont` reach the whole group, as a dying machine does.
+    `source` is a snippet when it is a string and a script when it is a path. The child imports from the checkout and
+    from its `src`; a snippet that is `forked` finds most of it imported (`zygote`). `terminate` reaches the leader,
+    as an operator's SIGTERM does; `kill9`, `stop` and `cont` reach the whole group, as a dying machine does.
     """
 
     def __init__(
@@ -125,6 +129,7 @@ class PythonProcess:
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
         clock: FrozenClock | None = None,
+        forked: bool = False,
     ) -> None:
         program = ["-c", source] if isinstance(source, str) else [str(source)]
         environment = {
@@ -134,30 +139,25 @@ class PythonProcess:
             **(clock.env() if clock else {}),
             **(env or {}),
         }
-        self._news = threading.Condition()
+        self._lock = threading.Lock()
         self._lines: list[str] = []
-        # A file, not a second pipe: it cannot fill up and block the child.
+        self._read_bytes = 0
+        self._last_words = ""
+        # Files, not pipes: they never block the child, and what it wrote before a change that a test has seen
+        # elsewhere, say in Redis, can be read at once.
+        self._stdout = tempfile.TemporaryFile()  # noqa: SIM115 (closed in close)
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed in close)
-        self._child = spawn(
-            [sys.executable, *program, *args],
-            env=environment,
-            cwd=cwd,
-            stdout=subprocess.PIPE,
-            stderr=self._stderr,
-        )
-        self._ended = False
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self._child.stdout is not None
-        for line in self._child.stdout:
-            with self._news:
-                self._lines.append(line.decode(errors="replace").rstrip("\n"))
-                self._news.notify_all()
-        with self._news:
-            self._ended = True
-            self._news.notify_all()
+        self._child: subprocess.Popen[bytes] | Forked
+        if forked:
+            assert isinstance(source, str)
+            assert clock is None
+            with open(os.devnull, "rb") as nothing:
+                files = [nothing.fileno(), self._stdout.fileno(), self._stderr.fileno()]
+                self._child = Forked(source, ["-c", *args], environment, cwd, files)
+        else:
+            self._child = spawn(
+                [sys.executable, *program, *args], env=environment, cwd=cwd, stdout=self._stdout, stderr=self._stderr
+            )
 
     @property
     def pid(self) -> int:
@@ -166,15 +166,14 @@ class PythonProcess:
     @property
     def lines(self) -> list[str]:
         """The lines of standard output so far, without their line ends."""
-        with self._news:
+        with self._lock:
+            self._read_lines()
             return list(self._lines)
 
     @property
     def stderr(self) -> str:
         """What the child has written to standard error so far."""
-        size = os.fstat(self._stderr.fileno()).st_size
-        # pread leaves the offset alone, which the child shares with this descriptor.
-        return os.pread(self._stderr.fileno(), size, 0).decode(errors="replace")
+        return self._last_words if self._stderr.closed else _contents(self._stderr).decode(errors="replace")
 
     @property
     def returncode(self) -> int | None:
@@ -184,25 +183,22 @@ class PythonProcess:
     def wait_line(self, containing: str = "", *, after: int = 0, timeout: float = PATIENCE) -> str:
         """The first line from index `after` on that contains the text; waits for it."""
         deadline = time.monotonic() + timeout
-        with self._news:
-            while True:
-                for line in self._lines[after:]:
-                    if containing in line:
-                        return line
-                left = deadline - time.monotonic()
-                if self._ended or left <= 0:
-                    raise TimeoutError(
-                        f"no line with {containing!r}: exit={self._child.poll()} "
-                        f"stdout={self._lines[-20:]} stderr={self.stderr[-2000:]}"
-                    )
-                self._news.wait(left)
+        while True:
+            over = self._child.poll() is not None or time.monotonic() > deadline
+            lines = self.lines
+            for line in lines[after:]:
+                if containing in line:
+                    return line
+            if over:
+                raise TimeoutError(
+                    f"no line with {containing!r}: exit={self._child.poll()} "
+                    f"stdout={lines[-20:]} stderr={self.stderr[-2000:]}"
+                )
+            time.sleep(LOOK_AGAIN)
 
     def wait(self, timeout: float = PATIENCE) -> int:
-        """Wait for the leader's end and for its last output; returns the exit code."""
-        code = self._child.wait(timeout)
-        # A surviving grandchild may hold the pipe open: do not wait for it for long.
-        self._reader.join(GRANDCHILD_TIMEOUT)
-        return code
+        """Wait for the leader's end; returns the exit code."""
+        return self._child.wait(timeout)
 
     def terminate(self) -> None:
         """SIGTERM to the leader; does not wait."""
@@ -222,12 +218,24 @@ class PythonProcess:
         self._signal_group(signal.SIGCONT)
 
     def close(self) -> None:
-        """Kill what is left of the group and free the pipes."""
+        """Kill what is left of the group; what it has said stays."""
         self.kill9()
-        self._reader.join(SIGNAL_TIMEOUT)
-        if self._child.stdout is not None:
-            self._child.stdout.close()
+        with self._lock:
+            self._read_lines()
+            self._stdout.close()
+        self._last_words = self.stderr
         self._stderr.close()
+
+    def _read_lines(self) -> None:
+        if self._stdout.closed:
+            return
+        ended = self._child.poll() is not None
+        fresh = _contents(self._stdout, self._read_bytes)
+        # The last line may still be on its way, unless nobody is left to write it.
+        whole = fresh if ended else fresh[: fresh.rfind(b"\n") + 1]
+        self._read_bytes += len(whole)
+        if whole:
+            self._lines += whole.decode(errors="replace").removesuffix("\n").split("\n")
 
     def _signal_group(self, number: signal.Signals) -> None:
         try:

@@ -7,6 +7,7 @@ a restart, because clients hold the old address.
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import shutil
@@ -64,6 +65,9 @@ PORT_ATTEMPTS: Final = 20
 #: Seconds between two looks at a starting server; longer only slows the tests.
 POLL: Final = 0.005
 
+#: Seconds until a server that still runs is sent SIGTERM again; Redis takes about one to end in order.
+SIGNAL_AGAIN: Final = 2.0
+
 #: Seconds one look may take; a stranger that accepts and stays silent costs this much.
 PROBE_TIMEOUT: Final = 1.0
 
@@ -84,6 +88,16 @@ def free_port(*, bus: bool = False) -> int:
         if _is_free(port) and (not bus or _is_free(port + BUS_OFFSET)):
             return port
     raise PortTaken(f"no free port in {PORTS}")
+
+
+@functools.cache
+def closed_port() -> int:
+    """A port that refuses connections until this process ends."""
+    held = socket.socket()
+    held.bind((HOST, 0))
+    port = int(held.getsockname()[1])
+    held.detach()  # stays bound but never listens, so no other process can take it
+    return port
 
 
 def _is_free(port: int) -> bool:
@@ -200,17 +214,23 @@ class RedisServer:
         raise PortTaken(f"every port was taken, {PORT_ATTEMPTS} times in a row")
 
     def stop(self) -> None:
-        """SIGTERM, as an operator does: a server with an append-only file flushes it."""
+        """SIGTERM, as an operator does: a server with an append-only file flushes it.
+
+        Redis refuses to end while it writes the first append-only file, and forgets the signal: it is sent again.
+        """
         if self._child is None:
             return
-        if self._child.poll() is None:
+        deadline = time.monotonic() + SIGNAL_TIMEOUT
+        while self._child.poll() is None:
             self._child.send_signal(signal.SIGTERM)
             self._child.send_signal(signal.SIGCONT)
-        try:
-            self._child.wait(SIGNAL_TIMEOUT)
-        except subprocess.TimeoutExpired:
-            self.kill9()
-            raise ServerFailed(f"the server ignored SIGTERM\n{self.log[-2000:]}") from None
+            try:
+                self._child.wait(SIGNAL_AGAIN)
+            except subprocess.TimeoutExpired:
+                if time.monotonic() < deadline:
+                    continue
+                self.kill9()
+                raise ServerFailed(f"the server ignored SIGTERM\n{self.log[-2000:]}") from None
 
     def kill9(self) -> None:
         """SIGKILL; returns when the process is gone."""
@@ -324,6 +344,9 @@ class RedisServer:
         if self._cluster:
             settings["cluster-enabled"] = "yes"
             settings["cluster-config-file"] = "nodes.conf"
+        if self.clock is not None:
+            # This thread waits until a wall-clock time; if the frozen clock is in the past it spins on a whole core.
+            settings["jemalloc-bg-thread"] = "no"
         if self.version >= (7, 0, 0):
             # Fault tests need DEBUG SLEEP; older servers allow it without being asked.
             settings["enable-debug-command"] = "local"

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from restante.spark.session import session
 from tests.harness.requirements import require
 
-MASTER: Final = "local[2]"
+MASTER: Final = "local[1]"
 #: Java's quick compiler only: the thorough one works for programs that run longer than a test. It then gives itself so
 #: little room for code that a long run fills it.
 QUICK: Final = {

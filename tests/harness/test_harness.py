@@ -21,6 +21,7 @@ from tests.harness import requirements
 from tests.harness.clock import START_MS, FrozenClock, shim
 from tests.harness.cluster import RedisCluster3
 from tests.harness.deadlines import PATIENCE, at_most, wait_until
+from tests.harness.ledger import note, read_ledger
 from tests.harness.processes import CHECKOUT, PythonProcess, is_alive
 from tests.harness.proxy import FaultProxy, RequestFramer
 from tests.harness.servers import (
@@ -30,6 +31,7 @@ from tests.harness.servers import (
     RedisServer,
     ServerFailed,
     call,
+    closed_port,
     debian_binary,
     embedded_binary,
     free_port,
@@ -372,7 +374,7 @@ class TestFaultProxy:
 
     def test_a_server_that_is_gone_closes_the_connection(self) -> None:
         with (
-            FaultProxy(free_port()) as proxy,
+            FaultProxy(closed_port()) as proxy,
             impatient(proxy.port) as client,
             pytest.raises(redis.ConnectionError),
         ):
@@ -636,3 +638,14 @@ def test_no_children_are_left_behind() -> None:
 def _children() -> set[str]:
     lists = Path("/proc/self/task").glob("*/children")
     return {pid for children in lists for pid in children.read_text().split()}
+
+
+def test_a_ledger_loses_nothing_but_a_line_that_was_torn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "ledger"
+    monkeypatch.setenv("LEDGER", str(path))
+    assert read_ledger(path) == []
+    note("done", number=1)
+    with path.open("a") as file:
+        file.write('\n{"kind": "done", "data": {"n": 2}')  # as a process leaves it that is killed in the middle
+    note("done", number=3)
+    assert [row["number"] for row in read_ledger(path)] == [1, 3]
