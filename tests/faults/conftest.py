@@ -10,6 +10,7 @@ import pytest
 
 import restante
 from restante import Admin, Post
+from tests.faults import rows
 from tests.harness.proxy import FaultProxy
 from tests.harness.servers import RedisServer, debian_binary, embedded_binary
 
@@ -27,6 +28,20 @@ def server() -> Iterator[RedisServer]:
 def name() -> str:
     """A queue no other test uses."""
     return f"f-{next(_numbers)}"
+
+
+@pytest.fixture(autouse=True)
+def sound_history(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After every row on the shared server: nothing was delivered that nobody sent, and no verdict was stale."""
+    rows.uncounted.clear()
+    if not {"name", "server"} <= set(request.fixturenames):
+        yield
+        return
+    running, queue = request.getfixturevalue("server"), request.getfixturevalue("name")
+    yield
+    if rows.uncounted:
+        with restante.connect(running.url) as post:
+            rows.count_from_journal(post, queue)
 
 
 @pytest.fixture

@@ -5,13 +5,30 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from restante import Admin, Post, State
+from restante import Admin, Corrupt, Post, Queue, State
+from restante.core.journal import JournalEntry
+from restante.core.message import Event
 from tests.harness import deadlines
 from tests.harness.deadlines import PATIENCE, took_at_most
+from tests.harness.servers import RedisServer
+
+#: What may lie between two deliveries of a message, and by how much the second one's attempts must then be higher.
+CAUSES: Final = {Event.EXPIRED: 1, Event.NACKED: 1, Event.RELEASED: 0}
+
+#: Verdicts: only who holds the message may give one.
+VERDICTS: Final = (Event.ACKED, Event.NACKED, Event.BURIED, Event.RELEASED, Event.EXTENDED)
+
+#: Whether a lease may have run out, from the line of its delivery and the line of its end.
+Excuse = Callable[[JournalEntry, JournalEntry], bool]
+
+
+class JournalTrimmed(AssertionError):
+    """The beginning of a journal that a test needs whole is gone."""
 
 
 def verdict(
@@ -21,28 +38,54 @@ def verdict(
     lost: int = 0,
     dup: int = 0,
     early: int = 0,
+    phantom: int | None = None,
+    stale: int | None = None,
     max_recovery_s: float = 0.0,
     within_s: float | None = None,
-    dup_allowed: bool = False,
     **details: Any,
 ) -> None:
     """Says how a row went, then fails the test if it went badly. `dup` counts what nothing explains.
 
+    `phantom` and `stale` are None where a row does not count them; `history_faults` does.
     `within_s` is a bound of time, for tests marked `timed`: see tests/harness/deadlines.py.
     """
-    bad = bool(lost or early or (dup and not dup_allowed) or n <= 0)
+    bad = bool(lost or early or dup or phantom or stale or n <= 0)
+    counted = {name: count for name, count in (("phantom", phantom), ("stale", stale)) if count is not None}
     line = {
-        "row": row, "n": n, "lost": lost, "dup": dup, "early": early, "max_recovery_s": round(max_recovery_s, 3),
-        "verdict": "fail" if bad else "pass", **details,
+        "row": row, "n": n, "lost": lost, "dup": dup, "early": early, **counted,
+        "max_recovery_s": round(max_recovery_s, 3), "verdict": "fail" if bad else "pass", **details,
     }  # fmt: skip
     text = json.dumps(line)
+    _tell(text)
+    if not counted:
+        uncounted.append(row)
+    assert not bad, text
+    if within_s is not None:
+        took_at_most(max_recovery_s, within_s, text)
+
+
+def _tell(text: str) -> None:
     print(text)
     if "RESTANTE_ROWS" in os.environ:
         with Path(os.environ["RESTANTE_ROWS"]).open("a") as file:
             file.write(text + "\n")
-    assert not bad, text
-    if within_s is not None:
-        took_at_most(max_recovery_s, within_s, text)
+
+
+#: Rows of the test that runs whose phantoms and stale verdicts nobody has counted yet.
+uncounted: list[int | str] = []
+
+
+def count_from_journal(post: Post, queue: str) -> None:
+    """Counts the phantoms and stale verdicts of a queue for the rows of this test that did not, and fails for any."""
+    if not uncounted or queue not in Admin(post).queues():
+        return
+    try:
+        faults = history_faults(Admin(post), queue, [])
+    except (Corrupt, JournalTrimmed):
+        return  # the row is about a damaged or a short journal
+    for row in uncounted:
+        _tell(json.dumps({"row": row, "n": 0, "phantom": faults["phantom"], "stale": faults["stale"]}))
+    assert (faults["phantom"], faults["stale"]) == (0, 0), faults
 
 
 def wait_until(true: Callable[[], bool], seconds: float, what: str) -> float:
@@ -71,5 +114,126 @@ def drain(post: Post, queue: str) -> list[str]:
     return found
 
 
+def script_calls(server: RedisServer) -> int:
+    """Calls of scripts by clients so far; what a replica repeats of its master's is none."""
+    stats = server.info("commandstats").get("cmdstat_evalsha", "'calls': 0,")
+    return int(stats.split("'calls': ")[1].split(",")[0])
+
+
 def missing(sent: Iterable[str], seen: Iterable[str]) -> int:
     return len(set(sent) - set(seen))
+
+
+def keep_whole_journal(queue: Queue) -> None:
+    """For queues whose journal is read from its beginning after long runs."""
+    queue.configure(journal_keep=10_000_000, journal_cap=10_000_000)
+
+
+def journal_lines(view: Admin, queue: str) -> Iterator[JournalEntry]:
+    """Every line of a queue's journal, oldest first; fails if the beginning is gone."""
+    last = None
+    while entries := view.journal(queue, after=last, limit=1000):
+        if last is None and entries[0].position.sequence != 1:
+            raise JournalTrimmed(f"the journal of {queue} begins at {entries[0].position}")
+        last = entries[-1].position
+        yield from entries
+
+
+def history_faults(
+    view: Admin,
+    queue: str,
+    runs: Iterable[tuple[str, int]],
+    *,
+    excused: Excuse = lambda received, expired: True,
+) -> dict[str, int]:
+    """What the journal and the handlers show that must not be, counted as `verdict` takes it; each is printed.
+
+    `runs` are the message id and attempts that each handler saw when it started.
+
+    - `dup`: second deliveries and runs without a cause. A message is delivered again only after its lease expired, a
+      nack, a release or a replay, and its attempts say so. A handler runs once per delivery; a message that was
+      released had not begun. `excused` says which leases may have run out: where only killed consumers lose leases,
+      another consumer's expired lease is a double of its own.
+    - `phantom`: deliveries and runs of messages that nobody sent.
+    - `stale`: verdicts on a message that nobody held, or that another consumer held.
+    """
+    found: dict[str, list[str]] = {"dup": [], "phantom": [], "stale": []}
+    allowed: Counter[tuple[str, int]] = Counter()
+    replays: Counter[str] = Counter()
+    known: set[str] = set()
+    last: dict[str, JournalEntry] = {}
+    held: dict[str, JournalEntry] = {}
+    ended: dict[str, JournalEntry] = {}
+    for line in journal_lines(view, queue):
+        id = line.message_id
+        if line.event is Event.SENT:
+            known.add(id)
+        elif line.event is Event.RECEIVED:
+            if id not in known:
+                found["phantom"].append(f"{id}: delivered, and never sent")
+            found["dup"] += _without_cause(line, last.get(id), ended.pop(id, None), excused)
+            last[id] = held[id] = line
+            allowed[id, line.attempts] = 1 + replays[id]
+        if line.event in VERDICTS:
+            found["stale"] += _without_lease(line, held.get(id))
+        if line.event in CAUSES or line.event in (Event.ACKED, Event.REPLAYED, Event.BURIED):
+            ended[id] = line
+            held.pop(id, None)
+            replays[id] += line.event is Event.REPLAYED
+    for run, times in Counter(runs).items():
+        if run[0] not in known:
+            found["phantom"].append(f"{run[0]}: run, and never sent")
+            continue
+        found["dup"] += [f"{run[0]} attempt {run[1]}: run {times} times for {allowed[run]} deliveries"] * (
+            times - allowed[run]
+        )
+    for name, texts in found.items():
+        for text in texts:
+            print(f"{name}: {text}")
+    return {name: len(texts) for name, texts in found.items()}
+
+
+def _without_lease(line: JournalEntry, held: JournalEntry | None) -> list[str]:
+    """What is wrong with a verdict, given the delivery that holds the message."""
+    if held is None:
+        return [f"{line.message_id}: {line.event} while nobody held it"]
+    if line.consumer != held.consumer:
+        return [f"{line.message_id}: {line.event} by {line.consumer} while {held.consumer} held it"]
+    return []
+
+
+def never_run(runs: Iterable[tuple[str, int]]) -> Excuse:
+    """Excuses the leases whose delivery no handler ran: the answer that brought it was lost."""
+    ran = set(runs)
+    return lambda received, expired: (received.message_id, received.attempts) not in ran
+
+
+def _without_cause(
+    line: JournalEntry, before: JournalEntry | None, cause: JournalEntry | None, excused: Excuse
+) -> list[str]:
+    """What is wrong with a delivery, given the one before it and what ended that one."""
+    told = f"{line.message_id} attempt {line.attempts}:"
+    expected = 1
+    if before is not None:
+        if cause is None:
+            return [f"{told} delivered while attempt {before.attempts} was held"]
+        if cause.event in CAUSES:
+            expected = before.attempts + CAUSES[cause.event]
+        elif cause.event is not Event.REPLAYED:
+            return [f"{told} delivered after it was {cause.event}"]
+        if cause.event is Event.EXPIRED and not excused(before, cause):
+            return [f"{told} the lease of {before.consumer} ran out, and nothing explains it"]
+    return [] if line.attempts == expected else [f"{told} {expected} expected"]
+
+
+def early_deliveries(view: Admin, queue: str, *, delayed: int) -> int:
+    """How many messages were delivered before they were due, by the journal, which must know of `delayed` of them."""
+    due = {}
+    early = 0
+    for line in journal_lines(view, queue):
+        if line.event is Event.SENT and line.due_at is not None:
+            due[line.message_id] = line.due_at
+        elif line.event is Event.RECEIVED and line.message_id in due:
+            early += line.at < due[line.message_id]
+    assert len(due) == delayed, f"{len(due)} delayed sends in the journal, {delayed} expected"
+    return early

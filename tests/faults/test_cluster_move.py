@@ -9,7 +9,7 @@ import pytest
 
 import restante
 from restante import Admin
-from tests.faults.rows import missing, verdict, wait_until
+from tests.faults.rows import history_faults, keep_whole_journal, missing, never_run, verdict, wait_until
 from tests.harness.cluster import RedisCluster3
 from tests.harness.deadlines import PATIENCE
 
@@ -20,6 +20,7 @@ def test_a_slot_that_moves_under_load_loses_nothing(moves: int) -> None:
         name = "moving"
         slot = cluster.slot_of(f"restante:{{{name}}}:queue")
         queue = post.queue(name, lease=5)
+        keep_whole_journal(queue)
         sent: list[str] = [queue.send("first")]
         seen: list[tuple[str, int]] = []
         errors: list[Exception] = []
@@ -63,5 +64,12 @@ def test_a_slot_that_moves_under_load_loses_nothing(moves: int) -> None:
         for thread in threads[2:]:
             thread.join(PATIENCE)
         assert not errors, errors
-        verdict("cluster move", n=len(sent), lost=missing(sent, [id for id, _ in seen]), dup=len(seen) - len(set(seen)),
-                max_recovery_s=drained, moves=moves)  # fmt: skip
+        assert not any(thread.is_alive() for thread in threads)
+        verdict(
+            "cluster move",
+            n=len(sent),
+            lost=missing(sent, [id for id, _ in seen]),
+            **history_faults(view, name, seen, excused=never_run(seen)),
+            max_recovery_s=drained,
+            moves=moves,
+        )

@@ -8,21 +8,34 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import restante
 from restante import Admin, LeasedMessage, Post, State, Unavailable, Unconfirmed
-from tests.faults.rows import drain, missing, places, verdict, wait_until
-from tests.harness.deadlines import PATIENCE
+from restante.core import connection, exchange
+from restante.core import queue as queue_module
+from tests.faults.rows import (
+    drain,
+    early_deliveries,
+    history_faults,
+    keep_whole_journal,
+    missing,
+    never_run,
+    places,
+    verdict,
+    wait_until,
+)
+from tests.harness.deadlines import PATIENCE, took_at_most
 from tests.harness.processes import PythonProcess
 from tests.harness.proxy import FaultProxy
 from tests.harness.servers import RedisServer
 
 PRODUCER = Path(__file__).with_name("producer.py")
-#: Seconds a consumer sleeps on the server at most, and how long a silent server may then go unnoticed: the promise.
-BLOCK, NOTICE = 5.0, 5.0
+#: Seconds that a silent server may go unnoticed beyond the time a consumer sleeps there: the promise.
+NOTICE = 5.0
 
 
 @pytest.fixture
@@ -53,6 +66,10 @@ class Listener:
     def ids(self) -> list[str]:
         return [id for id, _, _ in self.seen]
 
+    @property
+    def runs(self) -> list[tuple[str, int]]:
+        return [(id, attempts) for id, attempts, _ in self.seen]
+
     def stop(self, post: Post) -> None:
         self._over = True
         post.queue(self._queue.name).send("the end")
@@ -66,7 +83,9 @@ def test_every_id_a_killed_producer_got_back_is_delivered_whole(
 ) -> None:
     confirmed: list[str] = []
     for number in range(rounds):
-        with PythonProcess(PRODUCER, json.dumps({"url": server.url, "queue": name})) as producer:
+        with PythonProcess(
+            PRODUCER.read_text(), json.dumps({"url": server.url, "queue": name}), forked=True
+        ) as producer:
             producer.wait_line("sent")
             time.sleep(0.05 + 0.037 * (number % 5))
             producer.kill9()
@@ -124,8 +143,11 @@ def test_an_ack_whose_reply_is_lost_is_one_ack_and_no_error(
     verdict("10c", n=2, times=times)
 
 
-def test_a_receive_whose_reply_is_lost_comes_again_after_its_lease(proxy: FaultProxy, through: Post, name: str) -> None:
+def test_a_receive_whose_reply_is_lost_comes_again_after_its_lease(
+    proxy: FaultProxy, through: Post, view: Admin, name: str
+) -> None:
     queue = through.queue(name, lease=0.5)
+    assert queue.receive() is None  # loads the script: what is cut below is a reply that hands messages out
     sent = queue.send_many([1, 2, 3])
     proxy.cut_before_reply(1, matching=b"EVALSHA")
     seen: list[tuple[str, int]] = []
@@ -134,7 +156,13 @@ def test_a_receive_whose_reply_is_lost_comes_again_after_its_lease(proxy: FaultP
         assert message is not None
         seen.append((message.id, message.attempts))
         message.ack()
-    verdict("10d", n=3, lost=missing(sent, [id for id, _ in seen]), dup=len(seen) - 3)
+    assert sorted(attempts for _, attempts in seen) == [1, 1, 2]
+    verdict(
+        "10d",
+        n=3,
+        lost=missing(sent, [id for id, _ in seen]),
+        **history_faults(view, name, seen, excused=never_run(seen)),
+    )
 
 
 @pytest.mark.parametrize("times", [1, 3])
@@ -229,13 +257,15 @@ class _Unready:
 @pytest.mark.parametrize("seconds", [3, pytest.param(30, marks=pytest.mark.chaos)])
 @pytest.mark.timed
 def test_a_storm_of_resets_loses_and_doubles_nothing(
-    server: RedisServer, proxy: FaultProxy, post: Post, name: str, seconds: float
+    server: RedisServer, proxy: FaultProxy, post: Post, view: Admin, name: str, seconds: float
 ) -> None:
-    post.queue(name).configure(lease=2)
-    with restante.connect(proxy.url) as sender, restante.connect(proxy.url) as taker:
+    keep_whole_journal(post.queue(name, lease=3))
+    # The consumer's calls fail during the storm, so that it must keep what they carried.
+    with restante.connect(proxy.url) as sender, restante.connect(proxy.url, patience=0) as taker:
         queue = sender.queue(name)
         listener = Listener(taker, name)
-        sent: list[str] = []
+        sent: list[str] = [queue.send("before the storm")]
+        wait_until(lambda: len(listener.seen) == 1, 10, "the first message")
         until = time.monotonic() + seconds
         storm = threading.Thread(target=_storm, args=(proxy, until))
         storm.start()
@@ -244,12 +274,18 @@ def test_a_storm_of_resets_loses_and_doubles_nothing(
         storm.join()
         last = queue.send("after the storm")
         recovery = wait_until(lambda: last in listener.ids, 10, "recovery")
-        wait_until(lambda: not missing(sent, listener.ids), 20, "everything")
-        taken = [(id, attempts) for id, attempts, _ in listener.seen]
+        # Everything has been seen and acked, also what a lost answer had leased to nobody until its lease ran out.
+        wait_until(lambda: view.counts(name).waiting == 0, 20, "everything")
         listener.stop(post)
-    unexplained = len(taken) - len(set(taken))
-    verdict(12, n=len(sent), lost=missing(sent, [id for id, _ in taken]), dup=unexplained, max_recovery_s=recovery,
-            within_s=2.0)  # fmt: skip
+    verdict(
+        12,
+        n=len(sent),
+        lost=missing(sent, listener.ids),
+        # The consumer lives and renews: only what it never heard of may come again.
+        **history_faults(view, name, listener.runs, excused=never_run(listener.runs)),
+        max_recovery_s=recovery,
+        within_s=2.0,
+    )
 
 
 def _storm(proxy: FaultProxy, until: float) -> None:
@@ -259,44 +295,62 @@ def _storm(proxy: FaultProxy, until: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "hole", [3.0, pytest.param(11.5, marks=pytest.mark.chaos), pytest.param(30.0, marks=pytest.mark.chaos)]
+    ("block", "margin"), [(0.5, 0.3), pytest.param(exchange.BLOCK, exchange.BLOCK_MARGIN, marks=pytest.mark.chaos)]
 )
+@pytest.mark.parametrize("hole", [0.0, pytest.param(30.0, marks=pytest.mark.chaos)])
 @pytest.mark.timed
 def test_a_half_open_connection_is_noticed_and_work_goes_on_after_it_heals(
-    proxy: FaultProxy, post: Post, name: str, hole: float, caplog: pytest.LogCaptureFixture
-) -> None:
-    with restante.connect(proxy.url) as taker:
+    proxy: FaultProxy, post: Post, name: str, block: float, margin: float, hole: float,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The hole stays open until the consumer has noticed it, and `hole` seconds at least."""
+    for module in (connection, queue_module):
+        monkeypatch.setattr(module, "BLOCK", block)
+    monkeypatch.setattr(connection, "BLOCK_MARGIN", margin)
+    with restante.connect(proxy.url) as taker, caplog.at_level(logging.WARNING, "restante"):
+        # Other threads have left connections behind, which are half-open too once the hole is there.
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(taker.queue(name).receive, [0.2] * 4)) == [None] * 4
         listener = Listener(taker, name)
         post.queue(name).send("before")
         wait_until(lambda: len(listener.seen) == 1, 10, "the first message")
-        time.sleep(0.3)
-        with caplog.at_level(logging.WARNING, "restante"):
-            proxy.blackhole()
-            begun = time.monotonic()
-            time.sleep(hole)
-            proxy.heal()
-            healed = time.monotonic()
-            sent = post.queue(name).send("after")
-            # Shorter than the time in which it must be noticed, the hole ends with the noticing.
-            bound = max(2.0, begun + BLOCK + NOTICE + 2.0 - healed)
-            recovery = wait_until(lambda: sent in listener.ids, bound + 10, "recovery")
-        noticed = [record.created for record in caplog.records if "receive failed" in record.getMessage()]
-        if hole > BLOCK + NOTICE:
-            assert noticed
-            assert noticed[0] - (time.time() - (time.monotonic() - begun)) <= BLOCK + NOTICE + 0.5
+        wait_until(lambda: _sleeping(post), 10, "the consumer's sleep")
+        proxy.blackhole()
+        sent = post.queue(name).send("into the hole")
+        noticed = wait_until(lambda: "receive failed" in caplog.text, 10, "the noticing")
+        time.sleep(max(0.0, hole - noticed))
+        assert sent not in listener.ids
+        proxy.heal()
+        failed = caplog.text.count("receive failed")
+        recovery = wait_until(lambda: sent in listener.ids, 10, "recovery")
+        if not hole:  # else a try may have begun in the hole and end after it
+            # What was noticed once is not noticed again, connection by connection.
+            assert caplog.text.count("receive failed") == failed
         listener.stop(post)
-    verdict(13, n=2, max_recovery_s=recovery, within_s=bound, hole_s=hole)
+    took_at_most(noticed, block + NOTICE, "the noticing")
+    verdict(13, n=2, max_recovery_s=recovery, within_s=2.0, noticed_s=round(noticed, 2), block_s=block, hole_s=hole)
 
 
+def _sleeping(post: Post) -> bool:
+    """Whether a consumer sleeps at the server."""
+    clients = post.connection.command("CLIENT", "LIST").decode().splitlines()
+    return any("cmd=bzpopmin" in line and "flags=b" in line for line in clients)
+
+
+@pytest.mark.parametrize("socket_timeout", [0.5, pytest.param(5.0, marks=pytest.mark.chaos)])
 @pytest.mark.timed
-def test_a_call_on_a_half_open_connection_ends_in_a_typed_error(proxy: FaultProxy, through: Post, name: str) -> None:
-    queue = through.queue(name)
-    queue.send("warm")
-    proxy.blackhole()
-    started = time.monotonic()
-    with pytest.raises(Unconfirmed):
-        queue.send("in doubt")
-    verdict("13b", n=1, max_recovery_s=time.monotonic() - started, within_s=BLOCK + NOTICE + 3)
+def test_a_call_on_a_half_open_connection_ends_in_a_typed_error(
+    proxy: FaultProxy, name: str, socket_timeout: float
+) -> None:
+    with restante.connect(proxy.url, socket_timeout=socket_timeout, patience=1.0) as through:
+        queue = through.queue(name)
+        queue.send("warm")
+        proxy.blackhole()
+        started = time.monotonic()
+        with pytest.raises(Unconfirmed):
+            queue.send("in doubt")
+        took = time.monotonic() - started
+    verdict("13b", n=1, max_recovery_s=took, within_s=socket_timeout + NOTICE)
 
 
 @pytest.mark.parametrize(("seconds", "count"), [(0.05, 15), pytest.param(0.5, 40, marks=pytest.mark.chaos)])
@@ -309,20 +363,18 @@ def test_latency_and_single_bytes_slow_down_and_break_nothing(
     listener = Listener(through, name)
     proxy.delay(seconds, jitter=seconds / 2)
     proxy.split()
-    sent = [queue.send({"n": number}, delay=0.2 if number % 3 == 0 else 0) for number in range(count)]
+    sent = [queue.send({"n": number}, delay=0.6 if number % 3 == 0 else 0) for number in range(count)]
     wait_until(lambda: not missing(sent, listener.ids), 60 + count * seconds * 10, "delivery")
     proxy.pass_through()
     taken = listener.ids
     listener.stop(post)
-    early = 0
-    received = {}
-    for entry in view.journal(name, limit=10_000):
-        if entry.event.value == "received":
-            received[entry.message_id] = entry.at
-        elif entry.event.value == "sent" and entry.due_at is not None:
-            received.setdefault(entry.message_id, entry.due_at)
-            early += received[entry.message_id] < entry.due_at
-    verdict(14, n=count, lost=missing(sent, taken), dup=len(taken) - len(set(taken)), early=early)
+    verdict(
+        14,
+        n=count,
+        lost=missing(sent, taken),
+        dup=len(taken) - len(set(taken)),
+        early=early_deliveries(view, name, delayed=len(range(0, count, 3))),
+    )
 
 
 def test_an_early_look_at_delayed_messages_through_a_slow_line_gets_nothing(

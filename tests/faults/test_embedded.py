@@ -70,18 +70,18 @@ def test_users_that_are_killed_all_at_once_leave_no_server_and_lose_nothing(dire
 
 
 def test_many_users_that_start_together_find_one_server(directory: Path) -> None:
-    users = [PythonProcess(USER, str(directory), str(number), "go") for number in range(4)]
+    users = [PythonProcess(USER, str(directory), str(number), "wait") for number in range(4)]
     try:
+        # All of them stay, so the server of the first is there for the last.
         pids = {user.wait_line("pid") for user in users}
-        assert [user.wait() for user in users] == [0] * 4
     finally:
         for user in users:
             user.close()
-    # They may come so far apart that a server ends in between; two at once would be two answers at one time.
+    wait_until(lambda: gone(directory), 10, "stopping")
     with restante.connect(directory=directory) as post:
         found = sorted(message.payload for message in post.queue("shared").receive_many(10))
-    wait_until(lambda: gone(directory), 10, "stopping")
-    verdict("embedded together", n=4, lost=4 - len(found), servers=len(pids))
+    wait_until(lambda: gone(directory), 10, "stopping again")
+    verdict("embedded together", n=4, lost=4 - len(found), dup=len(pids) - 1)
 
 
 def test_a_directory_with_a_long_path_works(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Rows 36, 38 and 40: names and numbers nobody should send, at every door, and again in the scripts themselves."""
+"""Rows 38 and 40: names and numbers nobody should send, at every door, and again in the scripts themselves."""
 
 from __future__ import annotations
 

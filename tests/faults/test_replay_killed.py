@@ -30,7 +30,7 @@ def test_a_replay_killed_half_way_is_resumed_and_moves_each_message_once(
         sent += queue.send_many(list(range(1000)))
         queue.bury_many(queue.receive_many(1000))
     assert view.counts(name).dead == 5000
-    with PythonProcess(REPLAY, server.url, name) as replaying:
+    with PythonProcess(REPLAY, server.url, name, forked=True) as replaying:
         replaying.wait_line("at")
         time.sleep(after)
         replaying.kill9()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import restante
 from restante import Admin, Corrupt, LeasedMessage, Post, Queue, RestanteError, State
 from restante.core.keys import NAMES
 from tests.faults.rows import drain, missing, places, verdict
+from tests.harness.proxy import FaultProxy
 from tests.harness.servers import RedisServer, call
 
 
@@ -72,6 +74,20 @@ def test_a_flipped_bit_anywhere_in_a_stored_message_never_blocks_the_others(
     verdict("20b", n=length * 3, lost=len(blocked) + len(foreign), dup=len(unseen))
 
 
+def test_a_damaged_lease_that_ends_at_once_does_not_fail_the_receive(
+    server: RedisServer, post: Post, view: Admin, name: str
+) -> None:
+    queue = post.queue(name)
+    bad = queue.send("bad", lease=30, priority=1)
+    good = queue.send("good")
+    flip(server, name, bad, stored(server, name, bad).index(b"30000") + 1, 6)  # 3p000: three milliseconds
+    with FaultProxy(server.port) as proxy, restante.connect(proxy.url) as far:
+        proxy.delay(0.02)  # the burial comes too late
+        assert [message.id for message in far.queue(name).receive_many(10)] == [good]
+    assert queue.receive() is None  # takes the bad one again, and buries it
+    assert [message.id for message in view.walk(name, State.DEAD)] == [bad]
+
+
 def _reaches(queue: Queue, good: str, bad: str) -> bool:
     """Whether the good message came and the bad one did not."""
     seen = set()
@@ -93,9 +109,11 @@ def test_behind_a_corrupt_head_the_next_message_comes_at_once(server: RedisServe
     queue.send("good")
     for id in bad:
         flip(server, name, id, -1)
-    message = queue.receive()
+    message = queue.receive(lease=77)
     assert isinstance(message, LeasedMessage)
     assert message.payload == "good"
+    assert message.received_at is not None
+    assert message.lease_expires_at == message.received_at + timedelta(seconds=77)
     message.release()
     for id in queue.send_many(["bad"] * 3, priority=1):
         flip(server, name, id, -1)

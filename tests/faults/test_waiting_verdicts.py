@@ -16,10 +16,8 @@ import restante
 from restante import Admin, Consumer, LeasedMessage, Post, State
 from restante.rsmq import AsyncRsmq, AsyncRsmqConsumer, Rsmq, RsmqConsumer
 from tests.faults.rows import wait_until
+from tests.harness.deadlines import PATIENCE
 from tests.harness.servers import RedisServer
-
-#: Seconds an outage may take on a busy machine; it ends as soon as what it waits for is seen.
-PATIENCE = 60.0
 
 
 @pytest.fixture(scope="module")

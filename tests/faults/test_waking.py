@@ -10,62 +10,51 @@ import pytest
 
 import restante
 from restante import Admin, Post, Sweeper
-from tests.faults.rows import drain, missing, verdict, wait_until
+from restante.core import connection
+from restante.core import queue as queue_module
+from tests.faults.rows import drain, missing, script_calls, verdict, wait_until
 from tests.harness.deadlines import PATIENCE
 from tests.harness.servers import RedisServer, debian_binary
-
-
-def evals(server: RedisServer) -> int:
-    """Script calls so far."""
-    stats = server.info("commandstats")
-    found = [value for name, value in stats.items() if name == "cmdstat_evalsha"]
-    return int(found[0].split("'calls': ")[1].split(",")[0]) if found else 0
 
 
 def blocked(server: RedisServer) -> int:
     return int(server.info("clients")["blocked_clients"])
 
 
-def test_one_message_wakes_at_most_two_of_two_hundred() -> None:
+def test_one_message_wakes_at_most_two_of_two_hundred(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Sleepers look again by themselves every few seconds; here they do not, so that every look was caused by a message.
+    for module in (connection, queue_module):
+        monkeypatch.setattr(module, "BLOCK", PATIENCE)
+    sleepers, messages = 200, 5
     with (
         RedisServer(debian_binary(), config={"maxclients": "2000"}) as server,
         restante.connect(server.url, idle_connections=500) as post,
     ):
-        queue = post.queue("herd")
+        queue = post.queue("herd", lease=3600)
         queue.send("warm")
         drain(post, "herd")
         got: list[object] = []
-        over = time.monotonic() + PATIENCE
 
         def wait() -> None:
-            message = queue.receive(timeout=max(0.0, over - time.monotonic()))
-            if message is not None:
-                got.append(message)
+            got.append(queue.receive(timeout=2 * PATIENCE))
 
-        threads = [threading.Thread(target=wait, daemon=True) for _ in range(200)]
+        threads = [threading.Thread(target=wait, daemon=True) for _ in range(sleepers)]
         for thread in threads:
             thread.start()
-        wait_until(lambda: blocked(server) == 200, 30, "two hundred waiting")
-        # All of them look again every few seconds: take a quiet moment, sure to hold no such look.
-        woken = None
-        for _ in range(20):
-            before, idle = evals(server), blocked(server)
+        wait_until(lambda: blocked(server) == sleepers, 30, "two hundred waiting")
+        woken = []
+        for number in range(messages):
+            before = script_calls(server)
             queue.send("one")
-            time.sleep(0.15)
-            calls = evals(server) - before - 1
-            if idle >= 199 - len(got):
-                woken = calls if woken is None else min(woken, calls)
-            if woken is not None and woken <= 2:
-                break
-            time.sleep(0.3)
-        assert woken is not None
-        wait_until(lambda: len(got) >= 1, 10, "the delivery")
-        over = 0.0
-        queue.send_many(["go home"] * 300)
+            asleep = sleepers - number - 1
+            wait_until(lambda: len(got) == sleepers - asleep and blocked(server) == asleep, 10, "the delivery")  # noqa: B023 (called at once)
+            woken.append(script_calls(server) - before - 1)
+        queue.send_many(["go home"] * sleepers)
         for thread in threads:
             thread.join(PATIENCE)
-    verdict(44, n=200, woken=woken)
-    assert woken <= 2
+    assert None not in got
+    verdict(44, n=sleepers, woken=max(woken))
+    assert max(woken) <= 2
 
 
 @pytest.mark.parametrize("ready", [0, 5000])
@@ -97,8 +86,7 @@ def test_an_expired_lease_behind_ten_thousand_long_ones_comes_back_at_once(
         lateness.append((again.received_at - expires).total_seconds())
         message = again
     assert message.attempts == 4
-    # The best of three: the promise is the queue's, the machine is shared.
-    verdict(46, n=10_001, max_recovery_s=min(lateness), within_s=0.2, early=sum(1 for late in lateness if late < 0))
+    verdict(46, n=10_001, max_recovery_s=max(lateness), within_s=1.0, early=sum(1 for late in lateness if late < 0))
 
 
 def test_sweepers_that_run_at_once_double_nothing(server: RedisServer, post: Post, view: Admin, name: str) -> None:
@@ -144,12 +132,12 @@ def test_a_client_works_on_both_sides_of_a_fork(server: RedisServer, post: Post,
         code = 1
         try:
             for number in range(200):
-                queue.send(f"child {number}")
+                assert view.show(name, queue.send(f"child {number}")).payload == f"child {number}"
             code = 0
         finally:
             os._exit(code)
     for number in range(200):
-        queue.send(f"parent {number}")
+        assert view.show(name, queue.send(f"parent {number}")).payload == f"parent {number}"
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
     payloads = [message.payload for message in queue.receive_many(1000)]

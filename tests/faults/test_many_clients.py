@@ -1,0 +1,142 @@
+"""Rows 41 and 43: many queues cost each other nothing, and clients that lost their server come back spread out."""
+
+from __future__ import annotations
+
+import random
+import types
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from redis import exceptions as driver
+
+import restante
+from restante import Post
+from restante.core import exchange, operations
+from restante.core.exchange import Effort
+from restante.core.keys import QueueKeys
+from restante.core.operations import Operation
+from tests.faults.rows import verdict
+from tests.harness.servers import RedisServer
+
+
+def work_of(server: RedisServer, act: Callable[[], Any]) -> Counter[str]:
+    """What the server did for a call: every command, those inside scripts too, and every key looked up."""
+
+    def figures() -> Counter[str]:
+        found: Counter[str] = Counter()
+        for command, text in server.info("commandstats").items():
+            found[command] = int(text.split("'calls': ")[1].split(",")[0])
+        stats = server.info("stats")
+        found["keys"] = int(stats["keyspace_hits"]) + int(stats["keyspace_misses"])
+        del found["cmdstat_info"]  # this very question
+        return found
+
+    before = figures()
+    act()
+    return figures() - before
+
+
+@pytest.mark.parametrize("others", [300, pytest.param(3000, marks=pytest.mark.chaos)])
+def test_a_call_is_the_same_work_however_many_queues_there_are(others: int) -> None:
+    """By what the server does, not by how long it takes: a machine's speed proves nothing."""
+    with RedisServer() as server, restante.connect(server.url) as post:
+        hot = post.queue("hot", lease=3600)
+        calls: dict[str, Callable[[], Any]] = {
+            "send": lambda: hot.send("x"),
+            "send later": lambda: hot.send("x", delay=3600),
+            "receive and ack": lambda: _receive(post),
+            "nothing to receive": lambda: post.queue("cold").receive(),
+            "count": lambda: restante.Admin(post).counts("hot"),
+        }
+        for act in calls.values():
+            act()  # scripts are loaded, the queue is open
+        alone = {what: work_of(server, act) for what, act in calls.items()}
+        for number in range(others):
+            queue = post.queue(f"other-{number}")
+            queue.send_many(["ready", "leased"])
+            queue.receive(lease=3600)
+            queue.send("later", delay=3600)
+        among = {what: work_of(server, act) for what, act in calls.items()}
+        assert among == alone
+        assert all(work["cmdstat_evalsha"] >= 1 for work in alone.values())  # it was seen at all
+        verdict(41, n=len(calls), queues=others)
+
+
+def _receive(post: Post) -> None:
+    message = post.queue("hot").receive()
+    assert message is not None
+    message.ack()
+
+
+#: Clients that lose their server at one moment.
+CLIENTS = 500
+#: Seconds that a refused connection takes.
+REFUSED = 0.0005
+
+
+class _Client:
+    """The pauses that a consumer makes between two tries, by the rules of the product and without real time."""
+
+    def __init__(self) -> None:
+        self.at = 0.0
+        self.failures = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        op: Operation[Any] = operations.Operation(
+            operations.RECEIVE, QueueKeys("q").group(operations.RECEIVE.keys), [], lambda reply: reply, "q"
+        )
+        self._effort = Effort(op, patience=4.0, started=self.at)
+
+    def try_again(self) -> None:
+        """One try that is refused, and the pause after it."""
+        self.at += REFUSED
+        step = self._effort.next(driver.ConnectionError("refused"), "redis://there", False)
+        if step.error is None:
+            self.at += step.pause
+        else:
+            self.failures += 1
+            self.at += exchange.away(self.failures)
+            self._begin()
+
+
+@pytest.mark.parametrize("outage", [0.5, 1.0, 3.0, 10.0])
+def test_clients_that_lost_their_server_at_once_do_not_return_at_once(
+    monkeypatch: pytest.MonkeyPatch, outage: float
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("restante.core.exchange.random", random.Random(43))
+    monkeypatch.setattr("restante.core.exchange.time", types.SimpleNamespace(monotonic=lambda: now))
+    returns, tries = [], 0
+    for _ in range(CLIENTS):
+        now = 0.0
+        client = _Client()
+        while client.at < outage:
+            now = client.at
+            client.try_again()
+            tries += 1
+        returns.append(client.at - outage)
+    # All are back soon, and no twentieth of a second gets much more than its share of them.
+    assert max(returns) <= max(exchange.LONGEST_PAUSE, exchange.LONGEST_AWAY) + REFUSED
+    crowds = Counter(int(late * 20) for late in returns)
+    assert max(crowds.values()) <= CLIENTS * 0.3
+    verdict(
+        43,
+        n=CLIENTS,
+        max_recovery_s=max(returns),
+        most_in_50_ms=max(crowds.values()),
+        tries_per_second=round(tries / outage),
+    )
+
+
+@pytest.mark.parametrize("failures", [1, 3, 10, 1000])
+def test_every_pause_is_drawn_from_the_whole_span(monkeypatch: pytest.MonkeyPatch, failures: int) -> None:
+    """Full jitter: a pause that is only shaken a little would keep a herd together."""
+    monkeypatch.setattr("restante.core.exchange.random", random.Random(failures))
+    pauses = [exchange.away(failures) for _ in range(1000)]
+    span = max(pauses)
+    tenths = Counter(min(9, int(pause / span * 10)) for pause in pauses)
+    assert min(tenths[place] for place in range(10)) > 50
+    assert span <= exchange.LONGEST_AWAY
