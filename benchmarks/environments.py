@@ -1,4 +1,4 @@
-"""Create and reuse one virtual environment per peer, pinned by its requirements file."""
+"""Create and reuse one virtual environment per peer or tool, pinned by its requirements file."""
 
 from __future__ import annotations
 
@@ -34,9 +34,12 @@ def _install(python: Path, requirements: Path) -> None:
         raise RuntimeError(f"installing {requirements.name} failed:\n{done.stderr[-2000:]}")
 
 
-def environment(peer: str, console: Console | None = None) -> Path:
-    """Return the Python of a peer's environment, creating it when missing or differently pinned."""
-    requirements = REQUIREMENTS / f"{peer}.txt"
+def environment(peer: str, console: Console | None = None, requirements: Path | None = None) -> Path:
+    """Return the Python of a peer's environment, creating it when missing or differently pinned.
+
+    A tool that is no peer brings its requirements file with it.
+    """
+    requirements = requirements or REQUIREMENTS / f"{peer}.txt"
     home = ENVIRONMENTS / peer
     python = home / "bin" / "python"
     stamp = home / "installed"

@@ -17,7 +17,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 from kombu import Connection
 from rich.console import Console
@@ -135,13 +134,8 @@ def climbed(url: str, rungs: RungType) -> float:
         declare(connection, topology("climbed", [Subscribed("on_event", f"climbed.{rungs}")], options=options))
         connection.default_channel.queue_purge(queue)
         with Client(url, source="bench", rungs=rungs) as client:
-            exchange, key = options.ladder().later(FIVE_RUNGS, f"climbed.{rungs}")
-            from restante.bus.on_rabbitmq import packed
-
-            some = [packed(b"null", {}, {"delivery_mode": 2}) for _ in range(BATCH)]
-            broker: Any = client._broker
             for _ in range(CLIMBING // BATCH):
-                broker.links.patiently(lambda link: link.publish_many(some, exchange, [key] * BATCH), ["-"])
+                client.publish_many([(f"climbed.{rungs}", None)] * BATCH, delay=FIVE_RUNGS)
         due = time.monotonic() + FIVE_RUNGS
         while (found := counts(connection, [queue])[queue]) is None or found[0] < CLIMBING:
             time.sleep(0.02)

@@ -1,0 +1,485 @@
+"""Faults planted in the Celery transport."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutants.planting import Fault
+
+_TASKS, _WORKERS = "tests/celery/test_dead_letters.py::", "tests/celery/test_workers.py::"
+_AWAY = ("tests/celery/test_broker_away.py",)
+_VERDICTS = ("tests/celery/test_verdicts.py",)
+_ORDER = ("tests/celery/test_kombu.py::TestOrder",)
+_QUEUES = ("tests/celery/test_kombu.py::TestQueues",)
+_EXCHANGES = ("tests/celery/test_kombu.py::TestExchanges",)
+_BROADCASTS = ("tests/celery/test_kombu.py::TestBroadcasts",)
+_DELAYS = ("tests/celery/test_faults.py::TestDelays",)
+_LOST = ("tests/celery/test_faults.py::TestLostAnswers",)
+_UNROUTABLE = ("tests/celery/test_unroutable.py",)
+_OPTIONS = ("tests/celery/test_options.py",)
+_PRESENCE = ("tests/celery/test_presence.py::TestPresence",)
+_REPLIES = ("tests/celery/test_presence.py::TestShortLivedClients",)
+_INSPECT = ("tests/celery/test_presence.py::TestInspectScheduled",)
+_MIGRATION = ("tests/celery/test_migration.py",)
+_PLUS = ("tests/celery/test_migration_plus.py",)
+_DEAD = (f"{_TASKS}TestPools::test_a_task_that_failed_for_good_is_a_dead_letter_and_runs_again_by_replay[solo]",)
+_LIMITS = (f"{_TASKS}TestCelerysOwnEnds::test_time_limits_end_as_dead_letters_and_the_worker_goes_on",)
+_CHOICES = (f"{_TASKS}TestChoices::test_install_keeps_every_choice_of_the_app",)
+_ETA = (f"{_TASKS}TestEta::test_a_worker_whose_clock_is_an_hour_behind_runs_a_due_task_at_once",)
+_OUTAGES = (f"{_WORKERS}TestOutages::test_a_worker_goes_on_after_its_server_restarted",)
+_CONSUMERS = (f"{_WORKERS}TestServices::test_a_worker_is_among_the_consumers",)
+
+FAULTS: Final[tuple[Fault, ...]] = (
+    # -- verdicts and leases
+    Fault("celery", "releases put off are forgotten", "Desk.release", "self._late += part", "pass", _AWAY),
+    Fault(
+        "celery",
+        "a release put off is forgotten when its second try fails",
+        "Desk._tell_late",
+        """
+            message = self._late[0]
+            try:
+                self.post.queue(message.queue).release_many((message,))
+            except LeaseLost:
+                pass
+            self._late.popleft()
+""",
+        """
+            message = self._late.popleft()
+            try:
+                self.post.queue(message.queue).release_many((message,))
+            except LeaseLost:
+                pass
+""",
+        _AWAY,
+    ),
+    Fault(
+        "celery",
+        "acks that could not be delivered are forgotten",
+        "Desk._put_back",
+        "self._acks.setdefault(name, deque()).extendleft(reversed(acks))",
+        "pass",
+        _AWAY,
+    ),
+    Fault(
+        "celery",
+        "acks are forgotten when the receive that carries them fails",
+        "Desk.take",
+        "self._put_back(queue.name, acks)",
+        "pass",
+        _AWAY,
+    ),
+    Fault(
+        "celery",
+        "verdicts are repeated once and then given up",
+        "Desk._work",
+        "                failures += 1\n                if failures == 1:",
+        "                return\n                if failures == 1:",
+        _AWAY,
+    ),
+    Fault(
+        "celery",
+        "a connection that closes during an outage takes its unsent acks with it",
+        "Desk.leave",
+        " or self.renewal._held or self.has_acks() or self._late",
+        "",
+        _AWAY,
+    ),
+    Fault(
+        "celery",
+        "leases are not renewed",
+        "Desk.take",
+        "self.renewal.hold(queue._ref, got.messages)",
+        "pass",
+        _VERDICTS,
+    ),
+    Fault(
+        "celery",
+        "what a closed channel holds stays leased until its lease ends",
+        "Channel.close",
+        "self.desk.release([message.taken for message in back])",
+        "pass",
+        _VERDICTS,
+    ),
+    Fault(
+        "celery",
+        "what a cancelled consumer has not been handed stays leased",
+        "Channel._cancel",
+        "self.desk.release([message.taken for message in mine if message.taken is not None])",
+        "pass",
+        _VERDICTS,
+    ),
+    Fault(
+        "celery",
+        "tasks at work are given to another worker when the connection is lost",
+        "Channel.close",
+        "message.taken is not None and id(message) not in begun",
+        "message.taken is not None",
+        _OUTAGES,
+    ),
+    Fault(
+        "celery",
+        "an ack of several leaves out the last one",
+        "Channel._upto",
+        "tags.index(delivery_tag) + 1",
+        "tags.index(delivery_tag)",
+        _VERDICTS,
+    ),
+    Fault(
+        "celery",
+        "a message rejected with requeue is buried",
+        "Channel.basic_reject",
+        "elif requeue:",
+        "elif False:",
+        _VERDICTS,
+    ),
+    Fault(
+        "celery",
+        "a message rejected without requeue is delivered again",
+        "Channel.basic_reject",
+        "elif requeue:",
+        "elif True:",
+        _VERDICTS,
+    ),
+    Fault(
+        "celery",
+        "a message whose body cannot be read is acked and lost",
+        "Channel.basic_ack",
+        "if message.unreadable is not None:",
+        "if False:",
+        _VERDICTS,
+    ),
+    Fault(
+        "celery",
+        "a native message that Kombu cannot hold is acked and lost",
+        "Channel._accept",
+        "self.desk.bury(taken, error)",
+        "self.desk.ack_soon(taken)",
+        _VERDICTS,
+    ),
+    Fault(
+        "celery",
+        "a second delivery is not marked as redelivered",
+        "Message.__init__",
+        "if taken.attempts > 1:",
+        "if taken.attempts > 2:",
+        _VERDICTS,
+    ),
+    Fault(
+        "celery",
+        "the delivery limit does not reach the queue",
+        "Declaring._open",
+        '"x-dead-letter-exchange" in info.arguments else limit',
+        "True else limit",
+        _VERDICTS,
+    ),
+    # -- publishing and consuming
+    Fault(
+        "celery",
+        "priorities are reversed",
+        "Channel._send",
+        'priority=_priority(properties.get("priority"), info.arguments.get("x-max-priority", 255))',
+        'priority=255 - _priority(properties.get("priority"), info.arguments.get("x-max-priority", 255))',
+        _ORDER,
+    ),
+    Fault(
+        "celery",
+        "unacked messages do not count towards the prefetch limit",
+        "Channel.free",
+        "self.prefetch - len(self.held) - len(self.waiting)",
+        "self.prefetch - len(self.waiting)",
+        _ORDER,
+    ),
+    Fault("celery", "countdown and eta are ignored", "Channel._send", "delay=delay,", "delay=0.0,", _DELAYS),
+    Fault(
+        "celery",
+        "delays are cut to whole seconds, so tasks run early",
+        "delay_of",
+        ".total_seconds())",
+        ".total_seconds() // 1)",
+        _DELAYS,
+    ),
+    Fault("celery", "a worker waits for the eta by its own clock", "skip_eta", "request._eta = None", "pass", _ETA),
+    Fault(
+        "celery",
+        "the queue's time to live counts before the message is due",
+        "Channel._accept",
+        "(waited + expires) * 1000",
+        "expires * 1000",
+        _DELAYS,
+    ),
+    Fault(
+        "celery",
+        "a message's own expiration counts only from when it is due",
+        "Channel._expires",
+        "max(0.0, int(own) / 1000 - delay)",
+        "int(own) / 1000",
+        _DELAYS,
+    ),
+    Fault(
+        "celery",
+        "a publish that Kombu repeats gets a new id and is stored twice",
+        "Channel.prepare_message",
+        'if "restante_id" not in properties:',
+        "if True:",
+        _LOST,
+    ),
+    Fault(
+        "celery",
+        "a publish that Kombu repeats is sent without a look at whether its id is stored",
+        "Channel._send",
+        'properties.pop("restante_new", None)',
+        'properties.get("restante_new", True)',
+        _LOST,
+    ),
+    Fault(
+        "celery",
+        "publishers in other processes do not see a new binding",
+        "Routing._changed",
+        'self._desk.command("HINCRBY", key, "version", 1, key=key)',
+        "pass",
+        _EXCHANGES,
+    ),
+    Fault(
+        "celery",
+        "a message sent to a queue that was unbound stays there",
+        "Channel._publish",
+        "self._take_back(sent, message)",
+        "pass",
+        _EXCHANGES,
+    ),
+    Fault(
+        "celery",
+        "a reconnected subscriber reads broadcasts a second time",
+        "Channel._cancel",
+        "if source.unkept:",
+        "if False:",
+        _BROADCASTS,
+    ),
+    Fault(
+        "celery",
+        "a second binding skips the broadcasts that were not read yet",
+        "Declaring._take_place",
+        '"HSETNX"',
+        '"HSET"',
+        _BROADCASTS,
+    ),
+    Fault(
+        "celery",
+        "a topic broadcast reaches subscribers of other topics",
+        "Channel.hear",
+        'type == "topic" and not any',
+        'type == "topic" and not patterns and not any',
+        _BROADCASTS,
+    ),
+    # -- dead letters and messages that nobody is bound for
+    Fault(
+        "celery",
+        "a dead letter that no queue is bound for is acked and lost",
+        "Channel._dead_letter",
+        "if self._publish(again, exchange, key):",
+        "if self._publish(again, exchange, key) or True:",
+        _QUEUES,
+    ),
+    Fault(
+        "celery",
+        "a dead-letter exchange gets a message one delivery too early",
+        "Channel._accept",
+        "if taken.attempts > limit:",
+        "if taken.attempts >= limit:",
+        _QUEUES,
+    ),
+    Fault(
+        "celery",
+        "a message that no queue is bound for is dropped without a trace",
+        "Channel._no_route",
+        'self.desk.dropped.add(exchange, routing_key, warn=options.unroutable == "warn")',
+        "return",
+        _UNROUTABLE,
+    ),
+    Fault(
+        "celery",
+        "a publish to an exchange that nobody declared succeeds",
+        "Channel._no_route",
+        "if not table.declared:",
+        "if False:",
+        _UNROUTABLE,
+    ),
+    Fault("celery", "mandatory is ignored", "Channel._no_route", "elif mandatory:", "elif False:", _UNROUTABLE),
+    Fault(
+        "celery", "failed tasks leave no dead letters", "bury_failures", "task.acks_on_failure = False", "pass", _DEAD
+    ),
+    Fault(
+        "celery",
+        "a dead letter has no traceback",
+        "DeadLetters.on_failure",
+        "str(exc_info.traceback)",
+        "str(error)",
+        _DEAD,
+    ),
+    Fault(
+        "celery",
+        "a task that exceeds its time limit leaves no dead letter",
+        "DeadLetters.acknowledge",
+        "if self._timed_out and",
+        "if False and",
+        _LIMITS,
+    ),
+    Fault(
+        "celery",
+        "install leaves Celery's own default, by which tasks are acked before they run",
+        "_set_defaults",
+        "{**DEFAULTS, _ACKS_ON_FAILURE: UNCHOSEN}",
+        "{_ACKS_ON_FAILURE: UNCHOSEN}",
+        _CHOICES,
+    ),
+    # -- queues that come and go, remote control, options
+    Fault("celery", "a consumer signs for its queue once only", "Presence._run", "self.run_once()", "pass", _PRESENCE),
+    Fault(
+        "celery",
+        "signing for queues ends at its first failure",
+        "Presence._run",
+        'log.warning("queues not signed for error=%s", error)',
+        'log.warning("queues not signed for error=%s", error)\n                return',
+        _PRESENCE,
+    ),
+    Fault(
+        "celery",
+        "the first of two consumers that leaves ends the queue of the other",
+        "Presence.leave",
+        "if not others:",
+        "if True:",
+        _PRESENCE,
+    ),
+    Fault(
+        "celery",
+        "queues of replies to remote control are never removed",
+        "Declaring.after_reply_message_received",
+        "self.queue_delete(queue)",
+        "pass",
+        _REPLIES,
+    ),
+    Fault(
+        "celery",
+        "inspect scheduled does not list the tasks that wait on the broker",
+        "extend_inspect",
+        "[*celerys(state, **told), *waiting_tasks(state)]",
+        "[*celerys(state, **told)]",
+        _INSPECT,
+    ),
+    Fault(
+        "celery",
+        "workers are not among the consumers",
+        "Consumers.start",
+        "desk.card = orjson.dumps(",
+        "_ = orjson.dumps(",
+        _CONSUMERS,
+    ),
+    Fault(
+        "celery",
+        "after a failover a channel still speaks to the first server",
+        "Transport.create_channel",
+        "channel = connection.Channel(connection)",
+        "channel = self.Channel(self)",
+        _OPTIONS,
+    ),
+    Fault(
+        "celery",
+        "unknown transport options are swallowed",
+        "Options.parse",
+        'check_keywords([name], [*known, *_NEEDLESS, *_THEIRS], "broker_transport_options")',
+        "pass",
+        _OPTIONS,
+    ),
+    Fault(
+        "celery",
+        "two applications on one server share queues despite their prefixes",
+        "Desk.name",
+        'f"{self.options.global_keyprefix}{word}"',
+        "word",
+        _OPTIONS,
+    ),
+    # -- migration
+    Fault(
+        "celery",
+        "migration removes before it has sent",
+        "Migration.move",
+        "if self._send(queue, raw, moved):\n                        self._source.lrem(aside, -1, raw)",
+        "self._source.lrem(aside, -1, raw)\n"
+        "                    if self._send(queue, raw, moved):\n                        pass",
+        _MIGRATION,
+    ),
+    Fault(
+        "celery",
+        "migration of held messages removes before it has sent",
+        "Migration.move_unacked",
+        "            raw = json.dumps(message).encode()\n",
+        "            raw = json.dumps(message).encode()\n"
+        '            self._source.hdel(f"{self._prefix}unacked", tag)\n',
+        _MIGRATION,
+    ),
+    Fault(
+        "celery",
+        "migration from celery-redis-plus removes before it has sent",
+        "Migration._move_tags",
+        "            payload, priority, eta = self._plus.read(tag)\n",
+        "            payload, priority, eta = self._plus.read(tag)\n            self._plus.finish(tag, places)\n",
+        _PLUS,
+    ),
+    Fault(
+        "celery",
+        "migration back deletes before it has put",
+        "Migration.back",
+        "                        message = admin.show(name, id)\n",
+        "                        message = admin.show(name, id)\n                        admin.delete(name, [id])\n",
+        _MIGRATION,
+    ),
+    Fault(
+        "celery",
+        "migration deletes messages that it cannot read",
+        "Migration.move",
+        'self._source.lmove(aside, f"{aside}:left", "RIGHT")',
+        "self._source.rpop(aside)",
+        _MIGRATION,
+    ),
+    Fault(
+        "celery",
+        "migration puts a held message into a queue named after its topic",
+        "Migration._queues_of",
+        "if key == routing_key or (pattern and re.match(pattern, routing_key)):",
+        "if key == routing_key:",
+        _MIGRATION,
+    ),
+    Fault(
+        "celery",
+        "migration does not invert priorities where asked to",
+        "Migration._send",
+        "elif self._invert:",
+        "elif False:",
+        _MIGRATION,
+    ),
+    Fault(
+        "celery",
+        "migration from celery-redis-plus reverses priorities",
+        "Migration._send",
+        'properties["priority"] = priority',
+        'properties["priority"] = 255 - priority',
+        _PLUS,
+    ),
+    Fault(
+        "celery",
+        "migration back to celery-redis-plus reverses priorities",
+        "SortedSets.put",
+        "(255 - priority) * SPAN",
+        "priority * SPAN",
+        _PLUS,
+    ),
+    Fault(
+        "celery",
+        "migration back leaves delayed messages behind",
+        "Migration.back",
+        "(State.READY, State.RETRYING, State.SCHEDULED)",
+        "(State.READY, State.RETRYING)",
+        _PLUS,
+    ),
+)

@@ -1,0 +1,148 @@
+"""Runs the closest tests against each planted fault, several at once, each in a copy of the checkout.
+
+A fault counts as caught only if a test fails. A run that ends in another way (nothing collected, a broken import, a
+time-out) is reported as such and does not count.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+
+from tests.mutants.planting import Fault, NotPlanted, plant
+
+ROOT = Path(__file__).resolve().parents[2]
+#: Seconds after which a run of tests counts as hanging.
+LIMIT = 900.0
+#: Seconds that one test waits for a condition. A planted fault often means that the condition never holds; the usual
+#: patience of minutes would make each such fault take minutes.
+PATIENCE = 30.0
+#: Not copied: made by tools, or large.
+_LEFT = (".git", ".venv", "node_modules", "__pycache__", ".mypy_cache", ".ruff_cache", ".hypothesis", "results")
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+_STATIC = Path("src/restante/server/static")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the tests ended with a fault planted."""
+
+    fault: Fault
+    #: "caught", "missed", or why the run says nothing.
+    verdict: str
+    #: The test that failed first.
+    by: str = ""
+    seconds: float = 0.0
+
+    @property
+    def caught(self) -> bool:
+        return self.verdict == "caught"
+
+
+@contextmanager
+def copies(count: int) -> Iterator[SimpleQueue[Path]]:
+    """Copies of the checkout, to be taken and put back."""
+    free: SimpleQueue[Path] = SimpleQueue()
+    with tempfile.TemporaryDirectory(prefix="restante-mutants-") as folder:
+        for number in range(count):
+            copy = Path(folder, str(number))
+            shutil.copytree(ROOT, copy, symlinks=True, ignore=shutil.ignore_patterns(*_LEFT))
+            (copy / ".venv").symlink_to((ROOT / ".venv").resolve())
+            if (modules := ROOT / "dashboard" / "node_modules").exists():
+                (copy / "dashboard" / "node_modules").symlink_to(modules.resolve())
+            free.put(copy)
+        yield free
+
+
+def run_tests(tests: Sequence[str], copy: Path) -> tuple[int, str]:
+    """Runs pytest in a copy, whose package comes before the installed one; returns its exit code and output."""
+    environment = os.environ | {
+        "PYTHONPATH": str(copy / "src"),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "RESTANTE_PATIENCE": str(PATIENCE),
+    }
+    for name in [name for name in environment if name.startswith("PYTEST_")]:  # those of the outer run
+        del environment[name]
+    command = [sys.executable, "-m", "pytest", "-x", "-n", "0", "--no-header", "-m", "not chaos", *tests]
+    running = subprocess.Popen(
+        command,
+        cwd=copy,
+        env=environment,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        output, _ = running.communicate(timeout=LIMIT)
+    except subprocess.TimeoutExpired:
+        os.killpg(running.pid, signal.SIGKILL)
+        running.communicate()
+        return -1, ""
+    return running.returncode, output
+
+
+def judge(code: int, output: str) -> tuple[str, str]:
+    """The verdict on a run, and the test that failed first."""
+    if code == 0:
+        return "missed", ""
+    found = _FAILED.search(output)
+    if code == 1 and found is not None and "error during collection" not in output:
+        return "caught", found[1]
+    return {-1: "the tests hang", 5: "no tests"}.get(code, f"pytest ended with {code}"), output[-300:]
+
+
+def try_fault(fault: Fault, copy: Path) -> Outcome:
+    """Plants the fault in the copy, runs its tests, and puts the copy back as it was."""
+    began = time.monotonic()
+    try:
+        file = plant(fault, copy)
+    except NotPlanted as error:
+        return Outcome(fault, f"not planted: {error}")
+    try:
+        if fault.room == "dashboard":
+            subprocess.run(["scripts/dashboard.sh"], cwd=copy, check=True, capture_output=True)
+        code, output = run_tests(fault.tests, copy)
+    finally:
+        shutil.copyfile(ROOT / file.relative_to(copy), file)
+        if fault.room == "dashboard":
+            shutil.rmtree(copy / _STATIC)
+            shutil.copytree(ROOT / _STATIC, copy / _STATIC)
+    return Outcome(fault, *judge(code, output), time.monotonic() - began)
+
+
+def try_all(faults: Sequence[Fault], processes: int) -> Iterator[Outcome]:
+    """Outcomes as they come, in no order."""
+    with copies(processes) as free, ThreadPoolExecutor(processes) as pool:
+
+        def one(fault: Fault) -> Outcome:
+            copy = free.get()
+            try:
+                return try_fault(fault, copy)
+            finally:
+                free.put(copy)
+
+        for future in as_completed([pool.submit(one, fault) for fault in faults]):
+            yield future.result()
+
+
+def without_fault(sets: Iterable[tuple[str, ...]], processes: int) -> Iterator[tuple[tuple[str, ...], bool]]:
+    """Whether each set of tests passes on the checkout as it is."""
+    with copies(1) as free, ThreadPoolExecutor(processes) as pool:
+        copy = free.get()
+        running = {pool.submit(run_tests, tests, copy): tests for tests in sets}
+        for future in as_completed(running):
+            yield running[future], future.result()[0] == 0
