@@ -39,6 +39,7 @@ def test_queues_lead_to_messages_that_count_down_and_to_one_whole(watched: Watch
     expect(row.locator("[data-testid=messages]")).to_have_text("3")
     row.get_by_role("link").click()
     expect(watched.find("rsmq-facts")).to_contain_text("3 messages, 2 hidden")
+    expect(watched.find("message-row")).to_have_count(3)
     states = watched.find("message-row").evaluate_all("rows => rows.map(row => row.dataset.state)")
     assert states == ["ready", "leased", "scheduled"]
     expect(watched.find("message-row").first).to_contain_text(HOSTILE)

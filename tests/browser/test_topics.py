@@ -172,12 +172,6 @@ def test_the_page_is_accessible(watched: Watched, theme: str) -> None:
     assert [(one["id"], [node["html"][:160] for node in one["nodes"][:3]]) for one in serious] == []
 
 
-@pytest.fixture(scope="module")
-def rabbit() -> Iterator[RabbitServer]:
-    with RabbitServer() as running:
-        yield running
-
-
 @pytest.fixture
 def far(serving: Serving, rabbit: RabbitServer) -> Iterator[Client]:
     """A service on RabbitMQ whose bus has no store: its archive is nearly full, and events wait on the ladder."""

@@ -9,19 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests.bus.places import OnRabbitMQ, OnRedis, Place, Service
-from tests.harness.rabbitmq import RabbitServer
 from tests.harness.servers import RedisServer, call
 
 
 @pytest.fixture(scope="session")
 def _redis() -> Iterator[RedisServer]:
     with RedisServer(appendonly="always") as running:
-        yield running
-
-
-@pytest.fixture(scope="session")
-def rabbit() -> Iterator[RabbitServer]:
-    with RabbitServer() as running:
         yield running
 
 

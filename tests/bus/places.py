@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,9 @@ import restante
 from restante.bus import Client
 from restante.bus.dead import DeadLetters, dead_letters
 from restante.core.stored import Json
-from tests.celery.workers import _PROGRAM, read_ledger, wait_for
+from tests.celery.workers import _PROGRAM, GREEN, wait_for
 from tests.harness.deadlines import PATIENCE
+from tests.harness.ledger import read_ledger
 from tests.harness.processes import PythonProcess
 from tests.harness.rabbitmq import RabbitServer
 from tests.harness.servers import RedisServer
@@ -43,18 +43,17 @@ class Service(PythonProcess):
         environment = {
             "SERVICE": json.dumps(given), "LEDGER": str(place.ledger), "PYTHONWARNINGS": "default",
         }  # fmt: skip
-        super().__init__(_PROGRAM, *command, env=environment)
+        super().__init__(_PROGRAM, *command, env=environment, forked=pool not in GREEN)
         if wait:
-            self.wait_ready()
+            try:
+                self.wait_ready()
+            except BaseException:
+                self.close()
+                raise
 
     def wait_ready(self) -> None:
         wait_for(lambda: " ready." in self.stderr or self.returncode is not None, told=lambda: self.stderr[-3000:])
-        assert " ready." in self.stderr, self.stderr[-3000:]
-
-    def kill_all(self) -> None:
-        """SIGKILL to the worker and its pool at once, as a machine that loses power."""
-        os.killpg(self.pid, signal.SIGKILL)
-        self.wait()
+        assert " ready." in self.stderr, f"{self.stderr[-3000:]}\n{self.place.broker_log()}"
 
 
 class Place:
@@ -88,6 +87,10 @@ class Place:
             lambda: f"{len(self.rows(kind, service))} of {count} {kind}",
         )  # fmt: skip
         return self.rows(kind, service)
+
+    def broker_log(self) -> str:
+        """The end of what the broker has logged, for the message of a test that fails."""
+        return ""
 
     def mend(self) -> None:
         """Whatever the failing handler failed of is mended."""
@@ -172,6 +175,9 @@ class OnRabbitMQ(Place):
     def channel(self, then: Callable[[Any], Any]) -> Any:
         with amqp.Connection(f"127.0.0.1:{self.rabbit.port}", confirm_publish=True) as connection:
             return then(connection.channel())
+
+    def broker_log(self) -> str:
+        return self.rabbit.log[-6000:]
 
     def raw(self, service: str, handler: str, body: bytes, headers: dict[str, Any], content_type: str) -> None:
         named = {f"cloudEvents_{name}": value for name, value in headers.items()}

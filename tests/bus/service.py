@@ -18,6 +18,7 @@ from celery.exceptions import Reject
 from restante import RetryPolicy, fixed
 from restante.bus import Bus, Envelope, Event
 from restante.core.errors import Declined
+from tests.harness.ledger import note
 
 
 class Paid(Event, topic="shop.order.paid", version="2"):
@@ -31,13 +32,6 @@ class Price(Event, topic="shop.price.get", response=Decimal, error=dict[str, str
     """A sample call."""
 
     sku: str
-
-
-def note(kind: str, **facts: Any) -> None:
-    line = json.dumps({"kind": kind, "at": time.time(), "pid": os.getpid(), "parent": os.getppid(), **facts}) + "\n"
-    file = os.open(os.environ["LEDGER"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    os.write(file, line.encode())
-    os.close(file)
 
 
 def make(told: dict[str, Any]) -> Bus:

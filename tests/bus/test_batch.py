@@ -19,8 +19,9 @@ from restante.bus.batch import Publishing
 from restante.core import errors
 from tests.bus.places import OnRabbitMQ, OnRedis, Place
 from tests.celery.workers import wait_for
+from tests.harness.deadlines import PATIENCE
 from tests.harness.proxy import FaultProxy
-from tests.harness.servers import free_port
+from tests.harness.servers import closed_port
 
 
 @pytest.fixture
@@ -95,7 +96,7 @@ class TestBlocks:
             got.extend(waiting(place, f"{bus.service}.h"))
             return len(got) >= 3
 
-        wait_for(came, 30)
+        wait_for(came)
         assert Counter(one for one, _ in got) == Counter([first.id, late.id, last.id])
 
     def test_an_error_in_the_block_leaves_what_was_published(self, place: Place, bus: Bus) -> None:
@@ -170,14 +171,14 @@ class TestFutures:
 
     def test_futures_are_settled_without_anybody_asking(self, place: Place, bus: Bus) -> None:
         futures = [bus.publish(f"batch.{place.mark}", number, wait=False) for number in range(20)]
-        done, left = wait_all(futures, timeout=30)
+        done, left = wait_all(futures, timeout=PATIENCE)
         assert (len(done), len(left)) == (20, 0)
 
     def test_a_failure_nobody_asks_for_is_logged(
         self, place: Place, bus: Bus, caplog: pytest.LogCaptureFixture
     ) -> None:
         future = bus.publish(f"nowhere.{place.mark}", 2, wait=False, nobody="raise")
-        wait_for(future.done, 30)
+        wait_for(future.done)
         assert f"not published topic=nowhere.{place.mark} id={future.id}" in caplog.text
 
     def test_closing_a_client_waits_for_what_is_on_its_way(self, place: Place, bus: Bus) -> None:
@@ -250,7 +251,7 @@ class TestFaults:
 
     @pytest.mark.parametrize("scheme", ["redis", "amqp"])
     def test_a_broker_that_stays_away_is_reported_with_every_event(self, scheme: str) -> None:
-        url = f"{scheme}://127.0.0.1:{free_port()}/{'0' if scheme == 'redis' else '/'}"
+        url = f"{scheme}://127.0.0.1:{closed_port()}/{'0' if scheme == 'redis' else '/'}"
         ids: list[str] = []
         with Client(url, patience=0.2) as client:
             with pytest.raises(BatchFailed) as failed, client.batch():
@@ -267,7 +268,7 @@ class TestFaults:
     async def test_it_is_with_await_too_and_a_client_goes_on(
         self, scheme: str, caplog: pytest.LogCaptureFixture
     ) -> None:
-        url = f"{scheme}://127.0.0.1:{free_port()}/{'0' if scheme == 'redis' else '/'}"
+        url = f"{scheme}://127.0.0.1:{closed_port()}/{'0' if scheme == 'redis' else '/'}"
         async with AsyncClient(url, patience=0.2) as client:
             with pytest.raises(BatchFailed) as failed:
                 async with client.batch():

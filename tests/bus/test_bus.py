@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 import time
@@ -37,9 +38,12 @@ from restante.rabbitmq import Ladder
 from tests.bus.places import OnRabbitMQ, OnRedis, Place, Service
 from tests.bus.service import Paid, Price, make
 from tests.celery.workers import wait_for
+from tests.cli.conftest import RESTANTE, SCRIPT
+from tests.faults.rows import verdict
 from tests.harness.cluster import RedisCluster3
 from tests.harness.processes import CHECKOUT
-from tests.harness.servers import RedisServer, call, free_port
+from tests.harness.servers import RedisServer, call, closed_port
+from tests.harness.zygote import run_forked
 
 Start = Callable[..., Service]
 USUAL = Retrying(restante.exponential(1), 11)
@@ -89,32 +93,6 @@ class TestData:
     def test_topics_that_cannot_be_are_refused(self, topic: str) -> None:
         with pytest.raises(errors.InvalidName, match="topic"):
             seal(topic, "tests")
-
-    @pytest.mark.parametrize("headers", [{"id": "x"}, {"x-death": 1}, {"": 1}, {"type": "a"}])
-    def test_headers_of_the_bus_are_its_own(self, headers: dict[str, Any]) -> None:
-        with pytest.raises(errors.InvalidInput, match="header"):
-            seal("a.b", "tests", headers=headers)
-
-    def test_an_envelope_is_read_back_whole(self) -> None:
-        made = seal("shop.order.paid", "tests", version="2", headers={"tenant": "acme"})
-        back = Envelope.read(made.attributes())
-        assert (back.id, back.topic, back.source, back.version, back.headers) == (
-            made.id, made.topic, "tests", "2", {"tenant": "acme"},
-        )  # fmt: skip
-        assert made.time is not None
-        assert back.time is not None
-        assert abs(back.time - made.time).total_seconds() < 0.001
-
-    def test_a_trace_is_carried_on(self) -> None:
-        from opentelemetry import trace
-        from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, use_span
-
-        span = NonRecordingSpan(SpanContext(0x1234, 0x5678, is_remote=False, trace_flags=TraceFlags(1)))
-        with use_span(span):
-            made = seal("a.b", "tests")
-        assert made.trace["traceparent"] == f"00-{0x1234:032x}-{0x5678:016x}-01"
-        with Envelope.read(made.attributes()).following():
-            assert trace.get_current_span().get_span_context().trace_id == 0x1234
 
 
 class TestHandlers:
@@ -195,7 +173,7 @@ class TestHandlers:
             Bus("billing", "http://localhost")
 
     def test_the_password_is_in_no_text(self) -> None:
-        url = f"amqp://guest:s3cret@127.0.0.1:{free_port()}//"
+        url = f"amqp://guest:s3cret@127.0.0.1:{closed_port()}//"
         with Client(url, patience=0.1) as client, pytest.raises(errors.Unavailable) as told:
             client.publish("a.b", 1)
         assert "s3cret" not in str(told.value)
@@ -305,7 +283,7 @@ class TestDeclaring:
 
     def test_a_worker_without_a_broker_says_so_and_does_not_start(self, tmp_path: Path, redis: RedisServer) -> None:
         place = OnRedis(tmp_path, redis)
-        place.url = f"amqp://guest:s3cret@127.0.0.1:{free_port()}//"
+        place.url = f"amqp://guest:s3cret@127.0.0.1:{closed_port()}//"
         place.options = {"store": f"{redis.url}/0"}
         with Service(place, "billing", ["paid"], wait=False) as worker:
             assert worker.wait() != 0
@@ -383,8 +361,10 @@ class TestStore:
                 letters = place.dead("billing")
                 assert letters.list() == []
                 store.start()
-                assert [row["id"] for row in place.wait_rows(1, "paid")] == [sent.id]
-                assert [row["id"] for row in place.wait_rows(1, "failing")] == [sent.id]
+                paid = [row["id"] for row in place.wait_rows(1, "paid")]
+                failing = {row["id"] for row in place.wait_rows(1, "failing")}  # may have been retried already
+                assert set(paid) == failing == {sent.id}
+                verdict("60d", n=1, dup=len(paid) - 1)
 
 
 class TestArchive:
@@ -413,10 +393,14 @@ class TestArchive:
         where = ("--service", place.named("billing"), "--broker", place.url)
 
         def run(*words: str) -> Any:
-            command = [str(Path(sys.executable).with_name("restante")), "--json", "dead", *words, *where]
-            done = subprocess.run(command, capture_output=True, text=True, cwd=CHECKOUT)
-            assert done.returncode in (0, 1), done.stderr
-            return json.loads(done.stdout or "null")
+            command = [str(RESTANTE), "--json", "dead", *words, *where]
+            if words == ("ls",):  # once as it is installed, in an interpreter of its own
+                done = subprocess.run(command, capture_output=True, text=True, cwd=CHECKOUT)
+                code, out, err = done.returncode, done.stdout, done.stderr
+            else:
+                code, out, err = run_forked(SCRIPT, command, env=os.environ, cwd=CHECKOUT)
+            assert code in (0, 1), err
+            return json.loads(out or "null")
 
         assert sorted(one["id"] for one in run("ls")["dead"]) == sorted(sent)
         assert run("show", sent[0])["error_class"] == "OSError"
@@ -475,7 +459,7 @@ class TestOutbox:
         from restante.bus.outbox import Outbox
 
         engine = create_engine(f"sqlite:///{tmp_path}/shop.db")
-        with Client(f"redis://127.0.0.1:{free_port()}/0", patience=0.2) as client:
+        with Client(f"redis://127.0.0.1:{closed_port()}/0", patience=0.2) as client:
             outbox = Outbox(client)
             outbox.create(engine)
             with engine.begin() as connection:

@@ -21,7 +21,7 @@ Start = Callable[..., Service]
 
 @pytest.mark.timed
 def test_a_failure_under_early_acks_is_retried_and_dead_as_any_other(place: Place, service: Start) -> None:
-    service("billing", "early", "celery_options", concurrency=3)
+    billing = service("billing", "early", "celery_options", concurrency=3)
     with place.client() as client:
         for data in ("fail", "kill", "fine"):
             client.publish("shop.early", data)
@@ -29,8 +29,9 @@ def test_a_failure_under_early_acks_is_retried_and_dead_as_any_other(place: Plac
             client.publish(topic, "x")
         for number in range(3):
             client.publish("shop.limited", number)
-    dead = {one.subscription.rpartition(".")[2]: one for one in place.wait_dead("billing", 5, timeout=60)}
     letters = place.dead("billing")
+    wait_for(lambda: len(letters.list()) >= 5, told=lambda: f"{letters.list()} {billing.stderr[-9000:]}")
+    dead = {one.subscription.rpartition(".")[2]: one for one in letters.list()}
     died = Counter((one.subscription.rpartition(".")[2], one.error_class) for one in letters.list())
     # A crash is never a reason to run an event of early acks again; an error and a time limit are.
     assert died == {
@@ -50,8 +51,8 @@ def test_a_failure_under_early_acks_is_retried_and_dead_as_any_other(place: Plac
     from restante.bus.dead import Choice
 
     assert letters.replay(Choice(ids=(again,))) == 1
-    wait_for(lambda: len(place.rows("early")) == 6, 30)
-    wait_for(lambda: all(one.id != again for one in letters.list()), 30)
+    wait_for(lambda: len(place.rows("early")) == 6)
+    wait_for(lambda: all(one.id != again for one in letters.list()))
     letters.close()
     assert set(dead) == {"early", "fragile", "soft", "hard"}
 
@@ -74,9 +75,9 @@ def test_a_killed_worker_loses_what_it_had_begun_with_early_acks_and_nothing_els
         for number in range(3):
             client.publish("shop.early", number)
     time.sleep(0.5)  # some of them are in the worker's hands by now
-    first.kill_all()
+    first.kill9()
     service("billing", "early", conf=conf, concurrency=1)
-    place.wait_rows(4, "early", timeout=60)
+    place.wait_rows(4, "early")
     if place.kind == "redis":
         (dead,) = place.wait_dead("billing", 1)  # on RabbitMQ nothing is left to tell of it
         assert dead.error_class == "Crashed"
@@ -107,4 +108,4 @@ def test_a_verdict_on_an_event_that_was_acked_early_is_told_until_the_broker_has
     from celery.exceptions import Retry
 
     request._verdict(Retry("x", exc=KeyError("x"), when=0.5), None)
-    wait_for(lambda: told == [0.5] * 3, 30)
+    wait_for(lambda: told == [0.5] * 3)

@@ -64,15 +64,15 @@ def test_running_services_make_no_more_queues_than_the_guide_says(
     handlers = ["paid", "every", "price"]
     with Service(place, "billing", handlers, pool="solo"), Service(place, "mail", handlers, pool="solo"):
         with place.client() as client:
-            wait_for(lambda: client.publish("shop.order.paid", {"order": 1}).subscriptions == 4, 60)
-            place.wait_rows(2, "paid", timeout=60)
+            wait_for(lambda: client.publish("shop.order.paid", {"order": 1}).subscriptions == 4)
+            place.wait_rows(2, "paid")
         made = names(rabbit, url, "list_queues", "auto_delete", "exclusive")
         kept = {name for name, *transient in made if "true" not in transient}
         exchanges = {name for name, *_ in names(rabbit, url, "list_exchanges")}
     # For each service two handlers of events, the queue of calls to all, and an archive; both answer the same call.
     assert len(kept) == 22 + 2 * (2 + 1 + 1) + 1, sorted(kept)
     ours = {name for name in exchanges if name and not name.startswith(("amq.", "celery", "reply.celery"))}
-    assert len(ours) == 26 + 2 * 2, sorted(ours)  # a door, and the exchange that Celery makes for a service
+    assert len(ours) == 28 + 2 * 2, sorted(ours)  # a door, and the exchange that Celery makes for a service
 
 
 def test_services_without_a_store_are_known_by_the_broker_alone(url: str) -> None:

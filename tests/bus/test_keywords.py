@@ -18,6 +18,7 @@ from restante.bus import AsyncClient, Bus, Client, Event
 from restante.bus.celery_settings import CeleryOptions
 from restante.core.errors import InvalidInput
 from tests.bus.places import OnRabbitMQ
+from tests.harness.deadlines import PATIENCE
 from tests.harness.processes import CHECKOUT
 
 URL = "redis://127.0.0.1:1/0"
@@ -273,7 +274,7 @@ class TestOneBroker:
         given = {"service": "billing", "broker": f"{redis.url}/0", "handlers": ["paid"]}
         done = subprocess.run(
             [sys.executable, "-m", "celery", "-A", "tests.bus.service:bus", "-b", "amqp://elsewhere", "worker"],
-            cwd=CHECKOUT, capture_output=True, text=True, timeout=60,
+            cwd=CHECKOUT, capture_output=True, text=True, timeout=PATIENCE,
             env={**os.environ, "SERVICE": json.dumps(given), "LEDGER": str(tmp_path / "ledger")},
         )  # fmt: skip
         assert done.returncode != 0

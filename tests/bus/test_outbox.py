@@ -13,7 +13,7 @@ import restante
 from restante.bus import Bus, Client
 from restante.bus.outbox import Outbox
 from restante.core import errors
-from tests.harness.servers import RedisServer, free_port
+from tests.harness.servers import RedisServer, closed_port
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_rows_before_a_broker_that_goes_away_are_not_published_again(
 
 
 def test_unknown_keywords_of_an_outbox_are_refused(engine: Engine) -> None:
-    with Client(f"redis://127.0.0.1:{free_port()}/0") as client:
+    with Client(f"redis://127.0.0.1:{closed_port()}/0") as client:
         with pytest.raises(errors.InvalidInput, match="did you mean metadata"):
             Outbox(client, metdata=None)  # type: ignore[arg-type]
         with engine.begin() as connection, pytest.raises(errors.InvalidInput, match="did you mean delay"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -204,9 +205,9 @@ class TestPoison:
 
 class TestFaults:
     def test_nothing_is_lost_by_ten_killed_workers_and_a_killed_broker(self, place: Place, service: Start) -> None:
-        count = 300
+        count, concurrency = 300, 2
         conf = {"broker_transport_options": {"visibility_timeout": 2}} if place.kind == "redis" else {}
-        workers = [service("billing", "slow", conf=conf, concurrency=2) for _ in range(2)]
+        workers = [service("billing", "slow", conf=conf, concurrency=concurrency) for _ in range(2)]
         ids: list[str] = []
 
         def publish() -> None:
@@ -217,12 +218,18 @@ class TestFaults:
 
         publisher = threading.Thread(target=publish)
         publisher.start()
+        killed: set[int] = set()
+        broker_killed_at = 0.0
         for kill in range(10):
             time.sleep(0.4)
-            workers[kill % 2].kill_all()
+            assert workers[kill % 2].returncode is None, workers[kill % 2].stderr[-3000:]
+            killed.add(workers[kill % 2].pid)
+            workers[kill % 2].kill9()
             if kill == 5:
+                workers[0].wait_ready()  # one that finds no broker when it starts ends, with the reason
+                broker_killed_at = time.time()
                 place.kill()
-            workers[kill % 2] = service("billing", "slow", conf=conf, concurrency=2, wait=False)
+            workers[kill % 2] = service("billing", "slow", conf=conf, concurrency=concurrency, wait=False)
         publisher.join()
         assert len(ids) == count
         wait_for(
@@ -230,10 +237,19 @@ class TestFaults:
             lambda: f"{len(set(ids) - {row['id'] for row in place.rows('slow')})} missing",
         )  # fmt: skip
         wait_for(lambda: place.waiting("billing", "slow") == 0, PATIENCE, lambda: str(place.waiting("billing", "slow")))
-        runs = Counter(row["id"] for row in place.rows("slow"))
-        doubles = sum(runs.values()) - count
-        assert set(runs) == set(ids)  # no phantom either
-        assert doubles <= 10 * 4  # what was in hands at a kill, after its effect and before its confirmation
+        assert {row["id"] for row in place.rows("slow")} == set(ids)  # no phantom either
+        by_id: dict[str, list[dict[str, Any]]] = {}
+        for row in place.rows("begun"):
+            by_id.setdefault(row["id"], []).append(row)
+        lost_runs = Counter[int]()
+        for runs in by_id.values():
+            for before, again in itertools.pairwise(sorted(runs, key=lambda row: float(row["at"]))):
+                # A second run needs a first that was cut short: its worker was killed, or the broker while it ran.
+                if before["parent"] in killed:
+                    lost_runs[before["parent"]] += 1
+                else:
+                    assert before["at"] <= broker_killed_at <= again["at"], (before, again)
+        assert max(lost_runs.values(), default=0) <= concurrency  # what the processes of one worker had in hands
 
     def test_a_restarted_broker_keeps_what_waits_and_services_go_on(self, place: Place, service: Start) -> None:
         billing = service("billing", "paid", "failing", "price", delays=(3,))
@@ -244,8 +260,11 @@ class TestFaults:
             place.restart()
             client.publish("shop.order.paid", 3)
             place.wait_rows(2, "paid")
-            rows = place.wait_rows(5, "failing")
-            assert Counter(row["data"] for row in rows) >= Counter({1: 2, 2: 1, 3: 1})
+            wanted = Counter({1: 2, 2: 1, 3: 1})
+            wait_until(
+                lambda: Counter(row["data"] for row in place.rows("failing")) >= wanted,
+                lambda: f"{place.rows('failing')}\n{billing.stderr[-6000:]}",
+            )  # fmt: skip
             wait_for(lambda: client.call(Price(sku="x"), timeout=20) == Decimal("10.10"))
         assert billing.returncode is None
 
@@ -314,7 +333,7 @@ class TestCalls:
             for thread in threads:
                 thread.start()
             wait_for(lambda: len(answered) > 200)
-            doomed.kill_all()
+            doomed.kill9()
             for thread in threads:
                 thread.join()
         assert not failed, failed[:3]
@@ -344,17 +363,17 @@ class TestCalls:
 
 
 class TestMemory:
-    @pytest.mark.parametrize("count", [1_200, pytest.param(10_000, marks=pytest.mark.chaos)])
-    def test_thousands_of_delayed_retries_wait_at_the_broker_not_in_the_worker(
+    @pytest.mark.parametrize("count", [600, pytest.param(10_000, marks=pytest.mark.chaos)])
+    def test_delayed_retries_wait_at_the_broker_not_in_the_worker(
         self, place: Place, service: Start, count: int
     ) -> None:
         billing = service("billing", "failing", delays=(600,))
         with place.client() as client:
-            for number in range(200):
+            for number in range(100):
                 client.publish("shop.order.paid", number)
-            place.wait_rows(200, "failing")
+            place.wait_rows(100, "failing")
             before = memory(billing.pid)
-            for number in range(200, count):
+            for number in range(100, count):
                 client.publish("shop.order.paid", number)
         place.wait_rows(count, "failing")
         wait_for(lambda: settled(place, count))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,7 +14,10 @@ from kombu import Connection, pools
 import restante
 from restante import Admin, Post
 from restante.celery.desk import _desks
+from restante.core.operations import Script
 from tests.celery.workers import Worker
+from tests.harness.clock import FrozenClock
+from tests.harness.proxy import FaultProxy
 from tests.harness.servers import RedisServer, call
 
 
@@ -42,6 +46,34 @@ def url(server: RedisServer) -> str:
 
 def broker_url(server: RedisServer) -> str:
     return f"{server.url.replace('redis://', 'restante://')}/0"
+
+
+@pytest.fixture(scope="session")
+def frozen() -> Iterator[tuple[RedisServer, FrozenClock]]:
+    """A server whose clock the test moves; queues keep the tests apart."""
+    clock = FrozenClock()
+    with RedisServer(clock=clock) as running:
+        yield running, clock
+
+
+@pytest.fixture
+def proxy(server: RedisServer) -> Iterator[FaultProxy]:
+    with FaultProxy(server.port) as running:
+        yield running
+
+
+@pytest.fixture
+def through(proxy: FaultProxy, caplog: pytest.LogCaptureFixture) -> Iterator[Connection]:
+    """A connection behind the proxy whose calls give up soon."""
+    caplog.set_level(logging.INFO, "restante")
+    options = {"patience": 0.1, "visibility_timeout": 3600}
+    with Connection(f"{proxy.url.replace('redis', 'restante', 1)}/0", transport_options=options) as opened:
+        yield opened
+
+
+def drop_calls(proxy: FaultProxy, script: Script) -> None:
+    """From now on no call of this script reaches the server."""
+    proxy.drop_request(1_000_000, matching=lambda request: any(sha in request for sha in script.shas))
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from celery.exceptions import Ignore, Reject
 from kombu import Exchange, Queue
 
 import restante.celery
+from tests.harness.ledger import note
 
 
 def make_app(told: dict[str, Any]) -> Celery:
@@ -33,13 +34,6 @@ def make_app(told: dict[str, Any]) -> Celery:
 
 
 app = make_app(json.loads(os.environ["SHOP"])) if "SHOP" in os.environ else Celery("shop", set_as_current=False)
-
-
-def note(kind: str, **facts: Any) -> None:
-    line = json.dumps({"kind": kind, "at": time.time(), "pid": os.getpid(), "parent": os.getppid(), **facts}) + "\n"
-    file = os.open(os.environ["LEDGER"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    os.write(file, line.encode())
-    os.close(file)
 
 
 @app.task(name="shop.add")

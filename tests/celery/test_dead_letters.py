@@ -17,10 +17,11 @@ from restante import Admin, InvalidInput, Message, Post, State
 from restante.celery.requests import Unchosen
 from tests.celery.workers import Worker, wait_for
 from tests.cli.conftest import Cli
+from tests.harness.clock import FrozenClock
+from tests.harness.deadlines import PATIENCE
 from tests.harness.servers import RedisServer
 
 Start = Callable[..., Worker]
-PATIENCE = 60.0
 
 
 def settled(admin: Admin) -> Callable[[], bool]:
@@ -195,6 +196,13 @@ class TestEta:
         sent, _ = one.send("eta", countdown=0.2).get(timeout=PATIENCE)
         assert sent is not None
         assert one.send("eta").get(timeout=PATIENCE)[0] is None
+
+    def test_a_worker_whose_clock_is_an_hour_behind_runs_a_due_task_at_once(self, worker: Start) -> None:
+        clock = FrozenClock()
+        clock.offset(-3600)
+        one = worker(pool="solo", clock=clock)
+        one.send("note", "due", countdown=0.2)
+        assert [row["number"] for row in one.wait_rows(1, "done")] == ["due"]
 
 
 def test_the_command_line_shows_a_dead_letters_traceback(server: RedisServer, post: Post, tmp_path: Path) -> None:

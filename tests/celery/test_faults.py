@@ -6,13 +6,13 @@
 | 2 a time to live deletes what is delayed longer | `TestDelays` |
 | 3 two queues share one payload | `test_kombu.TestExchanges` |
 | 4 order inside a priority breaks | `test_kombu.TestOrder` |
-| 5 requeue and shutdown lose priority and place | `TestPlaces`, `test_kombu.TestVerdicts`, `test_workers` |
+| 5 requeue and shutdown lose priority and place | `TestPlaces`, `test_verdicts`, `test_workers` |
 | 6 visibility counts from the publish | `TestLeases` |
 | 7 a backlog starves recovery | `TestLeases` |
 | 8 client clocks decide | `TestDelays` |
-| 9 anybody can ack any tag | `test_kombu.TestVerdicts` |
+| 9 anybody can ack any tag | `test_verdicts` |
 | 10 broadcasts are lost around reads and reconnects | `test_kombu.TestBroadcasts` |
-| 11 the limit of deliveries deletes | `test_kombu.TestVerdicts` |
+| 11 the limit of deliveries deletes | `test_verdicts` |
 | 12 purge takes what is held, lengths lie, empty queues do not exist | `test_kombu.TestQueues` |
 | 13 recovery needs an event loop | `TestLeases` |
 | 14 nobody bound is silence | `test_kombu.TestExchanges` |
@@ -21,7 +21,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -47,14 +47,6 @@ def take_and_die(connection: Connection, queue: Queue) -> Any:
     message = queue(connection.channel()).get()
     connection.transport.desk.renewal.drop(message.taken)
     return message
-
-
-@pytest.fixture(scope="module")
-def frozen() -> Iterator[tuple[RedisServer, FrozenClock]]:
-    """A server whose clock the test moves; queues keep the tests apart."""
-    clock = FrozenClock()
-    with RedisServer(clock=clock) as server:
-        yield server, clock
 
 
 class TestDelays:
@@ -193,17 +185,21 @@ class TestPlaces:
 
 
 class TestLostAnswers:
-    def test_a_publish_whose_answer_was_lost_is_stored_once(self, server: RedisServer, admin: Admin) -> None:
-        with (
-            FaultProxy(server.port) as proxy,
-            Connection(f"{proxy.url.replace('redis', 'restante', 1)}/0") as connection,
-        ):
+    @pytest.mark.parametrize("patience", [4.0, 0.0], ids=["repeated by the client", "repeated by Kombu"])
+    def test_a_publish_whose_answer_was_lost_is_stored_once(
+        self, proxy: FaultProxy, admin: Admin, patience: float
+    ) -> None:
+        url = f"{proxy.url.replace('redis', 'restante', 1)}/0"
+        with Connection(url, transport_options={"patience": patience}) as connection:
             Queue("orders")(connection.channel()).declare()
             producer = Producer(connection)
             producer.publish("warm", routing_key="orders")
             proxy.cut_before_reply(3, matching=b"EVALSHA")
-            producer.publish("once", routing_key="orders", retry=True)
+            policy = {"interval_start": 0.01, "interval_step": 0.0}
+            producer.publish("once", routing_key="orders", retry=True, retry_policy=policy)
+            assert proxy.counters.cut == 3
         assert [message.payload for message in admin.walk("orders", State.READY)] == [b"warm", b"once"]
+        assert admin.counts("orders").totals["sent"] == 2
 
 
 JSON = st.recursive(

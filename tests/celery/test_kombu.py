@@ -12,11 +12,10 @@ import pytest
 from kombu import Connection, Consumer, Exchange, Producer, Queue
 from kombu.exceptions import ChannelError
 
-from restante import Admin, Post, State
-from restante.celery import Unroutable, presence
+from restante import Admin, Post
+from restante.celery import Unroutable
 from restante.core.errors import InvalidInput, QueueFull
 from tests.harness.deadlines import PATIENCE, at_most, took_at_most
-from tests.harness.servers import RedisServer, call
 
 Connect = Callable[..., Connection]
 
@@ -216,112 +215,6 @@ class TestOrder:
         assert {heard.bodies[0][0], heard.bodies[1][0]} == {"a", "b"}
 
 
-class TestVerdicts:
-    def test_acked_is_gone_and_unacked_comes_back_when_the_channel_closes(self, connect: Connect, admin: Admin) -> None:
-        connection = connect()
-        for number in range(2):
-            Producer(connection).publish(number, routing_key="orders")
-        queue = Queue("orders")
-        channel = connection.channel()
-        first, second = queue(channel).get(), queue(channel).get()
-        first.ack()
-        assert second.payload == 1
-        channel.close()
-        counts = admin.counts("orders")
-        assert (counts.ready, counts.leased, counts.totals["acked"], counts.totals["released"]) == (1, 0, 1, 1)
-        again = queue(connection.channel()).get()
-        assert (again.payload, again.delivery_info["redelivered"]) == (1, False)
-
-    def test_an_ack_outside_a_loop_is_told_at_once(self, connection: Connection, admin: Admin) -> None:
-        Producer(connection).publish(1, routing_key="orders")
-        Queue("orders")(connection.channel()).get().ack()
-        assert admin.counts("orders").totals["acked"] == 1
-
-    def test_an_ack_given_while_draining_is_told_when_the_drain_ends(
-        self, connection: Connection, admin: Admin
-    ) -> None:
-        Producer(connection).publish(1, routing_key="orders")
-        Heard(connection, Queue("orders"))
-        connection.drain_events(timeout=PATIENCE)
-        assert admin.counts("orders").totals["acked"] == 1
-
-    def test_rejected_to_be_delivered_again_keeps_its_place_and_counts(self, connection: Connection) -> None:
-        producer = Producer(connection)
-        producer.publish("low", routing_key="orders", priority=0)
-        producer.publish("high", routing_key="orders", priority=200)
-        queue = Queue("orders")(connection.channel())
-        high = queue.get()
-        high.requeue()
-        again = queue.get()
-        assert (again.payload, again.delivery_info["redelivered"]) == ("high", True)
-        assert again.headers["x-delivery-count"] == 1
-
-    def test_rejected_for_good_is_dead_with_its_reason(self, connection: Connection, admin: Admin) -> None:
-        Producer(connection).publish("bad", routing_key="orders")
-        Queue("orders")(connection.channel()).get().reject()
-        (dead,) = admin.messages("orders", State.DEAD).messages
-        assert admin.show("orders", dead.id).history[-1].error == "rejected"
-
-    def test_the_limit_of_deliveries_ends_in_dead_with_the_reason(self, connect: Connect, admin: Admin) -> None:
-        connection = connect(delivery_limit=3)
-        queue = Queue("orders")(connection.channel())
-        queue.declare()
-        Producer(connection).publish("again", routing_key="orders")
-        for _ in range(3):
-            queue.get().requeue()
-        assert queue.get() is None
-        (dead,) = admin.messages("orders", State.DEAD).messages
-        assert [attempt.error for attempt in admin.show("orders", dead.id).history] == [
-            "rejected to be delivered again"
-        ] * 3
-
-    def test_what_cannot_be_decoded_is_dead_although_it_was_acked(self, connection: Connection, admin: Admin) -> None:
-        queue = Queue("orders")
-        Producer(connection).publish(
-            b"\x80not pickle", routing_key="orders", content_type="application/x-nonsense", content_encoding="binary",
-            declare=[queue],
-        )  # fmt: skip
-        consumer = Consumer(
-            connection.channel(), [queue], callbacks=[lambda body, message: None], accept=["json"],
-            on_decode_error=lambda message, error: message.ack(),
-        )  # fmt: skip
-        consumer.consume()
-        drain(connection)
-        counts = admin.counts("orders")
-        assert (counts.dead, counts.totals["acked"]) == (1, 0)
-
-    def test_a_stale_ack_has_no_effect(self, connect: Connect, admin: Admin, post: Post) -> None:
-        connection = connect(visibility_timeout=0.3)
-        Producer(connection).publish("x", routing_key="orders")
-        message = Queue("orders")(connection.channel()).get()
-        connection.transport.desk.renewal.drop(message.taken)  # as if this process had stood still
-        time.sleep(0.4)
-        other = post.queue("orders").receive(timeout=PATIENCE, lease=30)
-        assert other is not None
-        message.ack()
-        assert admin.counts("orders").leased == 1
-        other.ack()
-
-    def test_leases_are_renewed_while_messages_are_held(self, connect: Connect, admin: Admin) -> None:
-        connection = connect(visibility_timeout=1.5)
-        Producer(connection).publish("x", routing_key="orders")
-        message = Queue("orders")(connection.channel()).get()
-        time.sleep(3)
-        assert (admin.counts("orders").leased, admin.counts("orders").totals["expired"]) == (1, 0)
-        message.ack()
-
-    def test_recover_gives_everything_back(self, connection: Connection, admin: Admin) -> None:
-        for number in range(3):
-            Producer(connection).publish(number, routing_key="orders")
-        heard = Heard(connection, Queue("orders"), ack=False)
-        drain(connection, 0.1)
-        heard.ack = True
-        heard.channel.basic_recover(requeue=True)
-        drain(connection)
-        assert sorted(heard.bodies) == [0, 0, 1, 1, 2, 2]
-        assert admin.counts("orders").waiting == 0
-
-
 class TestQueues:
     def test_a_declared_queue_exists_also_when_it_is_empty(self, connection: Connection) -> None:
         queue = Queue("empty")(connection.channel())
@@ -385,9 +278,8 @@ class TestQueues:
         assert [queue.get().payload for _ in range(2)] == [9, 5]
 
     def test_a_full_queue_refuses(self, connection: Connection) -> None:
-        Queue("orders", queue_arguments={"x-max-length": 2, "x-overflow": "reject-publish"})(
-            connection.channel()
-        ).declare()
+        arguments = {"x-max-length": 2, "x-overflow": "reject-publish"}
+        Queue("orders", queue_arguments=arguments)(connection.channel()).declare()
         for _ in range(2):
             Producer(connection).publish("x", routing_key="orders")
         with pytest.raises(QueueFull):
@@ -487,7 +379,8 @@ class TestExchanges:
         assert queue.get() is None
 
     def test_a_binding_counts_from_the_moment_it_is_made_in_every_process(self, connect: Connect) -> None:
-        publisher, service = connect(), connect()
+        # Connections with different options share nothing, as those of two processes.
+        publisher, service = connect(client_name="publisher"), connect(client_name="service")
         exchange = Exchange("shop", "topic")
         first = Queue("first", exchange, routing_key="#")(service.channel())
         first.declare()
@@ -500,6 +393,19 @@ class TestExchanges:
         assert [first.get().payload for _ in range(3)] == [1, 2, 3]
         assert second.get().payload == 2
         assert second.get() is None
+
+    def test_a_queue_that_another_process_unbound_gets_nothing_more(self, connect: Connect) -> None:
+        publisher, service = connect(client_name="publisher"), connect(client_name="service")
+        exchange = Exchange("shop", "topic")
+        queue = Queue("orders", exchange, routing_key="#")(service.channel())
+        queue.declare()
+        producer = Producer(publisher, exchange, routing_key="a")
+        for number in range(2):
+            producer.publish(number)
+        queue.unbind_from(exchange, routing_key="#")
+        producer.publish("nobody is bound")
+        assert [queue.get().payload for _ in range(2)] == [0, 1]
+        assert queue.get() is None
 
     def test_an_exchange_keeps_its_type(self, connection: Connection) -> None:
         Exchange("shop", "topic")(connection.channel()).declare()
@@ -547,6 +453,30 @@ class TestBroadcasts:
             publisher.publish(turn * 2 + 1)
         assert bodies == [0, 1, 2, 3, 4]
 
+    def test_nothing_is_heard_twice_over_a_reconnect(self, connect: Connect) -> None:
+        publisher = Producer(connect(), self.EXCHANGE)
+        bodies = []
+        for turn in range(2):
+            connection = connect()
+            heard = Heard(connection, Queue("here", self.EXCHANGE, auto_delete=True), no_ack=True)
+            heard.ack = False
+            for number in range(3):
+                publisher.publish(turn * 3 + number)
+                connection.drain_events(timeout=PATIENCE)
+            bodies += heard.bodies
+            connection.close()
+        assert bodies == list(range(6))
+
+    def test_a_second_binding_loses_nothing_that_the_first_has_not_read(self, connection: Connection) -> None:
+        exchange = Exchange("events", "topic")
+        channel = connection.channel()
+        queue = Queue("here", exchange, routing_key="paid", auto_delete=True)(channel)
+        queue.declare()
+        Producer(channel, exchange).publish(1, routing_key="paid")
+        queue.bind_to(exchange, routing_key="sent")
+        Producer(channel, exchange).publish(2, routing_key="sent")
+        assert [queue.get().payload for _ in range(2)] == [1, 2]
+
     def test_a_topic_reaches_those_whose_pattern_fits(self, connection: Connection) -> None:
         exchange = Exchange("events", "topic")
         paid = Heard(connection, Queue("p", exchange, routing_key="order.paid", auto_delete=True))
@@ -555,19 +485,6 @@ class TestBroadcasts:
             Producer(connection, exchange).publish(topic, routing_key=topic)
         drain(connection)
         assert (paid.bodies, every.bodies) == (["order.paid"], ["order.paid", "order.sent"])
-
-    def test_a_queue_that_nobody_uses_ends(
-        self, connect: Connect, server: RedisServer, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        connection = connect()
-        channel = connection.channel()
-        Queue("brief", self.EXCHANGE, auto_delete=True, expires=0.05)(channel).declare()
-        assert len(channel.list_bindings()) == 1
-        monkeypatch.setattr(presence, "GRACE", 0.0)
-        time.sleep(0.1)
-        channel.desk.presence.tidy()
-        assert channel.list_bindings() == []
-        assert call(server.client(), "KEYS", "*positions*") == []
 
 
 def test_queues_that_programs_drop_are_nobodys_action(connect: Callable[..., Connection], admin: Admin) -> None:

@@ -20,16 +20,16 @@ from restante import InvalidInput, UnsafeServer
 from restante.celery.options import Options
 from tests.celery.conftest import broker_url
 from tests.celery.workers import wait_for
+from tests.harness.deadlines import PATIENCE
 from tests.harness.processes import spawn
 from tests.harness.servers import HOST, RedisServer, call, debian_binary, free_port
 
 Connect = Callable[..., Connection]
-PATIENCE = 60.0
 PASSWORD = "p@ss word"
 
 #: Where an option meets a server that is not tested below.
 ELSEWHERE = {
-    "visibility_timeout": "test_faults.TestLeases", "delivery_limit": "test_kombu.TestVerdicts",
+    "visibility_timeout": "test_faults.TestLeases", "delivery_limit": "test_verdicts",
     "message_ttl": "test_faults.TestDelays", "global_keyprefix": "test_options.TestPrefix",
     "unroutable": "test_kombu.TestExchanges", "deadletter_queue": "test_kombu.TestExchanges",
     "socket_timeout": "test_workers.TestOutages",

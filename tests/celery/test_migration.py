@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 import redis
 from celery import Celery
-from kombu import Connection
+from kombu import Connection, Exchange, Producer, Queue
 
-from restante import Admin, InvalidInput, State
+from restante import Admin, InvalidInput, RestanteError, State, Unavailable
 from restante.celery.migration import ASIDE, Migration
+from restante.core import operations
+from tests.celery.conftest import drop_calls
 from tests.cli.conftest import Cli
 from tests.harness.processes import PythonProcess
+from tests.harness.proxy import FaultProxy
 from tests.harness.servers import RedisServer, call
 
 
@@ -78,6 +81,64 @@ class TestThere:
         assert (ran.code, ran.json["unacked"]) == (0, 1), ran.err
         assert admin.counts("celery").ready == 1
 
+    def test_what_workers_held_goes_to_every_queue_that_is_bound_for_it(
+        self, server: RedisServer, source: str, url: str, admin: Admin
+    ) -> None:
+        """Kombu does not note which queue a held message came from, and gives it to all of them too."""
+        events = Exchange("events", "topic")
+        with Connection(source) as connection:
+            channel = connection.channel()
+            for name, key in (("billing", "order.*"), ("audit", "#"), ("returns", "return.#")):
+                Queue(name, events, routing_key=key)(channel).declare()
+            Producer(channel, events).publish("x", routing_key="order.paid")
+            for name in ("billing", "audit"):
+                assert Queue(name)(channel).get() is not None
+            channel.qos._on_collect.cancel()  # as a killed worker leaves it
+            channel.qos._delivered.clear()
+        connection, moving = work(url, source)
+        with connection:
+            assert moving.move_unacked().unacked == 1
+        moving.close()
+        assert {name: admin.counts(name).ready for name in admin.queues()} == {"audit": 1, "billing": 1}
+
+    @pytest.mark.parametrize("held", [False, True], ids=["waiting", "held by workers"])
+    def test_nothing_is_removed_that_has_not_arrived(
+        self, stock: Celery, source: str, through: Connection, proxy: FaultProxy, admin: Admin, held: bool
+    ) -> None:
+        for number in range(10):
+            stock.send_task("shop.add", args=(number,))
+        if held:
+            with stock.connection_for_read() as connection:
+                channel = connection.channel()
+                assert all(stock.amqp.queues["celery"](channel).get() for _ in range(10))
+                channel.qos._on_collect.cancel()  # as a killed worker leaves it
+                channel.qos._delivered.clear()
+        moving = Migration(source, through.transport)
+        through.channel().queue_declare("celery")
+        drop_calls(proxy, operations.SEND)
+        move = moving.move_unacked if held else lambda: moving.move(["celery"])
+        with pytest.raises(RestanteError):
+            move()
+        found = moving.look(["celery"])
+        assert found.total + found.unacked == 10
+        proxy.pass_through()
+        assert move().messages == 10
+        moving.close()
+        assert sorted(message.payload[0][0] for message in admin.walk("celery", State.READY)) == list(range(10))
+
+    def test_what_cannot_be_read_is_named_and_kept(
+        self, stock: Celery, server: RedisServer, source: str, url: str, admin: Admin
+    ) -> None:
+        stock.send_task("shop.add", args=(1,))
+        with redis.Redis.from_url(source) as client:
+            call(client, "LPUSH", "celery", "{")
+            connection, moving = work(url, source)
+            with connection:
+                moved = moving.move(["celery"])
+            moving.close()
+            assert (moved.messages, moved.left) == (1, ["{"])
+            assert call(client, "LRANGE", f"{ASIDE}celery:left", 0, -1) == [b"{"]
+
     def test_priorities_need_a_choice(self, stock: Celery, url: str, source: str, admin: Admin) -> None:
         for priority in (0, 3, 9):
             stock.send_task("shop.add", args=(priority,), priority=priority)
@@ -103,7 +164,7 @@ class TestThere:
             "m.move(m.queues(), lambda count: print(count, flush=True))\n"
         )
         for at in ("500", "1500"):
-            with PythonProcess(program, url, source) as process:
+            with PythonProcess(program, url, source, forked=True) as process:
                 process.wait_line(at if at == "500" else "700")
                 process.kill9()
         connection, moving = work(url, source)
@@ -130,6 +191,25 @@ class TestBack:
         assert admin.counts("celery").waiting == 0
         with stock.connection_for_read() as connection:
             assert stock.amqp.queues["celery"](connection.channel()).get().payload[0] == [0]
+
+    def test_nothing_is_deleted_here_that_has_not_arrived_there(
+        self, stock: Celery, source: str, url: str, admin: Admin, server: RedisServer
+    ) -> None:
+        for number in range(3):
+            stock.send_task("shop.add", args=(number,))
+        connection, moving = work(url, source)
+        with connection, redis.Redis.from_url(source) as client:
+            assert moving.move(["celery"]).messages == 3
+            call(client, "SET", "celery", "in the way of the list")
+            for _ in range(2):  # a failed try leaves no trace that would make the next one skip a message
+                with pytest.raises(Unavailable, match="WRONGTYPE"):
+                    moving.back(["celery"])
+                assert admin.counts("celery").ready == 3
+            call(client, "DEL", "celery")
+            assert moving.back(["celery"]).messages == 3
+        moving.close()
+        assert len(old_list(server)) == 3
+        assert admin.counts("celery").ready == 0
 
     def test_it_asks_first(self, cli: Cli, source: str, url: str, stock: Celery) -> None:
         stock.send_task("shop.add")

@@ -20,10 +20,13 @@ import pytest
 import redis
 from kombu import Connection
 
-from restante import Admin, InvalidInput, State
+from restante import Admin, InvalidInput, RestanteError, State, Unavailable
 from restante.celery.migration import ASIDE, SEPARATOR, Migration
+from restante.core import operations
+from tests.celery.conftest import drop_calls
 from tests.cli.conftest import Cli
 from tests.harness.processes import PythonProcess
+from tests.harness.proxy import FaultProxy
 from tests.harness.servers import RedisServer, call
 
 #: By version: the lead of a queue's key, whether each queue has its own index, the factor of priorities in scores,
@@ -199,8 +202,8 @@ class TestThere:
             "m.move(m.queues(), lambda count: print(count, flush=True))\n"
         )
         for _ in range(2):
-            with PythonProcess(program, url, source) as process:
-                process.wait_line("150", timeout=60)
+            with PythonProcess(program, url, source, forked=True) as process:
+                process.wait_line("150")
                 process.kill9()
         with Connection(url) as connection:
             moving = Migration(source, connection.transport)
@@ -210,6 +213,28 @@ class TestThere:
         assert ready == [number for number in range(600) if number % 3]
         assert admin.counts("celery").scheduled == 200
         assert plus.left() == set()
+
+    @pytest.mark.parametrize("held", [False, True], ids=["waiting", "held by workers"])
+    def test_nothing_is_removed_that_has_not_arrived(
+        self, plus: Plus, source: str, through: Connection, proxy: FaultProxy, admin: Admin, held: bool
+    ) -> None:
+        for number in range(3):
+            plus.send(number, countdown=600 if number == 2 and not held else 0)
+            if held:
+                plus.take()
+        moving = Migration(source, through.transport)
+        through.channel().queue_declare("celery")
+        drop_calls(proxy, operations.SEND)
+        move = moving.move_unacked if held else lambda: moving.move(["celery"])
+        with pytest.raises(RestanteError):
+            move()
+        found = moving.look(["celery"])
+        assert found.total + found.unacked == 3
+        proxy.pass_through()
+        assert move().messages == 3
+        moving.close()
+        counts = admin.counts("celery")
+        assert (counts.ready, counts.scheduled) == ((3, 0) if held else (2, 1))
 
     def test_what_cannot_be_read_is_named_and_kept(self, plus: Plus, cli: Cli, source: str, url: str) -> None:
         plus.send("gone")
@@ -259,6 +284,25 @@ class TestBack:
                  for tag in plus.client.zrange("queue:celery", 0, -1)]  # fmt: skip
         assert again == order
         assert not plus.client.exists("celery")
+
+    def test_nothing_is_deleted_here_that_has_not_arrived_there(
+        self, plus: Plus, source: str, url: str, admin: Admin
+    ) -> None:
+        plus.send(1)
+        plus.send(2)
+        with Connection(url) as connection:
+            moving = Migration(source, connection.transport)
+            assert moving.move(["celery"]).messages == 2
+            plus.client.set("queue:celery", "in the way of the sorted set")
+            for _ in range(2):  # a failed try leaves no trace that would make the next one skip a message
+                with pytest.raises(Unavailable, match="WRONGTYPE"):
+                    moving.back(["celery"])
+                assert admin.counts("celery").ready == 2
+            plus.client.delete("queue:celery")
+            assert moving.back(["celery"]).messages == 2
+            moving.close()
+        assert plus.client.zcard("queue:celery") == 2
+        assert admin.counts("celery").ready == 0
 
     def test_the_queues_are_those_of_the_target_whatever_the_default_server_is(
         self, plus: Plus, source: str, url: str, tmp_path: Path

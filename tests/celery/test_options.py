@@ -127,13 +127,13 @@ class TestAddresses:
     def test_a_bare_kombu_program_connects(self, server: RedisServer, program: str) -> None:
         url = f"URL = 'restante://127.0.0.1:{server.port}/0'"
         with PythonProcess(f"{url}\n{program}\nprint('connected', connection.connect().driver_name)") as process:
-            process.wait_line("connected restante", timeout=60)
+            process.wait_line("connected restante")
 
     def test_kombus_connection_alone_reads_no_plugins(self) -> None:
         """Why the guide names an import. Once Kombu reads them here too, the guide can do without."""
         program = "import kombu\ntry:\n    kombu.Connection('restante://')\nexcept KeyError as error:\n    print(error)"
         with PythonProcess(program) as process:
-            process.wait_line("No such transport: restante", timeout=60)
+            process.wait_line("No such transport: restante")
 
     def test_a_server_that_is_not_there_is_a_connection_error(self) -> None:
         connection = Connection("restante://127.0.0.1:1/0", transport_options={"patience": 0.1})

@@ -18,12 +18,13 @@ from restante.celery import presence
 from tests.celery.conftest import broker_url
 from tests.celery.test_kombu import Heard, drain
 from tests.celery.workers import Worker, wait_for
+from tests.harness.deadlines import PATIENCE
+from tests.harness.proxy import FaultProxy
 from tests.harness.servers import RedisServer, call
 
 Connect = Callable[..., Connection]
 NEWS = Exchange("news", "fanout")
 BRIEF = Queue("brief", NEWS, exclusive=True, expires=0.05)
-PATIENCE = 60.0
 #: Connections a process may have put by meanwhile, because two threads needed one at once.
 IDLE = 3
 #: Seconds after which a worker's control queue ends unless somebody consumes from it; Celery's default is ten.
@@ -49,6 +50,15 @@ class TestPresence:
         Producer(other, NEWS).publish("still there")
         drain(connection)
         assert heard.bodies == ["still there"]
+
+    def test_a_queue_that_nobody_uses_ends(self, connect: Connect, server: RedisServer) -> None:
+        channel = connect().channel()
+        BRIEF(channel).declare()
+        assert len(channel.list_bindings()) == 1
+        time.sleep(0.1)
+        channel.desk.presence.tidy()
+        assert channel.list_bindings() == []
+        assert call(server.client(), "KEYS", "*positions*") == []
 
     @pytest.mark.parametrize("end", ["cancel", "close"])
     def test_its_own_time_counts_once_nobody_consumes(self, connect: Connect, end: str) -> None:
@@ -84,6 +94,18 @@ class TestPresence:
         drain(connection)
         assert heard.bodies == [1, 2]
         assert heard.channel.desk.presence.run_once() == 0
+
+    def test_it_is_signed_for_again_and_again_also_after_a_failure(
+        self, through: Connection, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(presence, "SIGN_EVERY", 0.02)
+        heard = Heard(through, BRIEF)
+        proxy.drop_request(1_000_000, matching=b"ZADD")
+        wait_for(lambda: "queues not signed for" in caplog.text)
+        proxy.pass_through()
+        for _ in range(2):
+            presence.drop_queue(heard.channel.desk, "brief")  # as another process does once its time has passed
+            wait_for(lambda: len(heard.channel.list_bindings()) == 1)
 
     def test_the_thread_ends_with_the_last_consumer(self, connect: Connect) -> None:
         connection = connect()

@@ -17,7 +17,8 @@ import pytest
 
 import restante
 from restante import Admin
-from tests.celery.workers import Worker, read_ledger
+from tests.celery.workers import Worker
+from tests.harness.ledger import read_ledger
 from tests.harness.servers import RedisServer, call
 
 #: Seconds a lease lasts here, on both transports.

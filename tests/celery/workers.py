@@ -10,7 +10,9 @@ from typing import Any, Protocol
 from celery import Celery
 
 from tests.celery.shop import make_app
+from tests.harness.clock import FrozenClock
 from tests.harness.deadlines import PATIENCE, wait_until
+from tests.harness.ledger import read_ledger
 from tests.harness.processes import PythonProcess
 
 
@@ -29,6 +31,10 @@ main()
 """
 
 
+#: Pools that patch the standard library.
+GREEN = ("gevent", "eventlet")
+
+
 class Worker(PythonProcess):
     """`celery worker` on the sample app; with `scheme="redis"` on Kombu's own transport, for comparison."""
 
@@ -36,7 +42,7 @@ class Worker(PythonProcess):
         self, server: Address, folder: Path, *, pool: str = "prefork", concurrency: int = 2, name: str = "w1",
         scheme: str = "restante", queues: str = "", options: dict[str, Any] | None = None,
         conf: dict[str, Any] | None = None, bind: dict[str, list[str]] | None = None, words: tuple[str, ...] = (),
-        wait: bool = True, **more: Any,
+        wait: bool = True, clock: FrozenClock | None = None, **more: Any,
     ) -> None:  # fmt: skip
         self.folder = folder
         self.ledger = folder / "ledger"
@@ -54,7 +60,9 @@ class Worker(PythonProcess):
             "-A", "tests.celery.shop", "worker", "-P", pool, "-c", str(concurrency), "-n", f"{name}@test", "-l", "INFO",
             *(("-Q", queues) if queues else ()), *words,
         ]  # fmt: skip
-        super().__init__(_PROGRAM, *command, env=environment)
+        # Patches for green threads come before the first import of what they patch, and so does another clock.
+        forked = pool not in GREEN and clock is None
+        super().__init__(_PROGRAM, *command, env=environment, clock=clock, forked=forked)
         self.app: Celery = make_app(told)
         self.app.set_default()
         if wait:
@@ -86,12 +94,6 @@ class Worker(PythonProcess):
             lambda: len(self.rows(kind)) >= count, timeout, lambda: f"{self.rows(kind)[-5:]} {self.stderr[-3000:]}"
         )
         return self.rows(kind)
-
-
-def read_ledger(path: Path) -> list[dict[str, Any]]:
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
 
 
 def wait_for(true: Callable[[], Any], timeout: float = PATIENCE, told: Callable[[], str] = lambda: "") -> None:

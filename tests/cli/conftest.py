@@ -24,9 +24,12 @@ from restante.cli.entry import run
 from tests.harness.deadlines import PATIENCE, wait_until
 from tests.harness.processes import is_alive, spawn
 from tests.harness.servers import RedisServer, call
+from tests.harness.zygote import run_forked
 
 #: The command as it is installed beside this interpreter.
 RESTANTE = Path(sys.executable).with_name("restante")
+#: What it does.
+SCRIPT = "import sys; from restante.cli import main; sys.exit(main())"
 
 
 class Ran:
@@ -105,12 +108,9 @@ class Cli:
 
     def __call__(self, *words: str, stdin: str | bytes = "", **env: str) -> Ran:
         data = stdin.encode() if isinstance(stdin, str) else stdin
-        done = subprocess.run(
-            [RESTANTE, *words], input=data, capture_output=True, cwd=self.cwd, env=self.env | env, timeout=PATIENCE
-        )
-        out, err = done.stdout.decode(), done.stderr.decode()
+        code, out, err = run_forked(SCRIPT, [str(RESTANTE), *words], env=self.env | env, cwd=self.cwd, stdin=data)
         assert "Traceback" not in out + err, err
-        return Ran(done.returncode, out, err)
+        return Ran(code, out, err)
 
     def inside(self, *words: str) -> Ran:
         """The same in this process, where starting one more interpreter would prove nothing new."""

@@ -123,6 +123,7 @@ def test_the_journal_is_shown_and_followed(cli: Cli, post: Post) -> None:
     running.wait_for(later)
     running.interrupt()
     assert running.wait() == 0
+    assert running.output.count(later) == 1
 
 
 def test_a_journal_of_payloads_is_shown_as_any_other(cli: Cli, post: Post) -> None:
@@ -151,10 +152,14 @@ def test_the_doctor_ends_with_five_for_a_danger(cli: Cli, tmp_path: Path) -> Non
 
 
 def test_a_server_that_evicts_is_refused_by_all_but_the_doctor(cli: Cli) -> None:
-    with RedisServer(config={"maxmemory-policy": "allkeys-lru"}) as server:
+    config = {"maxmemory-policy": "allkeys-lru", "maxmemory": "100mb"}
+    with RedisServer(appendonly="everysec", config=config) as server:
         refused = cli("--url", server.url, "send", "orders", "1")
         assert (refused.code, "noeviction" in refused.error) == (4, True)
-        assert cli.inside("--url", server.url, "doctor").code == 5
+        ran = cli.inside("--url", server.url, "doctor", "--json")
+        assert ran.code == 5
+        # The code is that of this one danger: the server is well otherwise.
+        assert [one["what"] for one in ran.json["findings"] if one["level"] == "danger"] == ["eviction"]
 
 
 def test_completion_knows_commands_and_queues(cli: Cli, post: Post) -> None:

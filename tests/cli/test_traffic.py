@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import base64
+import os
 import signal
 import subprocess
 import sys
 import time
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from restante import Admin, Post, State
 from tests.cli.conftest import RESTANTE, Cli
-from tests.harness.deadlines import PATIENCE
+from tests.harness.deadlines import PATIENCE, wait_until
 from tests.harness.servers import RedisServer, call
 
 APP = """
@@ -39,7 +41,7 @@ def test_a_sent_message_carries_everything_it_was_given(cli: Cli, admin: Admin) 
     ran = cli(
         "send", "orders", '{"order": 42}', "--priority", "200", "--delay", "10m", "--id", "o-42", "--kind",
         "order.placed", "--header", "tenant=a=b", "--header", "x=1", "--unique", "order-42", "--max-attempts", "7",
-        "--retry", "fixed:1,5",
+        "--retry", "fixed:1,5", "--lease", "2h",
     )  # fmt: skip
     assert (ran.code, ran.out, ran.err) == (0, "o-42\n", "")
     message = admin.show("orders", "o-42")
@@ -49,8 +51,24 @@ def test_a_sent_message_carries_everything_it_was_given(cli: Cli, admin: Admin) 
     assert (message.unique, message.max_attempts) == ("order-42", 7)
     assert message.retry is not None
     assert message.retry.next(2) == 5
+    admin.edit("orders", "o-42", delay=0)
+    held = cli.inside("receive", "orders", "--json").json
+    assert lease_of(held) == timedelta(hours=2)
     again = cli.inside("send", "orders", "1", "--unique", "order-42", "--json")
     assert (again.code, again.json) == (0, {"queue": "orders", "id": "o-42", "stored": False})
+
+
+def lease_of(received: dict[str, str]) -> timedelta:
+    """How long a received message is held."""
+    return datetime.fromisoformat(received["lease_expires_at"]) - datetime.fromisoformat(received["received_at"])
+
+
+def test_a_durability_that_is_not_reached_ends_with_three(cli: Cli, admin: Admin) -> None:
+    one = cli.inside("send", "orders", "1", "--durability", "replica:1", "--json")
+    assert (one.code, '"error":"Unconfirmed"' in one.err) == (3, True)
+    lines = cli("send", "orders", "--durability", "replica:1", stdin="2\n3\n")
+    assert (lines.code, "replica:1" in lines.err) == (3, True)
+    assert admin.counts("orders").ready == 3  # stored all the same, by the server itself
 
 
 def test_bytes_are_sent_from_a_file(cli: Cli, admin: Admin) -> None:
@@ -75,6 +93,8 @@ def test_every_line_of_standard_input_is_a_message(cli: Cli, admin: Admin) -> No
     assert "2 before it were sent" in bad.err
     assert admin.counts("bulk").ready == 1202
     assert cli("send", "bulk", stdin="\n").code == 1
+    unended = cli("send", "bulk", "--json", stdin='"one"\n"last, without a line end"')
+    assert [admin.show("bulk", one["id"]).payload for one in unended.ndjson] == ["one", "last, without a line end"]
 
 
 def test_a_line_is_sent_before_the_next_one_comes(cli: Cli, post: Post) -> None:
@@ -105,6 +125,10 @@ def test_receive_prints_and_holds_or_acks(cli: Cli, post: Post, admin: Admin) ->
     post.queue("orders").send_many([{"n": 1}, {"n": 2}, {"n": 3}], kind="order")
     held = cli("receive", "orders", "--lease", "1m")
     assert held.code == 0
+    assert "back in orders in 1 m" in held.err
+    (message,) = admin.walk("orders", State.LEASED)
+    assert message.received_at is not None
+    assert message.lease_expires_at == message.received_at + timedelta(minutes=1)
     assert '"n": 1' in held.out
     assert "not acked" in held.err
     assert admin.counts("orders").leased == 1
@@ -116,6 +140,18 @@ def test_receive_prints_and_holds_or_acks(cli: Cli, post: Post, admin: Admin) ->
     assert one["lease_token"]
     counts = admin.counts("orders")
     assert (counts.leased, counts.waiting) == (1, 1)
+
+
+def test_what_nobody_read_is_not_acked(cli: Cli, post: Post, admin: Admin) -> None:
+    post.queue("orders").send_many([1, 2, 3])
+    reading, writing = os.pipe()
+    os.close(reading)
+    words = [str(RESTANTE), "receive", "orders", "-n", "3", "--ack", "--json"]
+    with subprocess.Popen(words, stdout=writing, stderr=subprocess.PIPE, env=cli.env) as child:
+        os.close(writing)
+        assert child.wait() == 1
+    counts = admin.counts("orders")
+    assert (counts.leased, counts.totals["acked"]) == (3, 0)
 
 
 def test_receive_with_nothing_there_ends_with_one(cli: Cli, post: Post) -> None:
@@ -170,18 +206,28 @@ def test_handlers_of_several_modules_and_posts_are_run(cli: Cli, post: Post, adm
 
 def test_a_stopped_consumer_hands_back_and_leaves_nobody(cli: Cli, post: Post, admin: Admin) -> None:
     (cli.cwd / "app.py").write_text(APP)
-    post.queue("orders").send_many(["slow", "good"])
-    running = cli.start("consume", "app", "--grace", "500ms")
-    running.wait_for("started")
+    post.queue("orders").send_many(["slow", "slow", "good"])
+    running = cli.start("consume", "app", "--grace", "500ms", "--concurrency", "2", "--prefetch", "1")
+    wait_until(lambda: running.output.count("started") == 2, lambda: running.output)
     consumers = cli("consumers", "--json").json["consumers"]
     assert "orders" in {queue for one in consumers for queue in one["queues"]}
+    assert {one["concurrency"] for one in consumers} == {2}
     running.interrupt()
     assert running.wait() == 0
     assert "stopped: 0 handled" in running.output
     cli.leaves_nobody()
     counts = admin.counts("orders")
-    assert (counts.ready, counts.retrying, counts.leased) == (1, 1, 0)
+    assert (counts.ready, counts.retrying, counts.leased) == (1, 2, 0)
     assert {message.attempts for message in admin.walk("orders", State.READY)} == {0}
+
+
+def test_a_consumer_that_fails_ends_with_its_error(cli: Cli, post: Post, server: RedisServer) -> None:
+    (cli.cwd / "app.py").write_text(APP)
+    post.queue("orders").send("x")
+    call(server.client(), "DEL", "restante:{orders}:ready")
+    call(server.client(), "SET", "restante:{orders}:ready", "planted")
+    ran = cli("consume", "app")
+    assert (ran.code, "restante:{orders}:ready" in ran.err) == (4, True)
 
 
 def test_sigterm_stops_an_idle_consumer(cli: Cli) -> None:

@@ -6,19 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.harness.rabbitmq import RabbitServer
 from tests.harness.servers import RedisServer
 
 
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[RedisServer]:
     with RedisServer() as running:
-        yield running
-
-
-@pytest.fixture(scope="session")
-def rabbit() -> Iterator[RabbitServer]:
-    with RabbitServer() as running:
         yield running
 
 

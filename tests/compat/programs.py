@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 import subprocess
 import sys
@@ -12,13 +13,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from tests.celery.workers import _PROGRAM, read_ledger, wait_for
+from tests.celery.workers import _PROGRAM, wait_for
+from tests.harness.deadlines import PATIENCE
+from tests.harness.ledger import read_ledger
 from tests.harness.processes import CHECKOUT, PythonProcess
+from tests.harness.zygote import run_forked
 
 _numbers = itertools.count(1)
-#: Seconds a handler or a program may take on a busy machine.
-PATIENCE = 60.0
-
 #: How the programs tell what they did: one JSON line, one write.
 LEDGER = """
 import json
@@ -26,7 +27,7 @@ import os
 
 
 def note(kind, **facts):
-    line = json.dumps({"kind": kind, **facts}, default=repr) + "\\n"
+    line = "\\n" + json.dumps({"kind": kind, **facts}, default=repr) + "\\n"
     file = os.open(os.environ["LEDGER"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(file, line.encode())
     os.close(file)
@@ -51,29 +52,32 @@ class Programs:
             (path.parent / "__init__.py").touch()
             path.write_text(re.sub(rf"^(from|import) {library}\b", rf"\1 restante.compat.{library}", text, flags=re.M))
 
-    def worker(self, app: str, **env: str) -> PythonProcess:
-        """`celery -A app worker`, ready."""
+    def worker(self, app: str, *, fresh: bool = False, **env: str) -> PythonProcess:
+        """`celery -A app worker`, ready; a `fresh` interpreter has imported nothing before."""
         words = [
             "-A", app, "worker", "-c", "1", "-l", "INFO", "-n", f"w{next(_numbers)}@test", "--without-mingle",
             "--without-gossip", "--without-heartbeat",
         ]  # fmt: skip
         made = self._running.enter_context(
-            PythonProcess(_PROGRAM, *words, env={**self._environment(), **env}, cwd=self.folder)
+            PythonProcess(_PROGRAM, *words, env={**self._environment(), **env}, cwd=self.folder, forked=not fresh)
         )
         wait_for(lambda: " ready." in made.stderr or made.returncode is not None, told=lambda: made.stderr[-3000:])
         assert made.returncode is None, made.stderr[-3000:]
         return made
 
-    def run(self, text: str, **env: str) -> str:
-        """Runs a program to its end and returns what it printed."""
-        import os
-
-        done = subprocess.run(
-            [sys.executable, "-c", text], cwd=self.folder, env={**os.environ, **self._environment(), **env},
-            capture_output=True, text=True, timeout=PATIENCE * 2,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-3000:]
-        return done.stdout
+    def run(self, text: str, *, fresh: bool = False, **env: str) -> str:
+        """Runs a program to its end and returns what it printed; a `fresh` interpreter has imported nothing before."""
+        environment = {**os.environ, **self._environment(), **env}
+        if fresh:
+            done = subprocess.run(
+                [sys.executable, "-c", text], cwd=self.folder, env=environment, capture_output=True, text=True,
+                timeout=PATIENCE * 2,
+            )  # fmt: skip
+            code, said, errors = done.returncode, done.stdout, done.stderr
+        else:
+            code, said, errors = run_forked(text, ["-c"], env=environment, cwd=self.folder)
+        assert code == 0, errors[-3000:]
+        return said
 
     def _environment(self) -> dict[str, str]:
         path = f"{self.folder}:{CHECKOUT / 'src'}:{CHECKOUT}"

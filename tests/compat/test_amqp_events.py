@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -12,11 +13,13 @@ import pytest
 from restante.bus import Client, Published
 from restante.bus.adoption import POSITIONAL
 from restante.bus.dead import Choice, opened
+from restante.bus.envelope import seal
 from restante.compat.amqp_events import defaults
 from restante.compat.amqp_events.celery import EventsCelery, events_app
 from restante.core.errors import InvalidInput, InvalidPayload
 from tests.celery.workers import wait_for
-from tests.compat.programs import PATIENCE, Programs
+from tests.compat.programs import Programs
+from tests.harness.deadlines import PATIENCE
 
 #: The documents' set-up, events and handlers, in our own words and numbers.
 SHOP = {
@@ -116,7 +119,7 @@ def shop(broker: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prog
     made = Programs(tmp_path_factory.mktemp("shop"), SHOP, "amqp_events", broker, AMQP_EVENTS_MAX_RETRIES="2")
     try:
         for service in ("till", "audit"):
-            made.worker("shop.celery", SERVICE=service)
+            made.worker("shop.celery", fresh=service == "till", SERVICE=service)
         yield made
     finally:
         made.close()
@@ -133,6 +136,7 @@ for number in (4, 5, 6):
     except ValueError:
         print("odd")
 """,
+        fresh=True,
         SERVICE="till",
     )
     assert said.split() == ["str", "odd", "str"]
@@ -280,6 +284,31 @@ class TestWithoutABroker:
             ("shop.order.paid", {"order": 42, "amount": 1990}, {"headers": {POSITIONAL: 1}}),
             ("shop.order.paid", {"amount": 5, "order": 7}, {"headers": None}),
         ]
+
+    def test_what_an_event_is_called_with_is_what_its_handler_gets(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        made = app()
+        got: list[Any] = []
+
+        def publish(topic: str, data: Any, headers: Any = None) -> Published:
+            envelope = seal(topic, "tests", headers=headers)
+            made.subscriptions["till.shop-order-placed"].function(None, data, envelope)
+            return Published(envelope.id, 1)
+
+        monkeypatch.setattr(made, "publish", publish)
+
+        @made.event("shop.order.placed")
+        def order_placed(order: int, *lines: str, amount: int) -> None:
+            if amount < 0:
+                raise ValueError("no such amount")
+
+        @made.handler("shop.order.placed")
+        def on_order_placed(number: int, *parts: str, amount: Decimal) -> None:
+            got.append((number, parts, amount))
+
+        order_placed(7, "lamp", "bulb", amount=Decimal("19.90"))
+        with pytest.raises(ValueError, match="no such amount"):
+            order_placed(8, amount=-1)
+        assert got == [(7, ("lamp", "bulb"), Decimal("19.90"))]
 
     def test_an_event_says_its_name_and_app(self) -> None:
         made = app()

@@ -14,6 +14,7 @@ from celery import Celery as PlainCelery
 from kombu import Queue
 from pydantic import BaseModel
 
+import restante
 from restante.bus.dead import Choice, opened
 from restante.compat.tchu_tchu import TchuClient, TchuEvent, create_topic_dispatcher, registry, subscribe
 from restante.compat.tchu_tchu.django import Celery, setup_celery_queue
@@ -27,7 +28,9 @@ from restante.compat.tchu_tchu.utils.error_handling import (
 from restante.compat.tchu_tchu.utils.json_encoder import plain
 from restante.core.errors import InvalidInput
 from tests.celery.workers import wait_for
-from tests.compat.programs import PATIENCE, Programs
+from tests.compat.programs import Programs
+from tests.harness.deadlines import PATIENCE
+from tests.harness.servers import RedisServer
 
 #: The documents' three ways to set up a service, and their examples of events, calls and handlers.
 TOWN = {
@@ -271,7 +274,7 @@ def town(broker: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prog
     made = Programs(tmp_path_factory.mktemp("town"), TOWN, "tchu_tchu", broker)
     try:
         for service in ("users", "notifications", "analytics"):
-            made.worker(f"{service}.celery")
+            made.worker(f"{service}.celery", fresh=service == "users")
         yield made
     finally:
         made.close()
@@ -410,7 +413,8 @@ with ServerlessClient(broker_url=os.environ["BROKER"]) as client:
 producer = ServerlessProducer(broker_url=os.environ["BROKER"], exchange_name="tchu_events", connection_timeout=10)
 print(type(producer.publish(routing_key="point.submitted", body={"value": 1}, delivery_mode=2)).__name__)
 producer.close()
-"""
+""",
+        fresh=True,
     )
     assert said == "str\n"
     town.wait_rows(1, "every", data={"value": 456.78})
@@ -557,6 +561,55 @@ class TestWithoutABroker:
         own = TchuEvent("a.b", context_helper=lambda data: {"own": 1})
         own.serialize_request({"user": 1})
         assert own.request_context == {"own": 1}
+
+    def test_a_sender_is_checked_by_the_serializer_and_leaving_it_out_skips_nothing(
+        self, handlers: registry.Registry, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(TchuEvent, "_context_helper", None)
+        asked: list[tuple[Any, bool]] = []
+
+        class Checks:
+            def __init__(
+                self, data: Any, context: Any = None, skip_authorization: bool = False, skip_reason: str | None = None
+            ) -> None:
+                asked.append((context, skip_authorization))
+                self.validated_data, self.errors = data, "who are you?"
+
+            def is_valid(self) -> bool:
+                context, skipped = asked[-1]
+                return skipped or context == {"request": "ann"}
+
+        class Told(TchuEvent):
+            class Meta:
+                topic = "secret.told"
+                request_serializer_class = Checks
+
+        class Open(Told):
+            class Meta(Told.Meta):
+                topic = "secret.open"
+                skip_authorization = True
+
+        got: list[Any] = []
+        for kind in (Told, Open):
+            kind(handler=got.append, context_helper=lambda data: {"request": data["user"]}).subscribe()
+        told, skipping = (one.function for one in handlers.entries)
+        told({"user": "ann"})
+        for data in ({"user": "eve"}, {"user": None}, {}):
+            with pytest.raises(SerializationError, match="who are you"):
+                told(data)
+        assert [event["user"] for event in got] == ["ann"]
+        skipping({"user": "eve"})
+        assert [skipped for _, skipped in asked] == [False, False, False, False, True]
+
+    def test_options_of_publish_reach_the_broker(self, redis_server: RedisServer) -> None:
+        url = f"{redis_server.url}/4"
+        with ServerlessProducer(url) as producer, restante.connect(url) as post:
+            id = producer.publish("a.b", {}, countdown=600, priority=7, expires=60)
+            found = restante.Admin(post).show("events.unrouted", id)
+        assert (found.state, found.priority) == (restante.State.SCHEDULED, 7)
+        assert found.due_at is not None
+        assert found.expires_at is not None
+        assert (found.expires_at - found.due_at).total_seconds() == 60
 
     def test_a_refusal_of_an_events_handler_is_no_failure(self, caplog: pytest.LogCaptureFixture) -> None:
         made = app()

@@ -33,6 +33,8 @@ ROOMS: Final = {
     "rsmq": RSMQ_CAN,
     "rsmq-6.2": RSMQ_CAN,
 }
+#: Rooms for `make long` alone: what they join, a client and a server, `make test` tries in two other rooms.
+LONG: Final = {"async-6.2"}
 
 
 @dataclass
@@ -98,7 +100,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One run of a test per room that can do what it needs."""
     if "room" in metafunc.fixturenames:
         needed = _needs(metafunc.definition)
-        metafunc.parametrize("room", [kind for kind, can in ROOMS.items() if needed <= can], indirect=True)
+        rooms = [
+            pytest.param(kind, marks=pytest.mark.chaos if kind in LONG else ())
+            for kind, can in ROOMS.items()
+            if needed <= can
+        ]
+        metafunc.parametrize("room", rooms, indirect=True)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import restante
 from restante import Unconfirmed, UnsafeServer
 from tests.contract.rooms import Room, async_client, fresh_name, sync_client
 from tests.harness.deadlines import at_most, wait_until_async
+from tests.harness.pretender import Pretender, bulk
 from tests.harness.servers import RedisServer, call, debian_binary, embedded_binary
 
 #: Opens a client of a server, synchronous or asyncio.
@@ -65,10 +67,8 @@ async def test_disk_is_refused_where_nothing_is_written_to_disk(server: RedisSer
 
 async def test_disk_is_refused_where_the_disk_comes_a_second_later(binary: Path, opener: Opener) -> None:
     with RedisServer(binary, appendonly="everysec") as server:
-        if server.version >= (7, 2, 0):
-            pytest.skip("WAITAOF makes everysec wait for the disk")
-        room = await room_on(server, opener)
-        with pytest.raises(UnsafeServer, match="always"):
+        room, waits_for_disk = await room_on(server, opener), server.version >= (7, 2, 0)  # by WAITAOF
+        with nullcontext() if waits_for_disk else pytest.raises(UnsafeServer, match="always"):
             await room.send(room.queue(), "x", durability="disk")
         await leave(room)
 
@@ -83,6 +83,29 @@ async def test_disk_outlives_a_killed_server(binary: Path, opener: Opener) -> No
         server.start()
         assert await room.drain(queue) == list(range(101))
         await leave(room)
+
+
+async def test_a_send_that_the_disk_has_not_got_is_unconfirmed(opener: Opener) -> None:
+    """Told by WAITAOF, which servers have from 7.2 on; one that says so stands in for it."""
+
+    def answers(words: list[bytes]) -> bytes | None:
+        match words[0]:
+            case b"EVALSHA":
+                return b"*0\r\n" if words[2] == b"3" else b":1\r\n"  # the settings; a send
+            case b"INFO" if words[1:] == [b"persistence"]:
+                return bulk("aof_enabled:1\r\n")
+            case b"WAITAOF":
+                return b"*2\r\n:0\r\n:0\r\n"
+        return None
+
+    with Pretender("7.2.0", answers) as server:
+        client = opener(server.url)(patience=0)
+        room = Room("durability", lambda: client, client)
+        try:
+            with pytest.raises(Unconfirmed, match="durability disk"):
+                await room.send(client.queue(fresh_name()), "x", durability="disk")
+        finally:
+            await room.call(client.close)
 
 
 async def test_a_replica_confirms(server: RedisServer, binary: Path, opener: Opener) -> None:
@@ -108,10 +131,12 @@ async def test_without_a_replica_a_send_is_unconfirmed_and_stored_once(server: R
     room = Room("durability", opener(server.url), restante.connect(server.url))
     client = room.client(socket_timeout=0.5)
     queue = client.queue(fresh_name())
-    with at_most(5), pytest.raises(Unconfirmed, match="replica:1") as doubt:
-        await room.send(queue, "x", durability="replica:1")
-    [id] = doubt.value.ids
-    again = await room.send(queue, "x", id=id)
-    assert (again, again.stored) == (id, False)
-    assert await room.drain(queue) == ["x"]
-    await leave(room)
+    try:
+        with at_most(5), pytest.raises(Unconfirmed, match="replica:1") as doubt:
+            await room.send(queue, "x", durability="replica:1")
+        [id] = doubt.value.ids
+        again = await room.send(queue, "x", id=id)
+        assert (again, again.stored) == (id, False)
+        assert await room.drain(queue) == ["x"]
+    finally:
+        await leave(room)

@@ -28,11 +28,12 @@ async def test_it_is_delivered_within_its_time_and_removed_after_it(room: Room) 
 
 async def test_many_that_are_over_do_not_hide_what_is_behind_them(room: Room) -> None:
     queue = room.queue()
-    for n in range(250):
-        await room.send(queue, n, expires=0.05)
+    await room.call(queue.send_many, list(range(250)), expires=0.05)
     await room.send(queue, "last")
     await room.pass_time(0.1)
-    assert (await room.take(queue)).payload == "last"
+    message = await room.take(queue, lease=77)
+    assert message.payload == "last"
+    assert message.lease_expires_at - message.received_at == timedelta(seconds=77)
 
 
 async def test_a_limit_of_none_is_no_limit_and_zero_is_at_once(room: Room) -> None:

@@ -166,6 +166,7 @@ async def test_a_lost_lease_in_a_batch_leaves_the_others_acked(room: Room) -> No
         await room.call(queue.ack_many, taken)
     assert lost.value.ids == (taken[1].id,)
     assert room.states(queue) == {"leased": 1}
+    assert not taken[1].settled
 
 
 async def test_the_queue_decides_the_lease_unless_the_message_or_the_call_does(room: Room) -> None:
@@ -250,3 +251,22 @@ async def test_a_received_message_settles_itself_as_a_context_manager(room: Room
     with pytest.raises(LookupError):
         await use(True)
     assert room.states(queue) == {"dead": 1}
+
+
+async def test_a_context_manager_whose_lease_is_lost_says_so(room: Room) -> None:
+    queue = room.queue()
+    await room.send(queue, "slow")
+    message = await room.take(queue, lease=0.1)
+    await room.pass_time(0.1)
+
+    async def end() -> None:
+        if hasattr(message, "__aenter__"):
+            async with message:
+                pass
+        else:
+            with message:
+                pass
+
+    with pytest.raises(LeaseLost):
+        await end()
+    assert (await room.take(queue)).attempts == 2

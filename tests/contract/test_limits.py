@@ -145,6 +145,37 @@ async def test_settings_hold_for_every_client_until_changed(room: Room) -> None:
     assert (other.settings.lease, other.settings.max_attempts, other.settings.keep_done) == (30, 8, 4)
 
 
+async def test_a_setting_changed_by_another_client_is_not_undone(room: Room) -> None:
+    queue = room.queue(lease=77, max_attempts=2)
+    await room.send(queue, "x")
+    other = room.client().queue(queue.name)
+    await room.call(other.configure, lease=10)
+    for _ in range(3):
+        message = await room.take(queue)
+        await room.call(message.release)
+    assert (message.lease_expires_at - message.received_at).total_seconds() == 10
+    found = room.admin.counts(queue.name).settings
+    assert (found.lease, found.max_attempts) == (10, 2)
+
+
+async def test_a_limit_set_by_another_client_holds_for_those_who_knew_none(room: Room) -> None:
+    queue = room.queue()
+    await room.send(queue, 1)
+    await room.call(room.client().queue(queue.name).configure, max_length=2)
+    await room.send(queue, 2)
+    with pytest.raises(QueueFull, match="max_length is 2"):
+        await room.send(queue, 3)
+    assert room.states(queue) == {"ready": 2}
+
+
+async def test_options_hold_though_the_queue_is_open_already(room: Room) -> None:
+    name = room.queue().name
+    await room.send(room.queue(name), 1)
+    await room.send(room.queue(name, max_length=2), 2)
+    with pytest.raises(QueueFull, match="max_length is 2"):
+        await room.send(room.queue(name), 3)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

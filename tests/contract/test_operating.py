@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from datetime import timedelta
 from itertools import pairwise
@@ -9,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from restante import Held, InvalidInput, InvalidName, Message, NotFound, State
+import restante
+from restante import Held, InvalidInput, InvalidName, Message, NotFound, QueueFull, State
 from restante.core.admin import ReplayTask
 from tests.contract.rooms import Room, fresh_name, needs
 
@@ -383,6 +385,20 @@ async def test_an_edit_changes_what_it_names_and_keeps_the_place(room: Room) -> 
         room.admin.edit(queue.name, "nobody", payload=1)
 
 
+async def test_an_edit_keeps_what_it_does_not_name(room: Room) -> None:
+    queue = room.queue()
+    options: dict[str, Any] = {"kind": "k", "headers": {"h": 1}, "priority": 7, "lease": 50, "max_attempts": 9}
+    id = await room.send(queue, "old", **options, retry=restante.fixed(3), unique="u", content_type="x/y")
+    room.admin.edit(queue.name, id, payload="new")
+    assert (await room.send(queue, "rival", unique="u")).stored is False
+    message = await room.take(queue)
+    assert (message.payload, message.priority, message.kind, message.headers) == ("new", 7, "k", {"h": 1})
+    assert (message.max_attempts, message.retry, message.unique) == (9, restante.fixed(3), "u")
+    assert message.lease_expires_at - message.received_at == timedelta(seconds=50)
+    await room.call(message.ack)
+    assert (await room.send(queue, "rival", unique="u")).stored is True
+
+
 async def test_an_edit_moves_the_time_of_what_waits(room: Room) -> None:
     queue = room.queue()
     id = await room.send(queue, b"\x00\xff", delay=3600, content_type="x/y")
@@ -425,6 +441,49 @@ async def test_a_move_takes_messages_to_another_queue_with_what_they_carry(room:
     assert room.admin.show(target, buried.id).history[0].error_class == "ValueError"
     assert room.admin.show(target, later).due_at is not None
     assert target in room.admin.queues()
+
+
+async def test_a_moved_message_keeps_its_options(room: Room) -> None:
+    queue, target = room.queue(), fresh_name()
+    options: dict[str, Any] = {"lease": 50, "max_attempts": 9, "retry": restante.fixed(3)}
+    id = await room.send(queue, b"x", **options, unique="u", content_type="x/y", priority=7)
+    assert room.admin.move(queue.name, target, [id]) == 1
+    assert (await room.send(queue, "free here", unique="u")).stored is True
+    moved = room.queue(target)
+    assert (await room.send(moved, "held there", unique="u")).stored is False
+    message = await room.take(moved)
+    assert (message.payload, message.content_type, message.priority) == (b"x", "x/y", 7)
+    assert (message.max_attempts, message.retry, message.unique) == (9, restante.fixed(3), "u")
+    assert message.lease_expires_at - message.received_at == timedelta(seconds=50)
+
+
+@pytest.mark.parametrize("state", [State.SCHEDULED, State.RETRYING])
+async def test_a_moved_message_keeps_its_time(room: Room, state: State) -> None:
+    queue, target = room.queue(), fresh_name()
+    if state is State.SCHEDULED:
+        id = await room.send(queue, "x", delay=3600, expires=60)
+    else:
+        id = await room.send(queue, "x", expires=7200)
+        await room.call((await room.take(queue)).nack, delay=3600)
+    before = room.admin.show(queue.name, id)
+    assert before.state is state
+    assert room.admin.move(queue.name, target, [id]) == 1
+    after = room.admin.show(target, id)
+    assert (after.state, after.due_at) == (State.SCHEDULED, before.due_at)
+    assert before.expires_at is not None
+    assert after.expires_at is not None
+    assert abs(after.expires_at - before.expires_at) <= timedelta(milliseconds=2)
+
+
+async def test_a_move_into_a_full_queue_loses_nothing(room: Room) -> None:
+    queue, target = room.queue(), room.queue(max_length=1)
+    await room.send(target, "there")
+    id = await room.send(queue, "here")
+    with contextlib.suppress(QueueFull):
+        room.admin.move(queue.name, target.name, [id])
+    found = [message.id for name in (queue.name, target.name) for message in room.admin.walk(name, State.READY)]
+    assert found.count(id) == 1
+    assert len(found) == 2
 
 
 async def test_a_move_leaves_what_is_held_missing_or_already_there(room: Room) -> None:

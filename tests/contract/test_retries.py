@@ -85,6 +85,13 @@ async def test_exponential_delays_grow_up_to_their_cap(room: Room) -> None:
     assert all(0 <= span - wanted <= 0.001001 for span, wanted in zip(spans, [10, 30, 60, 60], strict=True)), spans
 
 
+@pytest.mark.parametrize("attempts", [1, 2, 309, 1025, 65_535])
+@pytest.mark.parametrize("factor", [1, 1.1, 2, 1000])
+def test_after_many_attempts_the_delay_is_still_the_cap(attempts: int, factor: float) -> None:
+    delay = restante.exponential(0.5, factor=factor, cap=60, jitter=0).next(attempts)
+    assert delay == (0.5 if factor == 1 or attempts == 1 else min(60, 0.5 * factor) if attempts == 2 else 60)
+
+
 async def test_jitter_spreads_by_its_share(room: Room) -> None:
     queue = room.queue(retry=restante.exponential(100, jitter=0.2))
     await room.call(queue.send_many, list(range(50)))

@@ -190,6 +190,27 @@ async def test_a_wait_on_several_queues_keeps_the_nearest_due_time_and_its_own_e
     took_at_most(seconds, 0.3 + PROMPT)
 
 
+@needs("cancel", "admin")
+async def test_a_cancelled_handler_still_settles_its_message(room: Room) -> None:
+    queue = room.queue()
+    id = await room.send(queue, "x")
+    begun = asyncio.Event()
+
+    async def handle() -> None:
+        async with await room.take(queue):
+            begun.set()
+            await asyncio.sleep(PATIENCE)
+
+    handling = asyncio.create_task(handle())
+    await begun.wait()
+    # A server that has just started knows no script, so that the verdict takes several calls.
+    room.plain.connection.command("SCRIPT", "FLUSH")
+    handling.cancel()
+    await asyncio.wait({handling})
+    assert handling.cancelled()
+    assert room.events(queue, id) == ["sent", "received", "nacked"]
+
+
 @needs("cancel")
 async def test_a_cancelled_wait_leaves_the_client_usable(room: Room) -> None:
     queue = room.queue()

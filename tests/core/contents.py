@@ -14,6 +14,7 @@ from restante.core.journal import COLUMNS
 from restante.core.keys import QueueKeys
 from restante.core.message import STATE_LETTERS, Event, State
 from tests.core.verbs import CONSUMER
+from tests.harness.servers import call
 
 Dump = dict[str, dict[str, Any]]
 
@@ -28,8 +29,25 @@ PACKED: Final = (
     "max_dead", "max_payload_bytes",
 )  # fmt: skip
 
-#: Streams are read through a script: the client's own reading makes dicts, in which fields of the same name vanish.
-_READ_STREAM: Final = "return redis.call('XRANGE', KEYS[1], '-', '+')"
+#: Reads all keys by one call. ARGV: the kind of each key, then the entry of the journal to begin at. Returns the number
+#: of the journal's entries and the content of each key. The client's own reading of a stream makes dicts, in which
+#: fields of the same name vanish.
+_READ: Final = """
+local made, entries = {}, 0
+for i, key in ipairs(KEYS) do
+  if ARGV[i] == 'zset' then
+    made[i] = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES')
+  elseif ARGV[i] == 'journal' then
+    made[i] = redis.call('XRANGE', key, ARGV[#KEYS + 1], '+')
+    entries = redis.call('XLEN', key)
+  elseif ARGV[i] == 'stream' then
+    made[i] = redis.call('XRANGE', key, '-', '+')
+  else
+    made[i] = redis.call('HGETALL', key)
+  end
+end
+return { entries, made }
+"""
 
 _LETTERS: Final = {state.value: letter for state, letter in STATE_LETTERS.items()}
 _NUMBERS: Final = frozenset(
@@ -123,21 +141,68 @@ def _row(id: bytes, raw: bytes) -> dict[str, Any]:
     }
 
 
-def _journal(entries: list[tuple[bytes, list[bytes]]]) -> Dump:
-    """The lines by their numbers, and the stored forms beside them by the number of their entry's last line."""
-    made: Dump = {"journal": {}, "payloads": {}}
-    count = 0
-    for id, (name, block, *beside) in entries:
+class Journal:
+    """A journal as far as it was read, and what its lines add up to.
+
+    It is kept from one dump to the next to read and to count only what is new: an entry of a stream never changes, and
+    one that was removed makes the stream shorter, after which all of it is read again.
+    """
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """From now on all is read again."""
+        #: The lines by their numbers, and the stored forms beside them by the number of their entry's last line.
+        self.lines: dict[str, Any] = {}
+        self.payloads: dict[str, Any] = {}
+        #: The state that the last line of each message tells, and how many lines each event has.
+        self.states: dict[str, str] = {}
+        self.events: dict[str, int] = {}
+        #: Whether the numbers begin at 1 and leave none out.
+        self.dense = True
+        #: How many lines the test has compared with those it expects.
+        self.compared = 0
+        #: Entries read, and the last of them.
+        self.entries = 0
+        self.last: tuple[bytes, list[bytes]] | None = None
+
+    @property
+    def start(self) -> bytes:
+        """Where to begin to read: at the last entry known, which must still be there."""
+        return b"-" if self.last is None else self.last[0]
+
+    def read(self, found: list[tuple[bytes, list[bytes]]], length: int) -> bool:
+        """Takes what was found from `start` on; false if an entry read before is gone."""
+        if self.last is not None:
+            if not found or found[0] != self.last:
+                return False
+            found = found[1:]
+        if self.entries + len(found) != length:
+            return False
+        for entry in found:
+            self._add_entry(*entry)
+            self.last = entry
+        self.entries = length
+        return True
+
+    def add(self, lines: Mapping[str, dict[str, Any]]) -> None:
+        """Counts further lines."""
+        for number, line in lines.items():
+            assert number not in self.lines, "two entries of the journal hold the same number"
+            self.lines[number] = line
+            self.dense = self.dense and int(number) == len(self.lines)
+            self.states[line["message_id"]] = line["state"]
+            self.events[line["event"]] = self.events.get(line["event"], 0) + 1
+
+    def _add_entry(self, id: bytes, fields: list[bytes]) -> None:
+        name, block, *beside = fields
         assert name == b"e"
-        lines = _lines(id, block)
-        count += len(lines)
-        made["journal"].update(lines)
+        self.add(_lines(id, block))
         if beside:
             assert len(set(beside[::2])) == len(beside) // 2, "two stored forms of one message in one entry"
             forms = zip(beside[::2], beside[1::2], strict=True)
-            made["payloads"][id.decode().partition("-")[2]] = {key.decode(): _stored(raw) for key, raw in forms}
-    assert len(made["journal"]) == count, "two entries of the journal hold the same number"
-    return {name: found for name, found in made.items() if found}
+            self.payloads[id.decode().partition("-")[2]] = {key.decode(): _stored(raw) for key, raw in forms}
 
 
 def _leases(entries: list[tuple[bytes, list[bytes]]]) -> dict[str, Any]:
@@ -154,48 +219,52 @@ def _leases(entries: list[tuple[bytes, list[bytes]]]) -> dict[str, Any]:
 def _kind(name: str) -> str:
     if name in (*STATES, "marker"):
         return "zset"
-    return "stream" if name in ("journal", "leases") else "hash"
+    return {"journal": "journal", "leases": "stream"}.get(name, "hash")
 
 
-def dump(client: redis.Redis, queue: str) -> Dump:
-    """Every key of the queue by its last word; keys that do not exist are left out.
-
-    Beside the journal, `payloads` has the stored forms of its entries; `leases` and `verdicts` are the consumer's.
-    """
+@functools.cache
+def _places(queue: str) -> tuple[tuple[str, ...], tuple[bytes | str, ...]]:
+    """The names of all keys of a queue and its consumer; the keys themselves, and their kinds."""
     keys = QueueKeys(queue)
     places = dict(keys.by_name)
     places["leases"], places["verdicts"] = keys.lease_journal(CONSUMER)
-    pipe = client.pipeline(transaction=False)
-    for name, key in places.items():
-        if _kind(name) == "zset":
-            pipe.zrange(key, 0, -1, withscores=True)
-        elif _kind(name) == "stream":
-            pipe.eval(_READ_STREAM, 1, key)
-        else:
-            pipe.hgetall(key)
+    return tuple(places), (*places.values(), *map(_kind, places))
+
+
+def dump(client: redis.Redis, queue: str, known: Journal | None = None) -> Dump:
+    """Every key of the queue by its last word; keys that do not exist are left out.
+
+    Beside the journal, `payloads` has the stored forms of its entries; `leases` and `verdicts` are the consumer's.
+    With what is `known` of the journal only the rest is read, and `known` is then all of it.
+    """
+    journal = known or Journal()
+    names, words = _places(queue)
+    length, contents = call(client, "EVAL", _READ, len(names), *words, journal.start)
+    if not journal.read(contents[names.index("journal")], length):
+        journal.forget()
+        return dump(client, queue, journal)
     made: Dump = {}
-    for name, reply in zip(places, pipe.execute(), strict=True):
-        found: Any = reply
+    for name, found in zip(names, contents, strict=True):
+        if name == "journal":
+            made |= {key: held for key, held in (("journal", journal.lines), ("payloads", journal.payloads)) if held}
+            continue
         if not found:
             continue
+        pairs = zip(found[::2], found[1::2], strict=True)
         if _kind(name) == "zset":
-            made[name] = {member.decode(): int(score) for member, score in found}
-        elif name == "journal":
-            made |= _journal(found)
+            made[name] = {member.decode(): int(float(score)) for member, score in pairs}
         elif name == "leases":
             made[name] = _leases(found)
         elif name == "messages":
-            made[name] = {id.decode(): _stored(raw) for id, raw in found.items()}
+            made[name] = {id.decode(): _stored(raw) for id, raw in pairs}
         elif name == "deliveries":
-            made[name] = {id.decode(): _delivery(raw) for id, raw in found.items()}
+            made[name] = {id.decode(): _delivery(raw) for id, raw in pairs}
         elif name == "history":
-            made[name] = {
-                id.decode(): [line.split("\t") for line in raw.decode().splitlines()] for id, raw in found.items()
-            }
+            made[name] = {id.decode(): [line.split("\t") for line in raw.decode().splitlines()] for id, raw in pairs}
         elif name == "queue":
-            made[name] = {key.decode(): _number(value.decode()) for key, value in found.items()}
+            made[name] = {key.decode(): _number(value.decode()) for key, value in pairs}
         else:
-            made[name] = {key.decode(): value.decode() for key, value in found.items()}
+            made[name] = {key.decode(): value.decode() for key, value in pairs}
     return made
 
 
@@ -220,8 +289,14 @@ def changes(before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mapping
     return made
 
 
-def violations(found: Dump) -> list[str]:
-    """What is not as it must be after every call, whatever was called; empty when all is well."""
+def violations(found: Dump, journal: Journal | None = None) -> list[str]:
+    """What is not as it must be after every call, whatever was called; empty when all is well.
+
+    `journal` is what was given to `dump` as known, if anything was.
+    """
+    if journal is None:
+        journal = Journal()
+        journal.add(found.get("journal", {}))
     wrong: list[str] = []
     queue = found.get("queue", {})
     messages, deliveries = found.get("messages", {}), found.get("deliveries", {})
@@ -264,7 +339,7 @@ def violations(found: Dump) -> list[str]:
             wrong.append(f"the unique key {key} is held by {id}, which is gone or has another")
         elif id in places and _LETTERS[places[id][0]] not in parts[2]:
             wrong.append(f"the unique key {key} is held by {id} while it is {places[id][0]}")
-    return wrong + _settings_violations(queue) + _journal_violations(found, places) + _lease_violations(found)
+    return wrong + _settings_violations(queue) + _journal_violations(queue, journal, places) + _lease_violations(found)
 
 
 def _settings_violations(queue: Mapping[str, Any]) -> list[str]:
@@ -277,19 +352,15 @@ def _settings_violations(queue: Mapping[str, Any]) -> list[str]:
     return [] if said == wished else [f"the packed settings say {said!r}, the fields {wished!r}"]
 
 
-def _journal_violations(found: Dump, places: Mapping[str, list[str]]) -> list[str]:
+def _journal_violations(queue: Mapping[str, Any], journal: Journal, places: Mapping[str, list[str]]) -> list[str]:
     wrong: list[str] = []
-    queue, journal = found.get("queue", {}), found.get("journal", {})
     last = queue.get("sequence", 0) - queue.get("journal_skip", 0)
-    numbers = [int(number) for number in journal]
-    if numbers != list(range(1, last + 1)):
-        wrong.append(f"the journal has {len(numbers)} entries up to {numbers[-1:]}, the queue counted {last}")
-    told: dict[str, str] = {}
-    seen: dict[str, int] = {}
-    for entry in journal.values():
-        told[entry["message_id"]] = entry["state"]
-        seen[entry["event"]] = seen.get(entry["event"], 0) + 1
+    if not journal.dense or len(journal.lines) != last:
+        wrong.append(
+            f"the journal has {len(journal.lines)} entries up to {[*journal.lines][-1:]}, the queue counted {last}"
+        )
     if queue.get("journal_skip", 0) == 0:
+        told, seen = journal.states, journal.events
         wrong += [
             f"{id} is {states[0]} and the journal says {told.get(id)}"
             for id, states in places.items()

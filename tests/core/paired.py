@@ -14,9 +14,9 @@ from restante.core.errors import QueueFull
 from restante.core.message import Event
 from restante.core.operations import Script
 from tests.core.bench import Bench
-from tests.core.contents import STATES, Dump, dump, hint, violations
+from tests.core.contents import STATES, Dump, Journal, dump, hint, violations
 from tests.core.entry import Full, Settings
-from tests.core.model import Line, Model
+from tests.core.model import Model
 from tests.core.verbs import CONSUMER, OWNER, SCRIPTS, Item, Token, Verbs
 
 #: Milliseconds within which a new due time must wake a sleeper; beyond it the sleeper wakes by itself in time.
@@ -37,6 +37,8 @@ class Side:
         self.tokens: list[Token] = []
         #: What was stored after the last verb.
         self.before: Dump = {}
+        #: What was read of the journal.
+        self.journal = Journal()
 
 
 class Pair:
@@ -223,15 +225,20 @@ class Pair:
         """Compares all that is stored with the model, and looks at its structure."""
         self._check(self._here, verb)
 
+    def check_anew(self) -> None:
+        """Compares all once more, and reads the journals from their beginning: no verb has altered an old line."""
+        for side in (self._here, self._there):
+            side.journal.forget()
+            self._check(side, "look")
+
     def _check(self, side: Side, verb: str) -> None:
-        found = dump(self.bench.client, side.real.name)
+        found = dump(self.bench.client, side.real.name, side.journal)
         if "marker" in found:
             self.bench.client.delete(side.real.keys["marker"])
         elif self._must_wake(side, verb, found):
             raise Disagreement(f"{verb} made work and woke nobody")
-        seen = [*side.before.get("journal", {}).values()]
         side.before = found
-        wrong = violations(found)
+        wrong = violations(found, side.journal)
         if wrong:
             raise Disagreement("; ".join(wrong))
         model = side.model
@@ -246,7 +253,7 @@ class Pair:
         )
         self._same("messages", found.get("messages", {}), model.messages())
         self._same("totals", {event: queue.get(event, 0) for event in Event}, dict.fromkeys(Event, 0) | model.totals)
-        self._same_lines([*found.get("journal", {}).values()], model.journal, seen)
+        self._same_lines(side)
         self._same("payloads of the journal", found.get("payloads", {}), model.payloads)
         self._same("lease journal", found.get("leases", {}), model.book.rows())
         self._same("verdicts", found.get("verdicts", {}), model.book.verdicts)
@@ -254,13 +261,13 @@ class Pair:
         if not model.conserved():
             raise Disagreement(f"the totals do not add up: {model.totals}")
 
-    def _same_lines(self, found: list[Line], expected: list[Line], seen: list[Line]) -> None:
-        """Their numbers are dense, as `violations` has seen, so that the order says all."""
-        for number, (one, other) in enumerate(zip(found, expected, strict=False)):
-            # A line that is still the same object was compared after the verb before.
-            if number >= len(seen) or one is not seen[number]:
-                self._same(f"line {number + 1} of the journal", one, other)
+    def _same_lines(self, side: Side) -> None:
+        """Their numbers are dense, as `violations` has seen, so that the order says all. Each is compared once."""
+        found, expected = side.journal.lines, side.model.journal
+        for number in range(side.journal.compared, min(len(found), len(expected))):
+            self._same(f"line {number + 1} of the journal", found[str(number + 1)], expected[number])
         self._same("lines of the journal", len(found), len(expected))
+        side.journal.compared = len(found)
 
     def _must_wake(self, side: Side, verb: str, found: Dump) -> bool:
         old, limit = side.before, side.model.settings.max_leased

@@ -25,6 +25,7 @@ def play(pair: Pair) -> None:
     ):  # fmt: skip
         chapter(pair)
     _walk(pair, random.Random(7), WALK)
+    pair.check_anew()
 
 
 def _order(pair: Pair) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -305,6 +306,44 @@ class TestPlaces:
         assert after is not None
         assert (before.incarnation, after.incarnation) == (T, T + 1000)
         assert after.last == 1
+
+
+class TestClaim:
+    """A reader that has read nothing begins where the journal begins."""
+
+    @pytest.fixture
+    def trimmed(self, library: Library) -> Library:
+        library.admin.configure("q", journal_keep=1000, journal_cap=1000)
+        for _ in range(5):
+            library.queue.send_many(["x"] * 700)
+        return library
+
+    def test_a_claim_again_keeps_the_reader_s_place(self, trimmed: Library) -> None:
+        first = trimmed.reader.claim("q", "lake")
+        assert first is not None
+        assert 0 < first.floor == first.readers["lake"]
+        trimmed.reader.register("q", "lake", first.floor + 100)
+        again = trimmed.reader.claim("q", "lake")
+        assert again is not None
+        assert again.readers == {"lake": first.floor + 100}
+
+    def test_a_claim_of_a_queue_made_anew_meanwhile_begins_at_its_first_line(
+        self, trimmed: Library, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        command = trimmed.post.connection.command
+
+        def renewed(*words: Any, key: bytes = b"") -> Any:
+            if words[0] == "HSETNX":
+                monkeypatch.undo()
+                trimmed.admin.drop("q")
+                trimmed.bench.clock.advance(1)
+                trimmed.queue.send_many(["again"] * 3)
+            return command(*words, key=key)
+
+        monkeypatch.setattr(trimmed.post.connection, "command", renewed)
+        place = trimmed.reader.claim("q", "lake")
+        assert place is not None
+        assert (place.incarnation, place.readers) == (T + 1000, {"lake": 0})
 
 
 class TestSeek:

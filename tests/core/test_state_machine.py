@@ -20,7 +20,7 @@ from tests.core.paired import Pair
 from tests.core.verbs import OWNER, RIVAL, Item, Token
 
 #: Runs tried unless the environment says otherwise; a run is up to STEPS verbs.
-EXAMPLES, CHAOS_EXAMPLES = 120, 3000
+EXAMPLES, CHAOS_EXAMPLES = 60, 3000
 STEPS = 50
 
 IDS = st.sampled_from([f"m{number}" for number in range(12)])
@@ -217,6 +217,7 @@ class QueueMachine(RuleBasedStateMachine):
         for _ in range(2):
             self._drain()
             self.pair.turn()
+        self.pair.check_anew()
 
     def _drain(self) -> None:
         self.pair.configure(pause=False, max_leased=None)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.core.bench import Bench
+from tests.harness.deadlines import PATIENCE
 
 PROGRAM = """
 import asyncio, logging, sys, threading, time, warnings
@@ -57,6 +58,9 @@ def test_a_stopped_consumer_says_nothing_on_standard_error(debian: Bench, handle
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     done = subprocess.run(
-        [sys.executable, "-X", "dev", program, debian.server.url, handlers], capture_output=True, text=True, timeout=60
+        [sys.executable, "-X", "dev", program, debian.server.url, handlers],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
     )
     assert (done.stdout, done.stderr, done.returncode) == ("handled\n", "", 0)

@@ -29,6 +29,7 @@ from restante.core.message import LIFECYCLE, Event, State
 from restante.core.settings import JOURNAL_LEVELS, ClientSettings, QueueOptions, QueueSettings
 from tests.docs.pages import ROOT, Page, all_pages
 from tests.harness.servers import debian_binary
+from tests.harness.zygote import run_forked
 
 PAGES = all_pages()
 BY_NAME = {page.name: page for page in PAGES}
@@ -64,10 +65,22 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(command: list[str], place: Path, *, expected: int = 0) -> str:
-    """Runs a program as a reader would, in its own place; returns what it said."""
+def environment_of_a_reader() -> dict[str, str]:
+    """The environment without what tests set, and with the commands of this installation."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("RESTANTE_", "PYTHONPATH"))}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+    return environment
+
+
+def run(command: list[str], place: Path, *, expected: int = 0) -> str:
+    """Runs a program as a reader would, in its own place; returns what it said."""
+    environment = environment_of_a_reader()
+    if command[0] in ("restante", "rsmqctl"):
+        module = "restante.cli" if command[0] == "restante" else "restante.cli.rsmqctl"
+        program = f"import sys; from {module} import main; sys.exit(main())"
+        code, said, _ = run_forked(program, command, env=environment, cwd=place, merged=True)
+        assert code == expected, f"{' '.join(command)} ended with {code}:\n{said[-4000:]}"
+        return said
     done = subprocess.run(
         command, cwd=place, env=environment, timeout=PATIENCE, text=True, stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -79,6 +92,16 @@ def run(command: list[str], place: Path, *, expected: int = 0) -> str:
 # -- what runs -------------------------------------------------------------------------------------------------------
 
 
+#: Runs the file that is its first argument with warnings as errors, and as if nobody had imported Restante before.
+FRESH_RESTANTE = """
+import runpy, sys, warnings
+for name in [name for name in sys.modules if name.split(".")[0] == "restante"]:
+    del sys.modules[name]
+warnings.simplefilter("error")
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
 def written(page: Page, place: Path) -> Path:
     """The page's programs as one file."""
     program = place / f"{page.path.stem.lower().replace('-', '_')}_page.py"
@@ -88,7 +111,11 @@ def written(page: Page, place: Path) -> Path:
 
 @pytest.mark.parametrize("page", [named(one) for one in PAGES if one.program() and STARTS_SPARK not in one.program()])
 def test_the_programs_of_a_page_run_in_their_order(page: Page, place: Path) -> None:
-    run([sys.executable, "-W", "error", str(written(page, place))], place)
+    # Forked, since a fresh interpreter would import the same libraries for every page. Restante itself is imported
+    # anew, so that a page that forgets an import fails; the examples below begin with nothing imported.
+    environment = environment_of_a_reader() | {"PYTHONPATH": str(Path(restante.__file__).parents[1])}
+    code, said, _ = run_forked(FRESH_RESTANTE, [str(written(page, place))], env=environment, cwd=place, merged=True)
+    assert code == 0, f"{page.name} ended with {code}:\n{said[-4000:]}"
 
 
 @pytest.fixture
@@ -363,6 +390,33 @@ def test_every_promise_names_tests_that_are_there() -> None:
             assert (ROOT / path).exists(), path
 
 
+THREATS = BY_NAME["docs/explain/threat-model.md"]
+
+
+def named_tests(path: str) -> set[str]:
+    """The names of a file's tests, with their classes."""
+    found: set[str] = set()
+    for node in ast.parse((ROOT / path).read_text()).body:
+        inner = node.body if isinstance(node, ast.ClassDef) else [node]
+        prefix = f"{node.name}::" if isinstance(node, ast.ClassDef) else ""
+        found |= {prefix + one.name for one in inner if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)}
+    return found
+
+
+def test_every_line_of_the_threat_model_names_a_test_that_is_there() -> None:
+    lines = [line for line in THREATS.text.splitlines() if line.startswith("| ") and not line.startswith("| Threat")]
+    told = [line for line in lines if not line.startswith("| `") and not line.startswith("| Route")]
+    assert len(told) > 30
+    for line in told:
+        path, _, name = re.findall(r"`(tests/[^`]+)`", line.split(" | ")[-1])[0].partition("::")
+        assert name in named_tests(path), line
+
+
+def test_the_table_of_routes_and_roles_is_what_the_server_says() -> None:
+    made = run_path(str(ROOT / "docs" / "access_table.py"))["page"]()
+    assert THREATS.text == made, "run: python docs/access_table.py"
+
+
 # -- the shape of the pages ------------------------------------------------------------------------------------------
 
 
@@ -386,22 +440,3 @@ def test_pages_keep_to_their_sizes() -> None:
         assert len(page.text.splitlines()) <= 40
         assert page.headings()[1:] == ["Problem", "Solution", "Price"]
     assert (ROOT / "docs/images/demo.svg").stat().st_size < 150_000
-
-
-def test_the_results_of_fault_runs_become_a_table(tmp_path: Path) -> None:
-    copy = tmp_path / "docs"
-    shutil.copytree(ROOT / "docs", copy)
-    lines = tmp_path / "results"
-    lines.write_text(
-        'noise\n{"row": 10, "n": 500, "lost": 0, "dup": 0, "early": 0, "max_recovery_s": 1.25, "verdict": "pass"}\n'
-        '{"row": 10, "n": 500, "lost": 1, "verdict": "fail"}\n{"row": "new one", "n": 3, "verdict": "pass"}\n'
-        '{"row": 2, "n": 1000, "lost": 0, "verdict": "pass"}\n'
-    )
-    run([sys.executable, str(copy / "fault_table.py"), str(lines)], tmp_path)
-    assert (
-        "| consumer killed between receive and handler | 1 | 1,000 | 0 | 0 | 0 |  | pass |\n"
-        "| answer to a send lost | 2 | 1,000 | 1 | 0 | 0 | 1.25 | fail |\n"
-        "| new one | 1 | 3 | 0 | 0 | 0 |  | pass |\n"
-    ) in (copy / "explain/guarantees.md").read_text()
-    lines.write_text("nothing here\n")
-    run([sys.executable, str(copy / "fault_table.py"), str(lines)], tmp_path, expected=1)

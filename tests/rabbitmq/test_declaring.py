@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import amqp
 import pytest
 from kombu import Connection
 
 from restante.core.errors import InvalidInput, Mismatch, Unavailable
-from restante.rabbitmq import Subscribed, TopologyOptions, shared, topology
+from restante.rabbitmq import Subscribed, TopologyOptions, declaring, shared, topology
 from restante.rabbitmq.declaring import counts, declare, verify
+from restante.rabbitmq.topology import Queue
 from tests.cli.conftest import Cli
 from tests.harness.deadlines import at_most
 from tests.harness.rabbitmq import RabbitServer
-from tests.harness.servers import HOST, free_port
+from tests.harness.servers import HOST, closed_port
 from tests.rabbitmq.conftest import LOW, Wire
 
 Connect = Callable[..., Connection]
@@ -41,6 +43,32 @@ def test_declaring_is_quick_and_can_be_done_again(connection: Connection, servic
         declare(connection, made)
     declare(connection, made)
     assert verify(connection, made) == []
+
+
+@pytest.mark.parametrize("failures", [1, 100])
+def test_a_broker_that_fails_inside_is_asked_again_and_not_for_ever(
+    connection: Connection, service: str, failures: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a busy RabbitMQ does that cannot start a quorum queue in its time: it closes the connection with 541."""
+    left, really = failures, declaring._declare
+
+    def failing(channel: Any, one: Any, **told: Any) -> Any:
+        nonlocal left
+        if left and isinstance(one, Queue):
+            left -= 1
+            channel.connection.close()
+            raise amqp.InternalError("INTERNAL_ERROR")
+        return really(channel, one, **told)
+
+    monkeypatch.setattr(declaring, "_declare", failing)
+    monkeypatch.setattr(declaring, "PAUSES", (0.0, 0.0))
+    made = topology(service, [Subscribed("on_paid", "shop.paid")], options=LOW)
+    if failures == 1:
+        declare(connection, made)
+        assert verify(connection, made) == []
+    else:
+        with pytest.raises(Unavailable, match=r"RabbitMQ at .* failed: INTERNAL_ERROR; its log says why"):
+            declare(connection, made)
 
 
 def test_checking_names_what_is_missing_and_declares_nothing(connection: Connection, service: str) -> None:
@@ -124,7 +152,7 @@ def test_a_wrong_password_is_not_shown(server: RabbitServer, connect: Connect) -
 
 @pytest.mark.timed
 def test_a_broker_that_is_not_there_is_unavailable_at_once(connect: Connect) -> None:
-    port = free_port()
+    port = closed_port()
     for ask in (
         lambda connection: declare(connection, shared(LOW)),
         lambda connection: verify(connection, shared(LOW)),
@@ -198,6 +226,6 @@ def test_the_command_line_refuses_what_it_cannot_understand(cli: Cli) -> None:
     wrong = cli.inside("rabbitmq", "check", "--broker", "redis://:opensesame@here", "--service", "billing")
     assert (wrong.code, "opensesame" in wrong.err) == (2, False)
     gone = cli.inside(
-        "rabbitmq", "check", "--broker", f"amqp://u:opensesame@{HOST}:{free_port()}//", "--service", "billing"
+        "rabbitmq", "check", "--broker", f"amqp://u:opensesame@{HOST}:{closed_port()}//", "--service", "billing"
     )
     assert (gone.code, "opensesame" in gone.err) == (3, False)

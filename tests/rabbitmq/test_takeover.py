@@ -19,14 +19,12 @@ from restante.rabbitmq import Subscribed, TopologyOptions, topology
 from restante.rabbitmq.declaring import declare
 from restante.rabbitmq.leftovers import find, remove
 from tests.cli.conftest import Cli
+from tests.harness.deadlines import PATIENCE
 from tests.harness.rabbitmq import RabbitServer
 from tests.rabbitmq.conftest import LOW, Wire
 
 #: Labels and milliseconds of the old rungs, shortest first.
 STEPS = (("125ms", 125), ("250ms", 250), ("500ms", 500), ("1s", 1000), ("2s", 2000), ("4s", 4000))
-#: Seconds in which all that climbs down has arrived, on a machine that is busy.
-PATIENCE = 60.0
-
 Arrived = Counter[tuple[str, str]]
 
 
@@ -49,7 +47,21 @@ def old(url: str, connect: Callable[..., Connection]) -> Wire:
     return wire
 
 
-def _declare_old(channel: Any) -> None:
+@pytest.fixture
+def held(url: str, connect: Callable[..., Connection]) -> Wire:
+    """The same, but what is on the longest rungs stays there until `let_go`."""
+    wire = Wire(connect(url))
+    _declare_old(wire.channel, longest=3_600_000)
+    return wire
+
+
+def let_go(wire: Wire, owner: str) -> None:
+    """Moves the message on the longest rung to the next one, as the broker does when its time is over."""
+    message = wire.channel.basic_get(f"{owner}.rung.4s", no_ack=True)
+    wire.channel.basic_publish(message, f"{owner}.rung.2s", message.delivery_info["routing_key"])
+
+
+def _declare_old(channel: Any, longest: int = STEPS[-1][1]) -> None:
     durable = {"durable": True, "auto_delete": False}
     week = {"x-message-ttl": 604_800_000, "x-max-length": 10_000, "x-overflow": "reject-publish"}
     aside = {"alternate-exchange": "events.unrouted"}
@@ -66,7 +78,8 @@ def _declare_old(channel: Any) -> None:
         below = f"{owner}.return"
         for place, (label, milliseconds) in enumerate(STEPS):
             name = f"{owner}.rung.{label}"
-            arguments = {"x-message-ttl": milliseconds, "x-dead-letter-exchange": below}
+            waits = longest if label == STEPS[-1][0] else milliseconds
+            arguments = {"x-message-ttl": waits, "x-dead-letter-exchange": below}
             channel.exchange_declare(name, "topic", **durable)
             channel.queue_declare(name, arguments=arguments, **durable)
             channel.queue_bind(name, name, "*." * place + "1.#")
@@ -158,18 +171,19 @@ def test_a_service_may_change_the_type_of_its_rungs_and_gets_each_message_once(o
 
 
 def test_old_rungs_are_kept_while_they_hold_messages_and_removed_once_empty(
-    old: Wire, broker: Connection, connect: Callable[..., Connection], url: str
+    held: Wire, broker: Connection, connect: Callable[..., Connection], url: str
 ) -> None:
     upgraded(broker)
-    old.send("billing.rung.4s", "0.0.0.0.0.1.@.billing.on_paid", "on its way", mandatory=True)
-    held = {one.name: one.messages for one in find(broker, ["billing"]) if one.kind == "queue"}
-    assert (held["billing.rung.4s"], held["events.rung.4s"], len(held)) == (1, 0, 12)
+    held.send("billing.rung.4s", "0.0.0.0.0.1.@.billing.on_paid", "on its way", mandatory=True)
+    counts = {one.name: one.messages for one in find(broker, ["billing"]) if one.kind == "queue"}
+    assert (counts["billing.rung.4s"], counts["events.rung.4s"], len(counts)) == (1, 0, 12)
     removed, kept = remove(broker, ["billing"])
     assert {one.name for one in removed} == {f"events.rung.{label}" for label, _ in STEPS} | {"events.return"}
     assert kept[0].text() == "queue billing.rung.4s (1 message on the way back)"
     assert {one.name for one in kept} == {f"billing.rung.{label}" for label, _ in STEPS} | {"billing.return"}
-    old.listen("billing.on_paid")
-    old.wait(1, PATIENCE)
+    let_go(held, "billing")
+    held.listen("billing.on_paid")
+    held.wait(1, PATIENCE)
     removed, kept = remove(broker, ["billing"])
     assert (len(removed), kept) == (len(STEPS) + len(STEPS) - 1 + 1, [])
     assert find(broker, ["billing"]) == []
@@ -179,10 +193,10 @@ def test_old_rungs_are_kept_while_they_hold_messages_and_removed_once_empty(
     with pytest.raises(amqp.exceptions.NotFound):
         late.send("events.rung.1s", "0.0.0.1.@.shop.paid", "too late", mandatory=True)
     # All goes on by the shared ladder.
-    old.send(*LOW.ladder().retry(0.25, "billing.on_paid"), "a retry", mandatory=True)
-    old.send(*LOW.ladder().later(0.25, "shop.paid"), "an event", mandatory=True)
-    old.wait(3, PATIENCE)
-    assert seen(old) == {
+    held.send(*LOW.ladder().retry(0.25, "billing.on_paid"), "a retry", mandatory=True)
+    held.send(*LOW.ladder().later(0.25, "shop.paid"), "an event", mandatory=True)
+    held.wait(3, PATIENCE)
+    assert seen(held) == {
         ("billing.on_paid", "on its way"): 1,
         ("billing.on_paid", "a retry"): 1,
         ("billing.on_paid", "an event"): 1,
@@ -198,7 +212,7 @@ def test_a_service_is_not_cleared_away_before_the_shared_ladder_is_there(old: Wi
 
 
 def test_the_command_line_names_what_is_left_over_and_removes_it(
-    old: Wire, broker: Connection, url: str, tmp_path: Path
+    held: Wire, broker: Connection, url: str, tmp_path: Path
 ) -> None:
     cli = Cli(None, tmp_path)
     try:
@@ -209,13 +223,14 @@ def test_the_command_line_names_what_is_left_over_and_removes_it(
         checked = cli.inside("rabbitmq", "check", *words, "--json")
         assert (checked.code, checked.json["missing"]) == (0, [])
         assert "exchange events.return" in checked.json["left_over"]
-        old.send("events.rung.4s", "0.0.0.0.0.1.@.shop.paid", "later", mandatory=True)
+        held.send("events.rung.4s", "0.0.0.0.0.1.@.shop.paid", "later", mandatory=True)
         looked = cli.inside("rabbitmq", "clean", *words, "--dry-run")
         assert (looked.code, "kept: queue events.rung.4s (1 message on the way back)\n" in looked.out) == (0, True)
         early = cli.inside("rabbitmq", "clean", *words)
         assert (early.code, "run it again later" in early.err) == (1, True)
-        old.listen("billing.on_paid")
-        old.wait(1, PATIENCE)
+        let_go(held, "events")
+        held.listen("billing.on_paid")
+        held.wait(1, PATIENCE)
         last = cli.inside("rabbitmq", "clean", *words, "--json")
         assert (last.code, last.json["kept"]) == (0, [])
         assert "exchange events.return" in last.json["removed"]

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from restante import InvalidInput, InvalidName, RetryPolicy, exponential, fixed
 from restante.rabbitmq import Binding, Exchange, Ladder, Queue, Subscribed, TopologyOptions, rungs, shared, topology
-from restante.rabbitmq.ladder import LONGEST_KEY, LONGEST_LIFE, MOST_RUNGS, REACH, SMALLEST, TO_QUEUE, target_of
-from restante.rabbitmq.topology import RESERVED_HANDLERS, RESERVED_SERVICES, is_rung
+from restante.rabbitmq.ladder import GATE, LONGEST_KEY, LONGEST_LIFE, MOST_RUNGS, REACH, SMALLEST, TO_QUEUE, target_of
+from restante.rabbitmq.topology import RESERVED_HANDLERS, RESERVED_SERVICES, UNROUTED, is_rung
 
 WEEK = 7 * 86400 * 1000
 BOUNDS = (("x-message-ttl", WEEK), ("x-max-length", 10_000), ("x-overflow", "reject-publish"))
@@ -49,6 +49,8 @@ def test_a_small_service_needs_exactly_this() -> None:
         Exchange("calls", "direct"),
         Exchange("calls.all", "direct"),
         Exchange("ladder:return", "topic", ASIDE),
+        Exchange("ladder:gate", "fanout", durable=False),
+        Exchange("ladder:due", "topic", ASIDE),
         *(Exchange(f"ladder:classic.{label}", "topic") for label in ("1s", "500ms", "250ms", "125ms")),
         Exchange("billing.rung.1s", "topic"),
     }
@@ -76,13 +78,24 @@ def test_a_small_service_needs_exactly_this() -> None:
         Binding("billing.rung.1s", "#", "ladder:classic.1s", True),
         Binding("events", "shop.*.paid", "billing.on_paid"),
         Binding("events.known", "shop.*.paid", "billing.on_paid"),
-        Binding("ladder:return", "#.~.shop.*.paid", "billing.on_paid"),
+        Binding("ladder:return", "#.~.#", "ladder:gate", True),
+        Binding("ladder:gate", "", "ladder:due", True),
+        Binding("ladder:due", "#.~.shop.*.paid", "billing.on_paid"),
         Binding("ladder:return", "#.@.billing.on_paid", "billing.on_paid"),
         Binding("calls", "shop.price.get", "call:shop.price.get"),
         Binding("calls.all", "shop.price.get", "billing.calls"),
     }
     for objects in (made.exchanges, made.queues, made.bindings):
         assert len({*objects}) == len(objects)
+
+
+def test_no_exchange_is_handed_anything_before_it_leads_somewhere() -> None:
+    """Messages travel while bindings are made, and an exchange without one drops what it is given."""
+    made = topology("billing", [Subscribed("on_paid", "a")], ["b"], options=TopologyOptions(longest_delay=2))
+    leads = {one.name for one in made.exchanges if dict(one.arguments).get("alternate-exchange")}
+    for one in made.bindings:
+        assert not one.to_exchange or one.target in leads, one
+        leads.add(one.source)
 
 
 def test_all_services_share_one_ladder_and_the_guide_states_the_count() -> None:
@@ -97,10 +110,10 @@ def test_all_services_share_one_ladder_and_the_guide_states_the_count() -> None:
     assert len([name for name in queues if is_rung(name)]) == 20
     # Three services, each with two handlers of events, one of calls, the queue of calls to all, and an archive.
     assert len(queues) == 22 + 3 * (2 + 1 + 1 + 1)
-    assert len(shared().exchanges) == 26
-    assert len(exchanges) == 26 + 3
+    assert len(shared().exchanges) == 28
+    assert len(exchanges) == 28 + 3
     guide = (Path(__file__).parents[2] / "docs" / "guide" / "events.md").read_text()
-    assert "22 queues and 26 exchanges" in " ".join(guide.split())
+    assert "22 queues and 28 exchanges" in " ".join(guide.split())
 
 
 def test_quorum_rungs_move_messages_at_least_once_and_have_names_of_their_own() -> None:
@@ -295,9 +308,9 @@ def test_people_see_one_line_per_rung_and_programs_see_everything() -> None:
     assert [len(told[name]) for name in ("exchanges", "queues", "bindings")] == [
         len(made.exchanges), len(made.queues), len(made.bindings),
     ]  # fmt: skip
-    assert {"name": "events", "type": "topic", "arguments": {"alternate-exchange": "events.unrouted"}} in told[
-        "exchanges"
-    ]
+    events = {"name": "events", "type": "topic", "durable": True, "arguments": {"alternate-exchange": UNROUTED}}
+    assert events in told["exchanges"]
+    assert {"name": GATE, "type": "fanout", "durable": False, "arguments": {}} in told["exchanges"]
 
 
 def test_the_topology_is_known_without_kombu() -> None:

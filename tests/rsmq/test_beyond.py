@@ -43,6 +43,24 @@ class TestBatches:
         assert scores(bench) == {}
         assert b"totalsent" not in hash_of(bench)
 
+    def test_the_queues_delay_holds_for_a_batch_unless_the_call_has_its_own(self, bench: Bench, rsmq: Rsmq) -> None:
+        rsmq.create_queue("orders", delay=60)
+        late, now = rsmq.send_many("orders", ["late"]), rsmq.send_many("orders", ["now"], delay=0)
+        assert [one.id for one in rsmq.receive_many("orders", 5)] == now
+        bench.clock.advance(60)
+        assert [one.id for one in rsmq.receive_many("orders", 5)] == [*now, *late]
+
+    def test_a_batch_is_announced_by_one_word(self, debian: Bench) -> None:
+        listener: Any = debian.server.client().pubsub()  # type: ignore[no-untyped-call]  # the driver's
+        listener.subscribe("rsmq:rt:orders")
+        listener.get_message(timeout=PATIENCE)
+        with Rsmq(debian.server.url, realtime=True) as loud:
+            loud.create_queue("orders")
+            loud.send_many("orders", ["a", "b", "c"])
+            loud.send_message("orders", "d")
+        assert [listener.get_message(timeout=PATIENCE)["data"] for _ in range(2)] == [b"3", b"4"]
+        listener.close()
+
     def test_a_batch_of_single_ones_counts_again(self, bench: Bench, rsmq: Rsmq) -> None:
         rsmq.create_queue("orders", vt=5)
         rsmq.send_many("orders", ["a", "b"], delay=0)
@@ -281,6 +299,23 @@ class TestConsuming:
         consumer.run()
         assert (seen, consumer.failed) == ([1, 2, 3], 3)
         assert [one.id for one in ours.peek("dead")] == [id]
+
+    async def test_a_failed_message_of_an_asyncio_consumer_comes_again_and_then_is_dead(self, debian: Bench) -> None:
+        async with AsyncRsmq(debian.server.url) as client:
+            await client.create_queue("orders", vt=30)
+            await client.create_queue("dead")
+            id = await client.send_message("orders", "poison")
+            seen: list[int] = []
+
+            async def failing(message: RsmqReceived) -> None:
+                seen.append(message.rc)
+                raise RuntimeError("no")
+
+            options: dict[str, Any] = {"dead": "dead", "max_receives": 3, "retry_delay": 0, "stop_when_empty": True}
+            consumer = client.consume("orders", failing, **options)
+            await consumer.run()
+            assert (seen, consumer.failed) == ([1, 2, 3], 3)
+            assert [one.id for one in await client.peek("dead")] == [id]
 
     def test_a_stop_lets_the_handler_finish(self, ours: Rsmq) -> None:
         ours.create_queue("orders")

@@ -334,7 +334,7 @@ def test_killed_again_and_again_each_message_arrives_once(server: RedisServer, k
         post.queue("out", max_attempts=1000)._open()
 
         def start(way: tuple[str, ...]) -> PythonProcess:
-            return opened.enter_context(PythonProcess(BRIDGE, server.url, *way, str(LEASE)))
+            return opened.enter_context(PythonProcess(BRIDGE, server.url, *way, str(LEASE), forked=True))
 
         running = {way: start(way) for way in ways}
         traffic = Traffic(server.url, count)

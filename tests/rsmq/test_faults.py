@@ -340,7 +340,7 @@ def running() -> Iterator[tuple[RedisServer, Rsmq]]:
 def test_what_a_killed_consumer_held_is_received_again(running: tuple[RedisServer, Rsmq]) -> None:
     server, rsmq = running
     id = rsmq.send_message("orders", "30")
-    first = PythonProcess(CONSUMER, server.url)
+    first = PythonProcess(CONSUMER, server.url, forked=True)
     try:
         first.wait_line(f"begun {id} 1")
         time.sleep(1.2)  # longer than its vt: the heartbeat keeps it hidden
@@ -357,7 +357,7 @@ def test_what_a_killed_consumer_held_is_received_again(running: tuple[RedisServe
 def test_sigterm_lets_a_consumer_finish_and_leaves_the_rest(running: tuple[RedisServer, Rsmq]) -> None:
     server, rsmq = running
     ids = rsmq.send_many("orders", ["0.5", "0.5"])
-    child = PythonProcess(CONSUMER, server.url)
+    child = PythonProcess(CONSUMER, server.url, forked=True)
     try:
         child.wait_line(f"begun {ids[0]}")
         child.terminate()

@@ -350,7 +350,7 @@ def three_clients(server: RedisServer, node: NodeRsmq, seconds: float) -> dict[s
             thread.join(PATIENCE)
         books["node"] = Ledger(sent=node.finish(sending, 60))
         for answer in receiving:
-            taken = node.finish(answer, 60)
+            taken = node.finish(answer, PATIENCE)
             books["node"].received += taken["received"]
             books["node"].deleted += taken["deleted"]
         left = rsmq.get_queue_attributes("orders")

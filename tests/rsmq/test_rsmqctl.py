@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from restante.cli import rsmqctl as command
+from tests.harness.deadlines import PATIENCE
 from tests.rsmq.clients import Node
 from tests.rsmq.conftest import Bench
 from tests.rsmq.test_cli import Told
@@ -32,7 +33,7 @@ class Ended(NamedTuple):
 
 def rsmqctl(*words: str, **env: str) -> Ended:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("REDIS_", "RESTANTE_"))}
-    done = subprocess.run([SCRIPT, *words], env=kept | env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([SCRIPT, *words], env=kept | env, capture_output=True, text=True, timeout=PATIENCE)
     return Ended(done.returncode, done.stdout, done.stderr)
 
 
@@ -75,28 +76,28 @@ def test_the_documented_commands_of_queues_print_what_the_documents_show(
 
 
 def test_the_documented_commands_of_messages_print_what_the_documents_show(
-    ctl: Callable[..., Ended], debian: Bench
+    inside: Callable[..., Ended], debian: Bench
 ) -> None:
-    ctl("queue", "create", "-n", "test-queue")
-    sent = ctl("message", "send", "-n", "test-queue", "-m", "Hello, World")
+    inside("queue", "create", "-n", "test-queue")
+    sent = inside("message", "send", "-n", "test-queue", "-m", "Hello, World")
     stored: Any = debian.client.zrange("rsmq:test-queue", 0, -1)
     id = stored[0].decode()
     assert sent == (0, f"{id}\n", ""), "the bare ID, without quotes"
     now = debian.clock.now_ms
     expected = f'{{"id": "{id}", "message": "Hello, World", "rc": 1, "ts": {now}}}\n'
-    assert ctl("message", "receive", "-n", "test-queue") == (0, expected, "")
+    assert inside("message", "receive", "-n", "test-queue") == (0, expected, "")
     assert debian.client.zscore("rsmq:test-queue", id) == now + 30_000
-    assert ctl("message", "receive", "-n", "test-queue") == (0, "No messages on queue: test-queue\n", "")
-    assert ctl("message", "visibility", "-n", "test-queue", "-i", id, "-t", "600") == (
+    assert inside("message", "receive", "-n", "test-queue") == (0, "No messages on queue: test-queue\n", "")
+    assert inside("message", "visibility", "-n", "test-queue", "-i", id, "-t", "600") == (
         0, f"Message ID: {id} visibility timeout set to 600s\n", "",
     )  # fmt: skip
     assert debian.client.zscore("rsmq:test-queue", id) == now + 600_000
-    assert ctl("message", "delete", "-n", "test-queue", "--message-id", id) == (0, "", "")
-    ctl("message", "send", "-n", "test-queue", "--message", "naïve")
-    popped = ctl("message", "pop", "-n", "test-queue")
+    assert inside("message", "delete", "-n", "test-queue", "--message-id", id) == (0, "", "")
+    inside("message", "send", "-n", "test-queue", "--message", "naïve")
+    popped = inside("message", "pop", "-n", "test-queue")
     assert (popped.code, json.loads(popped.out)["message"]) == (0, "naïve")
     assert list(json.loads(popped.out)) == ["id", "message", "rc", "ts"]
-    assert ctl("message", "pop", "-n", "test-queue") == (0, "No messages on queue: test-queue\n", "")
+    assert inside("message", "pop", "-n", "test-queue") == (0, "No messages on queue: test-queue\n", "")
 
 
 def test_failures_end_with_one_and_begin_with_the_same_text(inside: Callable[..., Ended]) -> None:

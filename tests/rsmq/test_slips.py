@@ -208,13 +208,17 @@ class TestOfOthers:
         assert debian.client.zscore("rsmq:orders", id) == debian.clock.now_ms + 2000
         assert (ours.get_queue_attributes("orders").vt, ours.get_queue_attributes("orders").delay) == (2, 1)
 
-    def test_an_id_without_a_body_is_told_and_can_be_deleted(self, debian: Bench, ours: Rsmq) -> None:
+    def test_an_id_without_a_body_is_told_and_can_be_deleted(
+        self, debian: Bench, ours: Rsmq, caplog: pytest.LogCaptureFixture
+    ) -> None:
         ours.create_queue("orders")
         debian.client.zadd("rsmq:orders", {ID: 1})
         good = ours.send_message("orders", "a")
         with pytest.raises(Corrupt, match=ID):
             ours.receive_message("orders", vt=0)
-        assert [got.id for got in ours.receive_many("orders", 2, vt=0)] == [good]
+        with caplog.at_level(logging.ERROR, "restante"):
+            assert [got.id for got in ours.receive_many("orders", 2, vt=0)] == [good]
+        assert ID in caplog.text
         ours.delete_message("orders", ID)
         assert [got.id for got in ours.peek("orders", 9)] == [good]
 

@@ -7,10 +7,12 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
 
 from restante import Post
+from restante.server import create_app
 from tests.harness.deadlines import PATIENCE, wait_until
 from tests.harness.processes import PythonProcess
 
@@ -20,6 +22,12 @@ from restante.cli import main
 sys.argv = ["restante", *sys.argv[1:]]
 main()
 """
+
+
+@cache
+def described() -> Any:
+    """The API as it describes itself; made once, and not to be changed."""
+    return create_app("redis://localhost:1")._app.openapi()  # type: ignore[attr-defined]
 
 
 @dataclass
@@ -113,6 +121,15 @@ class Stream:
             assert time.monotonic() < deadline, f"no {name} within {seconds} s"
         raise AssertionError(f"the stream ended without {name}")
 
+    def rest(self, seconds: float = PATIENCE) -> list[str]:
+        """The names of what still comes until the server ends the stream."""
+        deadline = time.monotonic() + seconds
+        found = []
+        for told in self:
+            found.append(told.name)
+            assert time.monotonic() < deadline, f"the stream goes on: {found[-5:]}"
+        return found
+
     def lines(self, count: int) -> tuple[list[dict[str, Any]], str]:
         """So many journal lines, and the position after them."""
         found: list[dict[str, Any]] = []
@@ -133,7 +150,7 @@ class Up(PythonProcess):
     """`restante up` in a process of its own."""
 
     def __init__(self, post: Post, *words: str) -> None:
-        super().__init__(_PROGRAM, "--url", post.url, "--json", "up", "--port", "0", *words)
+        super().__init__(_PROGRAM, "--url", post.url, "--json", "up", "--port", "0", *words, forked=True)
         wait_until(lambda: self.lines or self.returncode is not None, lambda: self.stderr[-3000:])
         assert self.lines, self.stderr[-3000:]
         self.address: str = json.loads(self.lines[0])["address"]

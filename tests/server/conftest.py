@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
@@ -11,7 +12,7 @@ import pytest
 import restante
 from restante import Admin, Post
 from restante.server import ServerSettings, Serving
-from restante.server.access import Tokens
+from restante.server.access import SignInLimit, Tokens
 from tests.harness.deadlines import PATIENCE
 from tests.harness.servers import RedisServer, call
 from tests.server.calls import Api, Up
@@ -29,19 +30,26 @@ def _serving(_redis: RedisServer) -> Iterator[Serving]:
         yield serving
 
 
-@pytest.fixture
-def redis(_redis: RedisServer, _serving: Serving) -> RedisServer:
-    call(_redis.client(), "FLUSHALL")
-    _serving.office.tokens._asked_at = float("-inf")
-    _serving.office._queues.clear()
-    _serving.office.post._queues.clear()
+def empty(redis: RedisServer, serving: Serving) -> None:
+    """Empties the Redis, and the server's memory of it."""
+    call(redis.client(), "FLUSHALL")
+    serving.office.tokens._asked_at = float("-inf")
+    serving.office.tokens.clock = time.monotonic
+    serving.office.sign_in_limit = SignInLimit()
+    serving.office._queues.clear()
+    serving.office.post._queues.clear()
     # What was read of queues that are no more; names would be looked for within a second anyway.
-    hub, loop = _serving.office.hub, _serving.office.loop
+    hub, loop = serving.office.hub, serving.office.loop
     assert loop is not None
     forgotten = threading.Event()
     for step in (hub.places.clear, hub._keys.clear, forgotten.set):
         loop.call_soon_threadsafe(step)
     assert forgotten.wait(PATIENCE)
+
+
+@pytest.fixture
+def redis(_redis: RedisServer, _serving: Serving) -> RedisServer:
+    empty(_redis, _serving)
     return _redis
 
 
@@ -77,6 +85,25 @@ def token(post: Post, serving: Serving) -> Callable[..., Api]:
         return Api(serving.address, text)
 
     return make
+
+
+class Clock:
+    """The server's clock for tokens: it stands still until a test moves it."""
+
+    def __init__(self) -> None:
+        self.now = time.monotonic()
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(serving: Serving) -> Clock:
+    made = serving.office.tokens.clock = Clock()
+    return made
 
 
 @pytest.fixture

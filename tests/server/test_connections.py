@@ -11,14 +11,13 @@ from contextlib import ExitStack
 
 import pytest
 
-from restante import Post
+from restante import Post, Unavailable
 from restante.server import ServerSettings, Serving
 from restante.server.http_protocol import MAX_HEADER_BYTES, MAX_HEADERS, MAX_PIPELINED, MAX_URL
+from tests.harness.deadlines import PATIENCE
 from tests.server.calls import Api
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
-#: Seconds until a test gives up; none waits so long when the server does what it should.
-PATIENCE = 60.0
 
 
 @pytest.fixture
@@ -241,3 +240,12 @@ def test_a_server_whose_places_all_work_answers_503(post: Post) -> None:
 def test_an_upgrade_is_answered_as_if_it_was_not_asked_for(api: Api) -> None:
     ask = GET + b"Connection: Upgrade, close\r\nUpgrade: h2c\r\n\r\n"
     assert status(answer_to(api, ask)) == 200
+
+
+def test_a_port_is_taken_before_it_is_served(post: Post) -> None:
+    first = Serving(post.url, ServerSettings(port=0, sweep=False))
+    first.bind()
+    with pytest.raises(Unavailable, match=rf"cannot listen on 127\.0\.0\.1:{first.port}: Address already in use"):
+        Serving(post.url, ServerSettings(port=first.port)).bind()
+    with first:
+        assert Api(first.address).get("/healthz").status == 200

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
+import requests
 import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 
 import restante
-from restante.server import Serving, create_app
+from restante.core.settings import ClientSettings
+from restante.server import ServerSettings, Serving
 from restante.server.access import Tokens
 from restante.server.shapes import MAX_WAIT
+from tests.harness.deadlines import PATIENCE
+from tests.harness.servers import RedisServer
+from tests.server.calls import described
+from tests.server.conftest import empty
 
 
 @schemathesis.serializer("application/x-ndjson")
@@ -22,35 +30,81 @@ def as_lines(context: Any, value: Any) -> bytes:
 
 
 #: Whether a text is a file of messages is more than a description of text can say; and what is generated as a wrong
-#: list of queues, or a wrong namespace, travels as parameters of other names, which are passed over.
+#: list of queues, or beside a namespace, may be empty and travel as nothing.
 EXCLUDED = {
     "import": [positive_data_acceptance], "journal": [negative_data_rejection],
     "rsmq_queues": [negative_data_rejection],
 }  # fmt: skip
-#: Requests per operation.
-EXAMPLES = 20
+#: One for all requests: making one, and asking the environment for proxies, takes longer than an answer.
+SESSION = requests.Session()
+SESSION.trust_env = False
+#: Requests per operation, in `make test` and in `make long`.
+EXAMPLES, CHAOS_EXAMPLES = 6, 100
 
-described = schemathesis.openapi.from_dict(create_app("redis://localhost:1")._app.openapi())  # type: ignore[attr-defined]
+
+@pytest.fixture(scope="module")
+def description() -> Any:
+    return schemathesis.openapi.from_dict(described())
+
+
+#: Built in the test, not during collection, where every process would spend seven seconds on it.
+operations = schemathesis.pytest.from_fixture("description")
+
+
+@pytest.fixture(scope="module")
+def _serving(_redis: RedisServer) -> Iterator[Serving]:
+    """A server with long timeouts: generating requests keeps this process busy for seconds."""
+    patient = partial(ClientSettings, connect_timeout=PATIENCE, socket_timeout=PATIENCE, patience=PATIENCE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("restante.server.office.ClientSettings", patient)
+        with Serving(_redis.url, ServerSettings(port=0)) as serving:
+            yield serving
 
 
 @pytest.fixture
-def token(serving: Serving) -> str:
-    """A server with something in it, which asks for a token."""
-    with restante.connect(serving.office.post.url) as post:
-        text = Tokens(post).create("schema", ["operate"])[1]
-        serving.office.tokens._asked_at = float("-inf")
-        queue = post.queue("orders", keep_done=10)
-        queue.send_many([{"n": n} for n in range(20)])
-        for message in queue.receive_many(4):
-            message.bury(error=TimeoutError("no"))
-    return text
+def fill(redis: RedisServer, serving: Serving) -> Callable[[str], str]:
+    """Resets the server before the first request of each operation and returns the token to use."""
+    filled: dict[str, str] = {}
+
+    def fill(operation: str) -> str:
+        if operation not in filled:
+            empty(redis, serving)
+            with restante.connect(serving.office.post.url) as post:
+                filled[operation] = Tokens(post).create("schema", ["operate"])[1]
+                serving.office.tokens._asked_at = float("-inf")
+                queue = post.queue("orders", keep_done=10)
+                queue.send_many([{"n": n} for n in range(20)])
+                for message in queue.receive_many(4):
+                    message.bury(error=TimeoutError("no"))
+        return filled[operation]
+
+    return fill
 
 
-@described.parametrize()
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-def test_every_operation_does_what_it_says(case: Any, serving: Serving, token: str) -> None:
-    headers = {"Authorization": f"Bearer {token}"}
-    if case.operation.definition.raw["operationId"] == "journal":
+def trying(examples: int) -> settings:
+    return settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+
+
+@operations.parametrize()
+@trying(EXAMPLES)
+def test_every_operation_does_what_it_says(case: Any, serving: Serving, fill: Callable[[str], str]) -> None:
+    prove(case, serving, fill)
+
+
+@pytest.mark.chaos
+@operations.parametrize()
+@trying(CHAOS_EXAMPLES)
+def test_every_operation_does_what_it_says_of_many_more(
+    case: Any, serving: Serving, fill: Callable[[str], str]
+) -> None:
+    prove(case, serving, fill)
+
+
+def prove(case: Any, serving: Serving, fill: Callable[[str], str]) -> None:
+    """Sends one generated request, and compares the answer with the description."""
+    operation = case.operation.definition.raw["operationId"]
+    headers = {"Authorization": f"Bearer {fill(operation)}"}
+    if operation == "journal":
         headers["Accept"] = "application/json"  # as a stream it would never end
     body: dict[str, Any] = case.body if isinstance(case.body, dict) else {}
     wait: Any = body.get("wait_seconds")
@@ -58,5 +112,8 @@ def test_every_operation_does_what_it_says(case: Any, serving: Serving, token: s
         body["wait_seconds"] = 0  # it would only take its time
     if str(body.get("durability")).startswith("replica:"):
         body["durability"] = "memory"  # this server has no replicas, and says so by 503
-    excluded = EXCLUDED.get(case.operation.definition.raw["operationId"], [])
-    case.call_and_validate(base_url=serving.address, headers=headers, timeout=300, excluded_checks=excluded)
+    excluded = EXCLUDED.get(operation, [])
+    SESSION.cookies.clear()  # signing in sets one, and the next request must stand on its own
+    case.call_and_validate(
+        base_url=serving.address, headers=headers, timeout=300, excluded_checks=excluded, session=SESSION
+    )

@@ -233,12 +233,6 @@ class TestDead:
             assert api.post("/api/topics/billing/replay", body).status == 422, body
 
 
-@pytest.fixture(scope="session")
-def rabbit() -> Iterator[RabbitServer]:
-    with RabbitServer() as running:
-        yield running
-
-
 def archive(rabbit: RabbitServer, service: str, subscription: str, ids: list[str]) -> None:
     """Puts events into an archive as a worker does that has given up."""
     with amqp.Connection(f"127.0.0.1:{rabbit.port}", confirm_publish=True) as connection:

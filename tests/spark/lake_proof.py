@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
 
-from pyspark.sql import SparkSession
+import pytest
+from pyspark.sql import DataFrame, SparkSession
 
 from restante import Admin, Post
 from restante.core.journal_reader import JournalReader
+from restante.spark import tables
 from restante.spark.lake import Lake
 from restante.spark.pipeline import Pipeline, PipelineOptions
 from tests.spark.reference import Row
@@ -66,6 +70,27 @@ def table_rows(lake: Lake, name: str) -> list[Row]:
     """A table's rows as Arrow reads them; the name of a folder is text to it, and so the date is."""
     rows = lake.table(name).to_table().to_pylist()
     return [{**row, "dt": date.fromisoformat(row["dt"])} if "dt" in row else row for row in rows]
+
+
+@contextmanager
+def bronze_only() -> Iterator[None]:
+    """Pipelines compute neither silver nor gold, for tests that look at lines alone: a fold is most of a small run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Pipeline, "fold", lambda self, summary: None)
+        yield
+
+
+@contextmanager
+def audit_only() -> Iterator[None]:
+    """Pipelines compute silver, and of gold the table `audit` alone, for tests that look at no other."""
+
+    def gold(journal: DataFrame, messages: DataFrame, attempts: DataFrame, keep: tables.Keep) -> dict[str, DataFrame]:
+        return {"audit": tables.audit(messages)}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tables, "gold", gold)
+        patch.setattr(Pipeline, "_sum", lambda self, written: None)
+        yield
 
 
 def times(folder: Path, *parts: str) -> dict[str, int]:

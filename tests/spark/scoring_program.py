@@ -25,7 +25,6 @@ PAUSE = 1.0
 
 def main(url: str, queue: str, consumer: str, folder: str, still: str) -> None:
     spark = quick_session()
-    post = restante.connect(url)
 
     def score(row: dict[str, Any]) -> dict[str, Any]:
         return {"score": row["payload"]["n"] * 2}
@@ -54,7 +53,9 @@ def main(url: str, queue: str, consumer: str, folder: str, still: str) -> None:
             time.sleep(PAUSE)
             continue
         # What a killed one held comes back when its leases end, after this run took its measure.
-        if Admin(post).counts(queue).waiting:
+        with restante.connect(url) as post:
+            waiting = Admin(post).counts(queue).waiting
+        if waiting:
             time.sleep(PAUSE)
             continue
         print("ended", flush=True)

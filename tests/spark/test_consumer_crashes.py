@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from restante import Post
@@ -22,6 +23,7 @@ from restante.core.retry import fixed
 from restante.spark.writing import Written
 from tests.harness.deadlines import PATIENCE
 from tests.harness.processes import PythonProcess
+from tests.spark import scoring_program
 from tests.spark.driving import fresh_name
 from tests.spark.leased_work import LEASE, Desk, Work, ids
 
@@ -193,17 +195,18 @@ class TestCrashes:
             work.settle(chance.sample(rows, len(rows) // 2) if last == "part" else rows)
 
 
-def test_killed_with_all_its_processes_it_goes_on_without_loss_or_doubles(post: Post, tmp_path: Path) -> None:
+def test_killed_with_all_its_processes_it_goes_on_without_loss_or_doubles(
+    spark: SparkSession, post: Post, tmp_path: Path
+) -> None:
     queue = post.queue(fresh_name("killed"))
     sent = [str(id) for id in queue.send_many([{"n": number} for number in range(50)])]
-    program = Path(__file__).with_name("scoring_program.py")
+    program = Path(scoring_program.__file__)
     told = (post.url, queue.name, fresh_name("scoring"), str(tmp_path))
     with PythonProcess(program, *told, "1") as first:
         first.wait_line("written 1", timeout=PATIENCE)
         first.kill9()
         assert "settled 0" in first.lines
-    with PythonProcess(program, *told, "-1") as second:
-        second.wait_line("ended", timeout=PATIENCE)
+    scoring_program.main(*told, "-1")  # in this process, on its Spark
     found = [
         (row["message_id"], row["score"], row["verdict"]) for row in pq.read_table(tmp_path / "scores").to_pylist()
     ]

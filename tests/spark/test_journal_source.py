@@ -7,7 +7,6 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,8 +26,7 @@ from restante.spark import journal, lines
 from restante.spark.journal import FilteringJournalReader, Range, split
 from restante.spark.schemas import JOURNAL
 from tests.harness.clock import FrozenClock
-from tests.harness.processes import PythonProcess
-from tests.harness.servers import RedisServer, call, free_port
+from tests.harness.servers import RedisServer, call, closed_port
 from tests.spark.busy_queues import HAPPENS, BusyQueues, entries, facts, place, rows
 from tests.spark.driving import Row, batch_reader, fresh_name, options, read_all, read_parts
 
@@ -105,7 +103,7 @@ class TestRows:
 
     def test_a_server_that_is_away_is_told_once_patience_ends(self) -> None:
         with pytest.raises(Unavailable):
-            batch_reader(f"redis://127.0.0.1:{free_port()}", patience=0.2).partitions()
+            batch_reader(f"redis://127.0.0.1:{closed_port()}", patience=0.2).partitions()
 
     def test_queues_are_chosen_by_name_and_pattern(self, post: Post) -> None:
         for queue in ("eu.orders", "eu.mail", "us.orders", "audit"):
@@ -395,24 +393,3 @@ class TestWithSpark:
                 assert facts(collected(pushed.load().where(condition))) == same
         finally:
             spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
-
-
-FRESH = """
-import sys
-from tests.harness.spark_session import quick_session
-spark = quick_session()
-print("lines", spark.read.format("restante").option("url", sys.argv[1]).load().count(), flush=True)
-spark.sql(f"CREATE TABLE blocks USING restante OPTIONS (url '{sys.argv[1]}', queues '{sys.argv[2]}')")
-(row,) = spark.sql("SELECT event, count(*), max(position) FROM blocks GROUP BY event").collect()
-print("table", *row, flush=True)
-"""
-
-
-def test_a_session_that_was_told_nothing_knows_the_format_and_makes_tables_of_it(
-    post: Post, blocks: str, tmp_path: Path
-) -> None:
-    post.queue(fresh_name("other")).send(1)
-    # In a folder of its own: a table makes Spark leave its warehouse where it runs.
-    with PythonProcess(FRESH, post.url, blocks, cwd=tmp_path) as program:
-        assert program.wait_line("lines") == "lines 46"
-        assert program.wait_line("table") == "table sent 45 45"

@@ -34,6 +34,7 @@ from tests.spark.lake_proof import (
     Line,
     assert_every_line_once,
     assert_tables_follow,
+    bronze_only,
     by_arrow,
     by_spark,
     copied,
@@ -65,9 +66,9 @@ def run(spark: SparkSession, server: RedisServer, lake: Path) -> Callable[..., P
 
 
 @pytest.fixture
-def bronze_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pipelines compute neither silver nor gold, for tests that look at lines alone."""
-    monkeypatch.setattr(Pipeline, "fold", lambda self, summary: None)
+def only_bronze() -> Iterator[None]:
+    with bronze_only():
+        yield
 
 
 @dataclass
@@ -362,7 +363,7 @@ class TestGuards:
         assert by_spark(spark, folder) == wanted
 
 
-@pytest.mark.usefixtures("bronze_only")
+@pytest.mark.usefixtures("only_bronze")
 class TestLoss:
     def test_lost_lines_end_the_run_and_are_passed_over_only_when_asked(
         self, run: Callable[..., Pipeline], post: Post, lake: Path, spark: SparkSession
@@ -412,7 +413,7 @@ class TestLoss:
         assert_every_line_once(spark, lake, old + written(post))
 
 
-@pytest.mark.usefixtures("bronze_only")
+@pytest.mark.usefixtures("only_bronze")
 class TestServerAway:
     def test_a_run_goes_on_when_its_server_comes_back(
         self, spark: SparkSession, lake: Path, caplog: pytest.LogCaptureFixture
@@ -452,15 +453,22 @@ class TestServerAway:
 
 
 class TestKilled:
-    def test_a_pipeline_killed_five_times_at_any_moment_holds_every_line_once_in_the_end(
-        self, spark: SparkSession, server: RedisServer, post: Post, lake: Path
+    @pytest.mark.parametrize(
+        "moments",
+        [
+            ("bronze", "silver and gold"),
+            pytest.param(("bronze", "silver and gold") * 5, marks=pytest.mark.chaos),
+        ],
+        ids=len,
+    )
+    def test_a_pipeline_killed_at_any_moment_holds_every_line_once_in_the_end(
+        self, spark: SparkSession, server: RedisServer, post: Post, lake: Path, moments: tuple[str, ...]
     ) -> None:
         chance = random.Random(11)
         options: dict[str, Any] = {
             "url": server.url, "lake": str(lake), "batch_rows": 150, "compact_from": 3, "trigger_seconds": 0.1,
             "fold_seconds": 0.5,
         }  # fmt: skip
-        moments = ("bronze", "silver and gold", "bronze", "silver and gold", "bronze")
         with ExitStack() as processes, going_on(Traffic(post, 6), pause=0.05):
 
             def starting(number: int) -> SparkProcess:

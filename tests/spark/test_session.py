@@ -12,6 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
+from restante import Post
 from restante.core.errors import InvalidInput
 from restante.spark import session as module
 from restante.spark.session import session
@@ -19,6 +20,7 @@ from tests.harness.deadlines import PATIENCE
 from tests.harness.processes import CHECKOUT
 from tests.harness.requirements import require
 from tests.harness.spark_session import MASTER, QUICK
+from tests.spark.driving import fresh_name
 
 TELL = "print(s.sparkContext.master, s.sparkContext.appName, s.conf.get('spark.sql.shuffle.partitions'))"
 
@@ -35,7 +37,9 @@ class Runner:
         own = {key: value for key, value in os.environ.items() if key not in drop and not key.startswith("SPARK_")}
         return subprocess.run(
             [sys.executable, "-W", "error", str(self._script)],
-            env={**own, "PYTHONPATH": str(CHECKOUT), **env}, capture_output=True, text=True, timeout=PATIENCE,
+            # In a folder of its own: a table makes Spark leave its warehouse where it runs.
+            env={**own, "PYTHONPATH": str(CHECKOUT), **env}, cwd=self._script.parent,
+            capture_output=True, text=True, timeout=PATIENCE,
         )  # fmt: skip
 
 
@@ -49,7 +53,7 @@ class TestTheSession:
         wanted = {
             "spark.sql.session.timeZone": "UTC",
             "spark.ui.enabled": "false",
-            "spark.sql.shuffle.partitions": "2",
+            "spark.sql.shuffle.partitions": "1",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.memory": QUICK["spark.driver.memory"],
         }
@@ -57,8 +61,8 @@ class TestTheSession:
         assert spark.sparkContext.master == MASTER
 
     def test_an_active_session_is_taken_as_it_is(self, spark: SparkSession) -> None:
-        assert session(master="local[1]", name="other", conf={"spark.sql.shuffle.partitions": "7"}) is spark
-        assert spark.conf.get("spark.sql.shuffle.partitions") == "2"
+        assert session(master="local[4]", name="other", conf={"spark.sql.shuffle.partitions": "7"}) is spark
+        assert spark.conf.get("spark.sql.shuffle.partitions") == "1"
 
     def test_instants_are_utc_whatever_the_machine_says(self, spark: SparkSession) -> None:
         (row,) = spark.sql("select date_format(timestamp_seconds(0), 'yyyy-MM-dd HH:mm') as at").collect()
@@ -75,8 +79,14 @@ class TestTheSession:
 
 
 class TestStarting:
-    def test_a_program_says_nothing_but_its_own_words(self, run: Runner) -> None:
+    def test_a_program_says_nothing_but_its_own_words_and_knows_the_format_untold(
+        self, run: Runner, post: Post
+    ) -> None:
         require("java")
+        blocks = fresh_name("blocks")
+        for count in range(1, 10):
+            post.queue(blocks).send_many([f"{count}.{n}" for n in range(count)])
+        post.queue(fresh_name("other")).send(1)
         ran = run(
             f"""
 from pyspark.errors import AnalysisException
@@ -87,20 +97,27 @@ try:
     s.sql("select nothing").collect()
 except AnalysisException:
     {TELL}
+print("lines", s.read.format("restante").option("url", "{post.url}").load().count())
+s.sql("CREATE TABLE blocks USING restante OPTIONS (url '{post.url}', queues '{blocks}')")
+(row,) = s.sql("SELECT event, count(*), max(position) FROM blocks GROUP BY event").collect()
+print("table", *row)
 s.stop()
 """
         )
-        assert (ran.stdout, ran.stderr, ran.returncode) == ("local[2] tests 2\n", "", 0)
+        said = f"{MASTER} tests 1\nlines 46\ntable sent 45 45\n"
+        assert (ran.stdout, ran.stderr, ran.returncode) == (said, "", 0)
 
     def test_what_spark_submit_says_wins(self, tmp_path: Path) -> None:
         require("java")
+        java = " ".join([QUICK["spark.driver.extraJavaOptions"], *module._archive_options(module._java_version())])
         script = tmp_path / "submitted.py"
         script.write_text(f"from restante.spark.session import session\ns = session(master='local[3]')\n{TELL}\n")
-        submit = str(Path(pyspark.__path__[0], "bin", "spark-submit"))
+        submit, python = Path(pyspark.__path__[0], "bin", "spark-submit"), sys.executable
         conf = ["--master", "local[1]", "--name", "given", "--conf", "spark.sql.shuffle.partitions=9"]
         ran = subprocess.run(
-            [submit, *conf, "--driver-java-options", QUICK["spark.driver.extraJavaOptions"], str(script)],
-            env={**os.environ, "PYSPARK_PYTHON": sys.executable}, capture_output=True, text=True, timeout=PATIENCE,
+            [submit, *conf, "--driver-java-options", java, str(script)],
+            env={**os.environ, "SPARK_HOME": str(module._home() or submit.parents[1]), "PYSPARK_PYTHON": python},
+            capture_output=True, text=True, timeout=PATIENCE,
         )  # fmt: skip
         assert ran.stdout == "local[1] given 9\n", ran.stderr
 

@@ -26,7 +26,7 @@ from tests.spark.reference import History, Row
 BY_NAME = {table.name: table for table in (*SILVER, *GOLD, *SUMMED)}
 DATED = {table.name for table in (*SILVER, *GOLD)}
 #: Random journals that are tried; `RESTANTE_EXAMPLES` asks for more.
-EXAMPLES = int(os.environ.get("RESTANTE_EXAMPLES", "6"))
+EXAMPLES = int(os.environ.get("RESTANTE_EXAMPLES", "4"))
 
 Read = Callable[[Table, list[Row]], DataFrame]
 
