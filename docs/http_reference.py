@@ -24,8 +24,8 @@ one but those marked "no token". All limits: [the server](../guide/server.md#lim
 | 413, 415 | the body is too large, not JSON or packed |
 | 414, 431 | the URL is too long; headers or trailers are too large or too many |
 | 409 | the lease is lost, somebody holds the message, or the key was used for another body |
-| 422 | not valid: the message names the field; nothing was stored |
-| 429 | the queue is full; nothing was stored |
+| 422 | not valid: the message names the field, or an unknown query parameter and the nearest; nothing was stored |
+| 429 | the queue is full, and nothing was stored; or too many wrong tokens were tried |
 | 503 | Redis is away, or the server has too much to do: try again |
 """
 
