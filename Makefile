@@ -5,9 +5,9 @@ MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
 # Tests start hundreds of short programs. Without bytecode files each of them would compile every module again.
 export PYTHONDONTWRITEBYTECODE :=
-# Most tests wait most of the time, so three processes per core share the cores well. Tests that share something slow to
-# start form a group (tests/conftest.py), which runs in one process; the groups begin first.
-PROCESSES = $(shell echo $$(( 3 * $$(nproc) )))
+# Two processes per core keep the cores busy; each further one costs a collection and servers of its own. Tests that
+# share something slow to start form a group (tests/conftest.py), which runs in one process; the groups begin first.
+PROCESSES = $(shell echo $$(( 2 * $$(nproc) )))
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
