@@ -124,7 +124,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def rabbit() -> Iterator[RabbitServer]:
-    """The one RabbitMQ of a process."""
+    """The one RabbitMQ of a process, for folders without one of their own."""
     from tests.harness.rabbitmq import RabbitServer
 
     with RabbitServer() as running:

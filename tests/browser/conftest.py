@@ -15,6 +15,7 @@ from restante.server import ServerSettings, Serving
 from restante.server.app import static
 from tests.harness.chromium import FLAGS
 from tests.harness.deadlines import PATIENCE
+from tests.harness.rabbitmq import RabbitServer
 from tests.harness.requirements import lack, require
 from tests.harness.servers import RedisServer, call
 
@@ -30,6 +31,13 @@ def browser() -> Iterator[Browser]:
         running = playwright.chromium.launch(executable_path=str(executable), args=FLAGS)
         yield running
         running.close()
+
+
+@pytest.fixture(scope="package")
+def rabbit() -> Iterator[RabbitServer]:
+    """Not the process's own: the page shows every service of a broker."""
+    with RabbitServer() as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

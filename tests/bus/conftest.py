@@ -9,12 +9,20 @@ from pathlib import Path
 import pytest
 
 from tests.bus.places import OnRabbitMQ, OnRedis, Place, Service
+from tests.harness.rabbitmq import RabbitServer
 from tests.harness.servers import RedisServer, call
 
 
 @pytest.fixture(scope="session")
 def _redis() -> Iterator[RedisServer]:
     with RedisServer(appendonly="always") as running:
+        yield running
+
+
+@pytest.fixture(scope="package")
+def rabbit() -> Iterator[RabbitServer]:
+    """Not the process's own: what other folders have bound there would take events that nobody listens to here."""
+    with RabbitServer() as running:
         yield running
 
 
