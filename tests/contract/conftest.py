@@ -24,17 +24,16 @@ from tests.harness.servers import RedisServer, debian_binary, embedded_binary
 #: Every room the contract runs on, and what it can do: a test that needs more is not collected for it.
 ROOMS: Final = {
     "sync": BLOCKING,
-    "sync-6.2": BLOCKING,
     "async": ALL,
-    "async-6.2": ALL,
+    "async-valkey": ALL,
     "cluster": BLOCKING,
     "embedded": BLOCKING,
     "http": HTTP_CAN,
     "rsmq": RSMQ_CAN,
-    "rsmq-6.2": RSMQ_CAN,
+    "rsmq-valkey": RSMQ_CAN,
 }
 #: Rooms for `make long` alone: what they join, a client and a server, `make test` tries in two other rooms.
-LONG: Final = {"async-6.2"}
+LONG: Final = {"async-valkey"}
 
 
 @dataclass
@@ -59,7 +58,7 @@ def _debian() -> Iterator[Clocked]:
 
 
 @pytest.fixture(scope="session")
-def _old() -> Iterator[Clocked]:
+def _valkey() -> Iterator[Clocked]:
     yield from _clocked(embedded_binary())
 
 
@@ -118,7 +117,7 @@ async def room(request: pytest.FixtureRequest) -> AsyncIterator[Room]:
     """
     kind: str = request.param
     servers = {"cluster": "_cluster", "embedded": "_directory"}
-    fixture = "_old" if kind.endswith("6.2") else servers.get(kind, "_debian")
+    fixture = "_valkey" if kind.endswith("valkey") else servers.get(kind, "_debian")
     server: Clocked = request.getfixturevalue(fixture)
     if "poll" in _needs(request.node) or kind.startswith("rsmq"):
         server.clock.unfreeze()

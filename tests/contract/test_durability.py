@@ -20,7 +20,7 @@ from tests.harness.servers import RedisServer, call, debian_binary, embedded_bin
 Opener = Callable[[str], Callable[..., Any]]
 
 
-@pytest.fixture(params=[debian_binary, embedded_binary], ids=["7.0", "6.2"])
+@pytest.fixture(params=[debian_binary, embedded_binary], ids=["redis", "valkey"])
 def binary(request: pytest.FixtureRequest) -> Path:
     found: Path = request.param()
     return found

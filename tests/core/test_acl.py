@@ -97,8 +97,8 @@ def test_every_plain_command_of_the_core_is_granted_to_a_role() -> None:
 def test_a_role_may_run_the_scripts_that_the_clients_call() -> None:
     for role in RedisRole:
         allowed = {rule.partition("|")[2] for rule in rules([role]) if rule.startswith("+evalsha")}
-        assert allowed == {BY_NAME[name].shas[True].decode() for name in SCRIPTS[role] if name in BY_NAME} | {
-            script.shas[True].decode() for script in (ONCE, PACE) if script.name in SCRIPTS[role]
+        assert allowed == {BY_NAME[name].sha.decode() for name in SCRIPTS[role] if name in BY_NAME} | {
+            script.sha.decode() for script in (ONCE, PACE) if script.name in SCRIPTS[role]
         }
 
 
@@ -120,7 +120,7 @@ def _monitored(bench: Bench) -> Iterator[list[list[str]]]:
 
 def test_scripts_use_no_key_that_was_not_read_from_their_text(debian: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scenario, "WALK", 40)  # the story alone meets every rule
-    by_sha = {sha.decode(): script.name for script in (*BY_NAME.values(), ONCE, PACE) for sha in script.shas}
+    by_sha = {script.sha.decode(): script.name for script in (*BY_NAME.values(), ONCE, PACE)}
     used: set[tuple[str, str, str]] = set()
     with _monitored(debian) as seen, restante.connect(debian.server.url) as post:
         scenario.play(Pair(debian))

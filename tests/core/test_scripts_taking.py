@@ -62,7 +62,7 @@ class TestSend:
 
         def act() -> None:
             with pytest.raises(ResponseError, match="KEYS every key is needed"):
-                call(desk.bench.client, "EVAL", script.texts[0], len(few), *few, *args)
+                call(desk.bench.client, "EVAL", script.text, len(few), *few, *args)
 
         assert desk.changed_by(act) == {}
         desk.bench.connection.run(Operation(script, few, args, lambda reply: reply, "q", all_keys=every))

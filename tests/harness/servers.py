@@ -347,9 +347,7 @@ class RedisServer:
         if self.clock is not None:
             # This thread waits until a wall-clock time; if the frozen clock is in the past it spins on a whole core.
             settings["jemalloc-bg-thread"] = "no"
-        if self.version >= (7, 0, 0):
-            # Fault tests need DEBUG SLEEP; older servers allow it without being asked.
-            settings["enable-debug-command"] = "local"
+        settings["enable-debug-command"] = "local"  # fault tests need DEBUG SLEEP
         return settings | self._config
 
     def _start_on(self, port: int, *, wait: bool) -> None:

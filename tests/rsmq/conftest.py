@@ -47,14 +47,14 @@ def _debian() -> Iterator[Bench]:
 
 
 @pytest.fixture(scope="session")
-def _old() -> Iterator[Bench]:
+def _valkey() -> Iterator[Bench]:
     yield from _running(embedded_binary())
 
 
-@pytest.fixture(params=["7", "6.2"])
+@pytest.fixture(params=["redis", "valkey"])
 def bench(request: pytest.FixtureRequest) -> Bench:
     """An empty server under a frozen clock, each kind in turn."""
-    found: Bench = request.getfixturevalue("_debian" if request.param == "7" else "_old")
+    found: Bench = request.getfixturevalue("_debian" if request.param == "redis" else "_valkey")
     return _cleared(found)
 
 

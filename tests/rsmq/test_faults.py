@@ -185,9 +185,9 @@ class TestLostAnswers:
             Rsmq(post=post).send_message("orders", "a")
 
 
-@pytest.mark.parametrize("binary", ["7", "6.2"])
+@pytest.mark.parametrize("binary", ["redis", "valkey"])
 def test_at_maxmemory_sends_are_refused_and_the_queue_is_drained(binary: str) -> None:
-    path: Path = debian_binary() if binary == "7" else embedded_binary()
+    path: Path = debian_binary() if binary == "redis" else embedded_binary()
     with RedisServer(path) as server, Rsmq(server.url) as rsmq:
         rsmq.create_queue("orders", vt=60)
         rsmq.create_queue("dead")

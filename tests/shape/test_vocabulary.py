@@ -200,10 +200,10 @@ class TestScripts:
 
     @pytest.mark.parametrize("verb", VERBS)
     def test_what_is_shared_is_in_every_script_once_and_before_the_verb(self, verb: str) -> None:
-        for made in SCRIPTS[verb].texts:
-            places = [made.decode().index(LUA[name]) for name in (*SHARED, verb)]
-            assert places == sorted(places)
-            assert all(made.decode().count(LUA[name]) == 1 for name in (*SHARED, verb))
+        made = SCRIPTS[verb].text.decode()
+        places = [made.index(LUA[name]) for name in (*SHARED, verb)]
+        assert places == sorted(places)
+        assert all(made.count(LUA[name]) == 1 for name in (*SHARED, verb))
 
     @pytest.mark.parametrize("name", SHARED)
     def test_what_is_shared_knows_no_key_but_the_first_two(self, name: str) -> None:

@@ -187,8 +187,8 @@ def script_calls(name: str) -> dict[str, frozenset[str]]:
 
 @cache
 def _sha(name: str) -> str:
-    """The hash by which a server of version 7 or newer knows a script."""
-    return Script(name, "").shas[True].decode()
+    """The hash by which a server knows a script."""
+    return Script(name, "").sha.decode()
 
 
 def granted(roles: Sequence[RedisRole]) -> dict[str, frozenset[str]]:

@@ -302,9 +302,8 @@ class Connection:
                 for start in range(0, len(numbers), PIPELINE):
                     part = numbers[start : start + PIPELINE]
                     link = self._take(address)
-                    assert link.server is not None
                     try:
-                        link.write(b"".join(ops[number].packed(link.server.modern) for number in part))
+                        link.write(b"".join(ops[number].packed() for number in part))
                         for number in part:
                             try:
                                 replies[number] = link.read()
@@ -319,9 +318,7 @@ class Connection:
         return [op.parse(replies[n]) if n in replies else self.run(op) for n, op in enumerate(ops)]
 
     def _call(self, op: Operation[Any], address: Address | None, link: Link, ask: bool) -> Any:
-        server = link.server
-        assert server is not None
-        packed = op.packed(server.modern)
+        packed = op.packed()
         try:
             if op.durability == "memory" and not ask and not op.question:
                 reply = link.call(packed)
@@ -358,8 +355,7 @@ class Connection:
     def _load(self, op: Operation[Any], address: Address | None) -> None:
         try:
             link = self._take(address)
-            assert link.server is not None
-            link.call(pack(("SCRIPT", "LOAD", op.script.texts[link.server.modern])))
+            link.call(pack(("SCRIPT", "LOAD", op.script.text)))
             self._give(address, link)
         except LOST:
             pass  # the next try meets the same failure and counts it

@@ -240,8 +240,7 @@ class AsyncConnection:
             return op.parse(reply)
 
     async def _call(self, op: Operation[Any], address: Address | None, link: AsyncLink, ask: bool) -> Any:
-        assert link.server is not None
-        packed = op.packed(link.server.modern)
+        packed = op.packed()
         try:
             if op.durability == "memory" and not ask:
                 reply = await link.call(packed)
@@ -275,8 +274,7 @@ class AsyncConnection:
     async def _load(self, op: Operation[Any], address: Address | None) -> None:
         try:
             link = await self._take(address)
-            assert link.server is not None
-            await link.call(pack(("SCRIPT", "LOAD", op.script.texts[link.server.modern])))
+            await link.call(pack(("SCRIPT", "LOAD", op.script.text)))
             await self._give(address, link)
         except LOST:
             pass  # the next try meets the same failure and counts it

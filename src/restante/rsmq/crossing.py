@@ -14,7 +14,7 @@ from restante.core import operations as ops
 from restante.core.errors import InvalidPayload
 from restante.core.exchange import TYPES
 from restante.core.message import Message, MessageId
-from restante.core.operations import SEND, Operation, QueueRef
+from restante.core.operations import SEND, Operation, QueueRef, sha1
 from restante.core.stored import Json, decode_json
 from restante.rsmq.calls import RsmqScript
 from restante.rsmq.keys import STAMP, RsmqKeys, bridge_key
@@ -38,10 +38,10 @@ class _Forward(RsmqScript):
     def __init__(self) -> None:
         super().__init__("forward", "zset hash", when_full=False)
         self.types = (*(TYPES[key] for key in SEND.keys), *self.types)
-        sending = b"local send = function()\n" + SEND.texts[0] + b"\nend\n"
-        verb = self.texts[0]
-        self.texts = (sending + verb, b"#!lua\n" + sending + verb)
-        self.shas = tuple(hashlib.sha1(text).hexdigest().encode() for text in self.texts)
+        flags, _, verb = self.text.partition(b"\n")
+        sending = SEND.text.partition(b"\n")[2]
+        self.text = flags + b"\nlocal send = function()\n" + sending + b"\nend\n" + verb
+        self.sha = sha1(self.text)
 
 
 FORWARD = _Forward()

@@ -374,7 +374,7 @@ FAULTS: Final = (
     Fault(
         "core",
         "what only reads does not say so, and a replica refuses it",
-        "dialects",
+        "declared",
         "flags=no-writes",
         "flags=allow-oom",
         ("tests/server/test_replica.py",),
