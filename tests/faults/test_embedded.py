@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 import restante
+from restante import Unavailable
+from restante.core import embedded
 from restante.core.embedded import answers, socket_path
 from tests.faults.rows import verdict, wait_until
 from tests.harness.processes import PythonProcess
-from tests.harness.servers import debian_binary
+from tests.harness.servers import debian_binary, embedded_binary
 
 USER = """
 import sys, time, restante
@@ -27,7 +29,7 @@ post.close()
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    debian_binary()
+    embedded_binary()
     return tmp_path / "data"
 
 
@@ -91,3 +93,58 @@ def test_a_directory_with_a_long_path_works(tmp_path: Path) -> None:
         post.queue("q").send("x")
         assert post.queue("q").receive() is not None
     wait_until(lambda: gone(deep), 10, "stopping")
+
+
+class TestTheServer:
+    """Which program is started. It reads the one file that Redis 6.2 wrote, and the several that Redis 7 writes."""
+
+    def test_it_is_the_valkey_of_the_wheel_whatever_is_installed(self, directory: Path) -> None:
+        debian_binary()
+        assert embedded.find_server() == str(embedded_binary())
+        with restante.connect(directory=directory) as post:
+            told = post.connection.command("INFO", "server").decode()
+        assert "server_name:valkey" in told
+
+    def test_without_the_wheel_it_is_the_newest_on_the_path(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.setattr(embedded, "wheel_server", lambda: None)
+        for name, version in (("old", "6.2.14"), ("new", "7.4.1"), ("broken", "")):
+            program = tmp_path / name / "redis-server"
+            program.parent.mkdir()
+            program.write_text(f"#!/bin/sh\n{f'echo Redis server v={version} sha=0' if version else 'exit 1'}\n")
+            program.chmod(0o755)
+        folders = [tmp_path / name for name in ("old", "new", "broken")]
+        monkeypatch.setenv("PATH", ":".join(map(str, folders)))
+        assert embedded.find_server() == str(tmp_path / "new" / "redis-server")
+        monkeypatch.setenv("PATH", f"{folders[0]}:{folders[2]}")
+        assert embedded.find_server() is None
+        with pytest.raises(Unavailable, match=r"pip install 'restante\[embedded\]'.*redis-server 7\.0"):
+            restante.connect(directory=tmp_path / "data").queue("orders").send(1)
+
+    @pytest.mark.parametrize(
+        "multi_part", [False, True], ids=["one file", "several files"]
+    )
+    def test_it_reads_what_an_older_server_wrote(
+        self, directory: Path, monkeypatch: pytest.MonkeyPatch, multi_part: bool
+    ) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(embedded, "wheel_server", lambda: None)
+            patch.setenv("PATH", str(debian_binary().parent), prepend=":")
+            with restante.connect(directory=directory) as post:
+                assert "valkey" not in post.connection.command("INFO", "server").decode()
+                post.queue("orders").send("kept", id="kept")
+        wait_until(lambda: gone(directory), 10, "stopping")
+        if not multi_part:
+            parts = directory / "appendonlydir"
+            lines = b"".join(part.read_bytes() for part in sorted(parts.glob("*.incr.aof")))
+            assert b"kept" in lines
+            (directory / "appendonly.aof").write_bytes(lines)
+            for part in parts.iterdir():
+                part.unlink()
+            parts.rmdir()
+        with restante.connect(directory=directory) as post:
+            assert "server_name:valkey" in post.connection.command("INFO", "server").decode()
+            message = post.queue("orders").receive()
+            assert message is not None
+            assert message.payload == "kept"
