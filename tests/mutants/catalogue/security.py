@@ -35,8 +35,8 @@ FAULTS: Final = (
         "core",
         "the doctor calls an open server safe",
         "_is_open",
-        "return not bind or _reaches_out(bind)",
-        "return False",
+        "not bind or _reaches_out(bind)",
+        "False",
         _USERS,
     ),
     Fault(
