@@ -138,7 +138,7 @@ class TestTokens:
     def test_the_secret_is_not_kept(self, post: Post, redis: Any) -> None:
         made, text = Tokens(post).create("ci", ["send"])
         kept = post.connection.command("HGETALL", b"restante:tokens", key=b"restante:tokens")
-        assert text.rpartition("_")[2].encode() not in b"".join(kept)
+        assert text.split("_", 2)[2].encode() not in b"".join(kept)
         assert [token.name for token in Tokens(post).list()] == [made.name]
 
     def test_a_revoked_token_and_its_browsers_are_let_in_no_more(
