@@ -226,6 +226,8 @@ ROWS: Final = (
         43, "five hundred clients lose their server at once",
         "faults/test_many_clients.py::test_clients_that_lost_their_server_at_once_do_not_return_at_once",
         "faults/test_many_clients.py::test_every_pause_is_drawn_from_the_whole_span",
+        "faults/test_many_clients.py::"
+        "test_real_clients_that_lost_their_server_at_once_all_come_back_and_leave_it_idle",
     ),
     _row(44, "one message, two hundred sleepers", f"{_WAKING}one_message_wakes_at_most_two_of_two_hundred"),
     _row(

@@ -7,6 +7,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,9 +36,9 @@ def verdict(
     row: int | str,
     *,
     n: int,
-    lost: int = 0,
-    dup: int = 0,
-    early: int = 0,
+    lost: int | None = None,
+    dup: int | None = None,
+    early: int | None = None,
     phantom: int | None = None,
     stale: int | None = None,
     max_recovery_s: float = 0.0,
@@ -46,19 +47,19 @@ def verdict(
 ) -> None:
     """Says how a row went, then fails the test if it went badly. `dup` counts what nothing explains.
 
-    `phantom` and `stale` are None where a row does not count them; `history_faults` does.
+    A count is None where the test does not count it: `count_from_journal` may do so after the test.
     `within_s` is a bound of time, for tests marked `timed`: see tests/harness/deadlines.py.
     """
-    bad = bool(lost or early or dup or phantom or stale or n <= 0)
-    counted = {name: count for name, count in (("phantom", phantom), ("stale", stale)) if count is not None}
+    counts = {"lost": lost, "dup": dup, "early": early, "phantom": phantom, "stale": stale}
+    bad = any(counts.values()) or n <= 0
     line = {
-        "row": row, "n": n, "lost": lost, "dup": dup, "early": early, **counted,
+        "row": row, "n": n, **{name: count for name, count in counts.items() if count is not None},
         "max_recovery_s": round(max_recovery_s, 3), "verdict": "fail" if bad else "pass", **details,
     }  # fmt: skip
     text = json.dumps(line)
     _tell(text)
-    if not counted:
-        uncounted.append(row)
+    if left := {name for name, count in counts.items() if count is None}:
+        uncounted.append((row, left))
     assert not bad, text
     if within_s is not None:
         took_at_most(max_recovery_s, within_s, text)
@@ -71,21 +72,36 @@ def _tell(text: str) -> None:
             file.write(text + "\n")
 
 
-#: Rows of the test that runs whose phantoms and stale verdicts nobody has counted yet.
-uncounted: list[int | str] = []
+#: Rows of the test that runs, each with the names of what it has not counted.
+uncounted: list[tuple[int | str, set[str]]] = []
 
 
 def count_from_journal(post: Post, queue: str) -> None:
-    """Counts the phantoms and stale verdicts of a queue for the rows of this test that did not, and fails for any."""
-    if not uncounted or queue not in Admin(post).queues():
+    """Counts from a queue's journal what the rows of this test did not count, and fails for any fault."""
+    view = Admin(post)
+    if not uncounted or queue not in view.queues():
         return
     try:
-        faults = history_faults(Admin(post), queue, [])
+        faults = {
+            **history_faults(view, queue, []),
+            "lost": lost_messages(view, queue),
+            "early": early_deliveries(view, queue),
+        }
     except (Corrupt, JournalTrimmed):
         return  # the row is about a damaged or a short journal
-    for row in uncounted:
-        _tell(json.dumps({"row": row, "n": 0, "phantom": faults["phantom"], "stale": faults["stale"]}))
-    assert (faults["phantom"], faults["stale"]) == (0, 0), faults
+    for row, left in uncounted:
+        _tell(json.dumps({"row": row, "n": 0, **{name: faults[name] for name in sorted(left)}}))
+        assert not any(faults[name] for name in left), faults
+
+
+def lost_messages(view: Admin, queue: str) -> int:
+    """How many messages are in no state although the journal does not say that they are gone."""
+    states = {line.message_id: line.state for line in journal_lines(view, queue) if line.message_id}
+    stored = places(view, queue)
+    lost = [id for id, state in states.items() if state != "gone" and id not in stored]
+    for id in lost:
+        print(f"lost: {id}, last seen {states[id]}")
+    return len(lost)
 
 
 def wait_until(true: Callable[[], bool], seconds: float, what: str) -> float:
@@ -226,14 +242,17 @@ def _without_cause(
     return [] if line.attempts == expected else [f"{told} {expected} expected"]
 
 
-def early_deliveries(view: Admin, queue: str, *, delayed: int) -> int:
-    """How many messages were delivered before they were due, by the journal, which must know of `delayed` of them."""
-    due = {}
-    early = 0
+def early_deliveries(view: Admin, queue: str, *, delayed: int | None = None) -> int:
+    """How many deliveries came before they were due, by the journal, which must know of `delayed` delayed sends."""
+    due: dict[str, datetime] = {}
+    sends = early = 0
     for line in journal_lines(view, queue):
-        if line.event is Event.SENT and line.due_at is not None:
+        if line.event in (Event.SENT, Event.NACKED, Event.RELEASED) and line.due_at is not None:
             due[line.message_id] = line.due_at
-        elif line.event is Event.RECEIVED and line.message_id in due:
-            early += line.at < due[line.message_id]
-    assert len(due) == delayed, f"{len(due)} delayed sends in the journal, {delayed} expected"
+            sends += line.event is Event.SENT
+        elif line.event in (Event.EDITED, Event.REPLAYED):
+            due.pop(line.message_id, None)  # due at another time
+        elif line.event is Event.RECEIVED and (at := due.pop(line.message_id, None)) is not None:
+            early += line.at < at
+    assert delayed in (None, sends), f"{sends} delayed sends in the journal, {delayed} expected"
     return early

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import random
+import time
 import types
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -17,7 +20,8 @@ from restante.core import exchange, operations
 from restante.core.exchange import Effort
 from restante.core.keys import QueueKeys
 from restante.core.operations import Operation
-from tests.faults.rows import verdict
+from tests.faults.rows import missing, verdict, wait_until
+from tests.harness.processes import PythonProcess
 from tests.harness.servers import RedisServer
 
 
@@ -140,3 +144,84 @@ def test_every_pause_is_drawn_from_the_whole_span(monkeypatch: pytest.MonkeyPatc
     tenths = Counter(min(9, int(pause / span * 10)) for pause in pauses)
     assert min(tenths[place] for place in range(10)) > 50
     assert span <= exchange.LONGEST_AWAY
+
+
+#: Many consumers in one process, each with a client of its own; it prints `up` and the ID of each message it acks.
+CROWD = """
+import asyncio, json, os, sys
+import restante.aio
+
+told = json.loads(sys.argv[1])
+
+async def consume():
+    async with restante.aio.connect(told["url"]) as post:
+        async for message in post.queue("crowd").consume():
+            async with message:
+                os.write(1, (message.id + "\\n").encode())
+
+async def main():
+    consuming = [asyncio.create_task(consume()) for _ in range(told["clients"])]
+    os.write(1, b"up\\n")
+    await asyncio.gather(*consuming)
+
+asyncio.run(main())
+"""
+
+
+def _connections(server: RedisServer) -> int:
+    return int(server.info("stats")["total_connections_received"])
+
+
+def _blocked(server: RedisServer) -> int:
+    return int(server.info("clients")["blocked_clients"])
+
+
+def _cpu(server: RedisServer) -> float:
+    used = server.info("cpu")
+    return float(used["used_cpu_sys"]) + float(used["used_cpu_user"])
+
+
+def _handled(crowd: list[PythonProcess]) -> list[str]:
+    return [line for process in crowd for line in process.lines if line != "up"]
+
+
+@pytest.mark.parametrize(("processes", "clients"), [(2, 20), pytest.param(5, 100, marks=pytest.mark.chaos)])
+def test_real_clients_that_lost_their_server_at_once_all_come_back_and_leave_it_idle(
+    processes: int, clients: int
+) -> None:
+    """Each client may take `LONGEST_AWAY` to return, so the server sees about one connection attempt per client in
+    that time. Five seconds later it must be idle again: nobody keeps reconnecting."""
+    everyone = processes * clients
+    with ExitStack() as ending:
+        server = ending.enter_context(RedisServer(appendonly="always"))
+        crowd = [
+            ending.enter_context(PythonProcess(CROWD, json.dumps({"url": server.url, "clients": clients}), forked=True))
+            for _ in range(processes)
+        ]
+        wait_until(lambda: _blocked(server) == everyone, 60, "every client's sleep")
+        server.kill9()
+        time.sleep(3.0)
+        server.start()
+        returning = wait_until(lambda: _blocked(server) == everyone, 60, "every client's return")
+        attempts = _connections(server)
+        time.sleep(max(0.0, 5.0 - returning))
+        before, since = _cpu(server), time.monotonic()
+        settled = _connections(server)
+        time.sleep(1.0)
+        busy = (_cpu(server) - before) / (time.monotonic() - since)
+        later = _connections(server) - settled
+        with restante.connect(server.url) as post:
+            sent = post.queue("crowd").send_many([{"n": number} for number in range(everyone)])
+            wait_until(lambda: not missing(sent, _handled(crowd)), 60, "delivery")
+        handled = _handled(crowd)
+        assert later <= 2  # this test's own questions; a herd that keeps reconnecting shows here
+        assert busy < 0.8
+        verdict(
+            "43b",
+            n=everyone,
+            lost=missing(sent, handled),
+            dup=len(handled) - len(set(handled)),
+            max_recovery_s=returning,
+            connections=attempts,
+            busy_share=round(busy, 3),
+        )

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from restante import Admin, LeasedMessage, Post, Queue
+from restante import Admin, LeasedMessage, Post, Queue, State
 from restante.core.journal import JournalEntry
 from tests.faults import rows
-from tests.faults.rows import early_deliveries, history_faults, never_run
+from tests.faults.rows import early_deliveries, history_faults, lost_messages, never_run
 from tests.harness.deadlines import wait_until
 from tests.harness.servers import RedisServer, call
 
@@ -164,3 +165,53 @@ def test_a_delivery_before_its_time_is_early(server: RedisServer, queue: Queue, 
     assert early_deliveries(view, queue.name, delayed=1) == 1
     with pytest.raises(AssertionError, match="2 expected"):
         early_deliveries(view, queue.name, delayed=2)
+
+
+def test_a_retry_before_its_time_is_early(server: RedisServer, queue: Queue, view: Admin) -> None:
+    runs: list[Run] = []
+    id = queue.send("x")
+    take(queue, runs).nack(delay=3600)
+    assert early_deliveries(view, queue.name) == 0
+    twice_ready(server, queue, id)
+    take(queue, runs)
+    assert early_deliveries(view, queue.name) == 1
+
+
+def test_a_message_that_is_nowhere_is_lost_unless_the_journal_says_it_is_gone(
+    server: RedisServer, queue: Queue, view: Admin
+) -> None:
+    queue.send("acked")
+    queue.receive_many(1)[0].ack()
+    queue.send_many(["deleted", "purged", "purged too"], delay=3600)
+    view.delete(queue.name, [next(iter(view.walk(queue.name, State.SCHEDULED))).id])
+    view.purge(queue.name, State.SCHEDULED)
+    queue.send("dead")
+    queue.receive_many(1)[0].bury(error="no")
+    id = queue.send("taken away by hand")
+    assert lost_messages(view, queue.name) == 0
+    call(server.client(), "ZREM", f"restante:{{{queue.name}}}:ready", id)
+    assert lost_messages(view, queue.name) == 1
+
+
+@pytest.fixture
+def counting(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The lines that rows of this test tell, without those of other tests."""
+    told: list[dict[str, Any]] = []
+    monkeypatch.setattr(rows, "_tell", lambda text: told.append(json.loads(text)))
+    monkeypatch.setattr(rows, "uncounted", [])
+    return told
+
+
+def test_what_a_row_does_not_count_is_counted_from_the_journal(
+    server: RedisServer, post: Post, queue: Queue, counting: list[dict[str, Any]]
+) -> None:
+    id = queue.send("x")
+    rows.verdict(1, n=1, lost=0, phantom=0)
+    assert not {"dup", "early", "stale"} & counting[0].keys()
+    rows.count_from_journal(post, queue.name)
+    assert counting[1] == {"row": 1, "n": 0, "dup": 0, "early": 0, "stale": 0}
+    rows.verdict(2, n=1, dup=0, early=0, phantom=0, stale=0)
+    call(server.client(), "ZREM", f"restante:{{{queue.name}}}:ready", id)
+    with pytest.raises(AssertionError, match="'lost': 1"):
+        rows.count_from_journal(post, queue.name)
+    assert counting[-1] == {"row": 2, "n": 0, "lost": 1}

@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
@@ -14,8 +14,9 @@ import pytest
 from restante import Post, Unavailable
 from restante.server import ServerSettings, Serving
 from restante.server.http_protocol import MAX_HEADER_BYTES, MAX_HEADERS, MAX_PIPELINED, MAX_URL
-from tests.harness.deadlines import PATIENCE
-from tests.server.calls import Api
+from tests.faults.rows import verdict
+from tests.harness.deadlines import PATIENCE, took_at_most
+from tests.server.calls import Api, Up
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
 
@@ -249,3 +250,35 @@ def test_a_port_is_taken_before_it_is_served(post: Post) -> None:
         Serving(post.url, ServerSettings(port=first.port)).bind()
     with first:
         assert Api(first.address).get("/healthz").status == 200
+
+
+def _seconds_of(api: Api, count: int) -> list[float]:
+    """How long each of many small requests took, sorted."""
+    took = []
+    for _ in range(count):
+        begun = time.perf_counter()
+        assert api.get("/api/queues/orders").status == 200
+        took.append(time.perf_counter() - begun)
+    return sorted(took)
+
+
+@pytest.mark.timed
+@pytest.mark.parametrize("count", [100, pytest.param(2000, marks=pytest.mark.chaos)])
+def test_slow_and_large_requests_do_not_slow_down_others(post: Post, up: Callable[..., Up], count: int) -> None:
+    """Row 50: the slowest hundredth of other requests takes at most twice as long as on a server left alone."""
+    post.queue("orders").send(1)
+    api = up().api
+    _seconds_of(api, count)  # warms the server up
+    alone = _seconds_of(api, count)
+    with ExitStack() as hostile:
+        for number in range(60):
+            link = hostile.enter_context(link_to(api))
+            # In turns: a head that drips, a body that drips, a body whose announced gigabyte never comes.
+            link.sendall(
+                (GET, GET + b"Content-Length: 5000\r\n\r\n", GET + b"Content-Length: 1000000000\r\n\r\n")[number % 3]
+            )
+            hostile.callback(dripping(link, b"x").set)
+        beside = _seconds_of(api, count)
+    late = int(count * 0.99)
+    took_at_most(beside[late], max(2 * alone[late], 0.01), "the slowest hundredth beside hostile requests")
+    verdict(50, n=count, p99_alone_ms=round(alone[late] * 1000, 2), p99_beside_ms=round(beside[late] * 1000, 2))
