@@ -184,7 +184,7 @@ def test_a_message_that_is_nowhere_is_lost_unless_the_journal_says_it_is_gone(
     queue.receive_many(1)[0].ack()
     queue.send_many(["deleted", "purged", "purged too"], delay=3600)
     view.delete(queue.name, [next(iter(view.walk(queue.name, State.SCHEDULED))).id])
-    view.purge(queue.name, State.SCHEDULED)
+    view.purge(queue.name, [State.SCHEDULED])
     queue.send("dead")
     queue.receive_many(1)[0].bury(error="no")
     id = queue.send("taken away by hand")
