@@ -1,6 +1,6 @@
 # Every target does its own set-up: on a fresh machine `make test` or `make run` is the first command to type.
 .DEFAULT_GOAL := help
-.PHONY: help setup dashboard run test prepare lint checks screenshots chaos long soak bench bench-bus bench-celery bench-http bench-ladder bench-rsmq bench-spark conformance mutants mutation audit lock clean
+.PHONY: help setup dashboard run test prepare lint checks screenshots chaos long soak bench bench-bus bench-celery bench-http bench-ladder bench-rsmq bench-spark conformance coverage mutants mutation audit lock clean
 MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
 # Tests start hundreds of short programs. Without bytecode files each of them would compile every module again.
@@ -70,6 +70,9 @@ bench-spark: setup ## Measure the data pipeline on Spark
 
 conformance: setup ## Run Celery's and Kombu's own integration suites on restante:// and redis://, and list what differs
 	$(BIN)/python -m benchmarks.conformance
+
+coverage: setup dashboard ## Run the whole suite and show which lines of each room it runs
+	$(BIN)/python -m scripts.coverage_report
 
 mutants: setup dashboard ## Plant realistic faults one by one and show which test catches each (ROOM=core to choose)
 	$(if $(ROOM),,$(BIN)/python -m pytest -n $(PROCESSES) tests/core/test_mutants.py)
