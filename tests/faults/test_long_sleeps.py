@@ -15,6 +15,7 @@ import restante
 from restante import Admin, Consumer, Post, State, Sweeper
 from restante.core import connection, connection_aio, consumer, queue, sweeper
 from restante.core.queue import AsyncQueue
+from restante.core.sweeper import Swept
 from tests.harness.deadlines import PATIENCE, wait_until, wait_until_async
 from tests.harness.proxy import FaultProxy
 from tests.harness.servers import RedisServer
@@ -202,6 +203,21 @@ async def still_usable(queue: AsyncQueue) -> None:
 
 def ready(view: Admin, name: str) -> list[Any]:
     return [message.payload for message in view.walk(name, State.READY)]
+
+
+def test_a_sweeper_that_is_stopped_during_a_round_does_not_sleep_after_it(
+    post: Post, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Sweeper(post, (name,))
+    round_of = made.run_once
+
+    def stopped_meanwhile() -> Swept:
+        made.stop()
+        return round_of()
+
+    monkeypatch.setattr(made, "run_once", stopped_meanwhile)
+    thread = made.start()
+    wait_until(lambda: ended(thread), "a sweeper that ends")
 
 
 def test_a_sweeper_wakes_for_what_falls_due(post: Post, view: Admin, name: str) -> None:

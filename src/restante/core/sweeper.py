@@ -124,7 +124,8 @@ class Sweeper:
             with self._news:
                 until = min([next_round, *self._due.values()])
                 pause = until - time.monotonic()
-                if pause > SHORTEST:
+                # A stop that came since the loop's own look has notified nobody: the wait would last its whole time.
+                if pause > SHORTEST and not self._stop.is_set():
                     self._news.wait(pause)
             self._stop.wait(SHORTEST)
 

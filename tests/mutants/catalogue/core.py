@@ -365,6 +365,14 @@ FAULTS: Final = (
     ),
     Fault(
         "core",
+        "the sweeper goes to sleep although it was stopped during a round",
+        "Sweeper.run",
+        "if pause > SHORTEST and not self._stop.is_set():",
+        "if pause > SHORTEST:",
+        (*_SLEEPING, "-k", "sweeper"),
+    ),
+    Fault(
+        "core",
         "a connection found half-open leaves the idle ones beside it open",
         "Connection.wait",
         "self._close_idle(address)",
