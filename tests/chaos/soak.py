@@ -2,10 +2,11 @@
 
     python -m tests.chaos.soak [--minutes 60] [--seed 1] [--plot FILE]
 
-Producers send at a steady pace by the native client, HTTP, RSMQ, Celery and the bus, and a ledger outside the broker
-notes what was confirmed and what was done. Meanwhile consumers are killed, connections are reset and Redis is killed.
-Then everything is drained: nothing confirmed may be missing, no key may be left that was not there before, and memory,
-connections, descriptors and threads must not have grown. The exit code is 1 otherwise.
+Producers send by the native client, HTTP, RSMQ, Celery and the bus, at `LOAD` of the capacity that was measured just
+before. A ledger outside the broker records what was confirmed and what was done. Meanwhile consumers are killed,
+connections are reset and Redis is killed. Then everything is drained: nothing confirmed may be missing, no key may be
+left that was not there before, and memory, connections, descriptors and threads must not have grown. The exit code is 1
+otherwise.
 """
 
 from __future__ import annotations
@@ -49,8 +50,12 @@ from tests.server.calls import Up
 
 #: Lines of a journal: as few as may be, so that journals are full after seconds and memory can be compared.
 KEPT, CAP = 1000, 2000
-#: Messages per second and door; two cores keep up with it while consumers and Redis are killed.
-PACE: Final = 15.0
+#: Share of the measured capacity at which the soak sends. Above it, nothing is left to catch up with after a fault.
+LOAD: Final = 0.7
+#: Seconds of sending without a pause by which the capacity is measured.
+MEASURED: Final = 10.0
+#: Seconds for which the bus remembers events. With the default of a day, Redis would grow for a day.
+WINDOW: Final = 60.0
 #: Seconds between two faults, at most.
 EVERY: Final = 12.0
 #: Seconds within which living workers have ended what killed ones left: their control queues.
@@ -93,6 +98,8 @@ class Outcome:
     """How a soak went."""
 
     minutes: float
+    #: Messages per second and door.
+    pace: float
     sent: dict[str, int]
     lost: dict[str, int]
     refused: dict[str, int]
@@ -145,7 +152,7 @@ class Doors:
         )
 
     def _service(self) -> Service:
-        return self._keep(Service(self._place, "billing", ["paid"], wait=False))
+        return self._keep(Service(self._place, "billing", ["paid"], options={"window": WINDOW}, wait=False))
 
     def _keep(self, process: P) -> P:
         self._began.append(process)
@@ -319,15 +326,21 @@ def soak(
         for _ in range(3):
             send_all()
         wait_until(lambda: not any(doors.left().values()), doors.left)
+        told("measuring the capacity", 0.0)
+        begun, first = time.monotonic(), number
+        while time.monotonic() - begun < MEASURED * min(1.0, minutes):
+            send_all()
+        wait_until(lambda: not any(doors.left().values()), doors.left)
+        pace = LOAD * (number - first) / (time.monotonic() - begun)
         before, faults = lasting(server), dict[str, int]()
         sampler = Sampler(server, doors.up)
         with sampler.sampling():
-            begun = time.monotonic()
+            begun, first = time.monotonic(), number
             next_fault = begun + chance.uniform(1, EVERY)
             while (passed := time.monotonic() - begun) < minutes * 60:
                 send_all()
                 told(f"{number * len(doors.NAMES):,} sent", passed / (minutes * 60))
-                time.sleep(max(0.0, begun + (number - 3) / PACE - time.monotonic()))
+                time.sleep(max(0.0, begun + (number - first) / pace - time.monotonic()))
                 if time.monotonic() >= next_fault:
                     what = _fault(doors, chance)
                     faults[what] = faults.get(what, 0) + 1
@@ -340,9 +353,15 @@ def soak(
             time.sleep(1)
         doors.close()
         outcome = Outcome(
-            round(minutes, 2), {name: len(one.sent) for name, one in doors.ledgers.items()}, doors.lost(),
-            {name: one.failures for name, one in doors.ledgers.items()}, faults, sampler.grown(), sorted(left),
-        )  # fmt: skip
+            minutes=round(minutes, 2),
+            pace=round(pace, 1),
+            sent={name: len(one.sent) for name, one in doors.ledgers.items()},
+            lost=doors.lost(),
+            refused={name: one.failures for name, one in doors.ledgers.items()},
+            faults=faults,
+            grown=sampler.grown(),
+            keys_left=sorted(left),
+        )
         return outcome, sampler
 
 
