@@ -140,8 +140,8 @@ def against(ours: list[float], theirs: list[float]) -> float:
 
 _BATCH = """
 import os, sys
-from restante.bus import Client
-with Client(os.environ["BROKER"], patience=120) as client, client.batch():
+from restante.bus import BusClient
+with BusClient(os.environ["BROKER"], patience=120) as client, client.batch():
     for number in range(int(sys.argv[1])): print(client.publish("bench.event", number).id, flush=True)
 """
 
@@ -214,8 +214,8 @@ def late(environment: dict[str, str], count: int) -> tuple[int, float, float, fl
         try:
             time.sleep(5)
             program = (
-                "import sys, time\nfrom restante.bus import Client\nfrom os import environ\n"
-                "client = Client(environ['BROKER'])\n"
+                "import sys, time\nfrom restante.bus import BusClient\nfrom os import environ\n"
+                "client = BusClient(environ['BROKER'])\n"
                 "for n in range(int(sys.argv[1])): client.publish('shop.order.late', n); time.sleep(0.05)\n"
             )
             told(program, env, str(count))

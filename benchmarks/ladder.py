@@ -24,7 +24,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from benchmarks.figures import Row, keep, show, write_docs
 from restante import Unroutable
-from restante.bus import Client
+from restante.bus import BusClient
 from restante.rabbitmq import Subscribed, TopologyOptions, topology
 from restante.rabbitmq.declaring import counts, declare
 from restante.rabbitmq.ladder import RUNG_TYPES, RungType
@@ -54,7 +54,7 @@ def published(url: str, rungs: RungType, count: int, delay: float) -> float:
         options = TopologyOptions(rungs=rungs)
         declare(connection, topology("bench", [Subscribed("on_event", "bench.event")], options=options))
         connection.default_channel.queue_purge("bench.on_event")
-    with Client(url, source="bench", rungs=rungs) as client:
+    with BusClient(url, source="bench", rungs=rungs) as client:
         for _ in range(50):
             client.publish("bench.event", "x" * 150, delay=delay)
         began = time.perf_counter()
@@ -80,7 +80,7 @@ def retried(url: str, rungs: RungType, count: int) -> tuple[float, list[float]]:
             cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         try:
-            with Client(url, source="bench", rungs=rungs) as client:
+            with BusClient(url, source="bench", rungs=rungs) as client:
                 _greet(client)
                 _wait(ledger, 2)
                 slowly = 40
@@ -105,7 +105,7 @@ def retried(url: str, rungs: RungType, count: int) -> tuple[float, list[float]]:
     return count / (max(many) - began), [again - first - 1.0 for first, again in tries.values()]
 
 
-def _greet(client: Client) -> None:
+def _greet(client: BusClient) -> None:
     """Publishes one event as soon as the worker has subscribed."""
     deadline = time.monotonic() + 60
     while True:
@@ -133,7 +133,7 @@ def climbed(url: str, rungs: RungType) -> float:
     with Connection(url) as connection:
         declare(connection, topology("climbed", [Subscribed("on_event", f"climbed.{rungs}")], options=options))
         connection.default_channel.queue_purge(queue)
-        with Client(url, source="bench", rungs=rungs) as client:
+        with BusClient(url, source="bench", rungs=rungs) as client:
             for _ in range(CLIMBING // BATCH):
                 client.publish_many([(f"climbed.{rungs}", None)] * BATCH, delay=FIVE_RUNGS)
         due = time.monotonic() + FIVE_RUNGS

@@ -27,7 +27,7 @@ import restante
 from benchmarks.figures import Row, keep, show, write_docs
 from benchmarks.server import RedisServer
 from restante.core.admin import Admin
-from restante.core.queue import Post
+from restante.core.queue import Client
 from restante.spark.pipeline import Pipeline, PipelineOptions, Summary
 from restante.spark.replay import COPY, Replay
 from restante.spark.session import session
@@ -71,7 +71,7 @@ def cpu_seconds() -> float:
     return sum(times.get(pid, 0.0) for pid in ours)
 
 
-def fill(post: Post, events: int, tell: Callable[[str], None]) -> int:
+def fill(post: Client, events: int, tell: Callable[[str], None]) -> int:
     """Ordinary traffic over four queues: batches of 100, three of a hundred fail once or for good."""
     queues = [post.queue(name, **KEEP) for name in QUEUES]
     payload = {"order": 1, "customer": "c" * 120}
@@ -91,7 +91,7 @@ def fill(post: Post, events: int, tell: Callable[[str], None]) -> int:
     return sum(Admin(post).counts(name).journal_last for name in QUEUES)
 
 
-def raw_read(post: Post) -> tuple[int, float]:
+def raw_read(post: Client) -> tuple[int, float]:
     """All journals by XRANGE in pages, nothing parsed: what Redis and its client give."""
     began, lines = time.monotonic(), 0
     for name in QUEUES:
@@ -103,7 +103,7 @@ def raw_read(post: Post) -> tuple[int, float]:
     return lines, time.monotonic() - began
 
 
-def sending_seconds(post: Post, queue: str, after: int) -> float:
+def sending_seconds(post: Client, queue: str, after: int) -> float:
     """Seconds from the first line of a journal after a position to its last."""
     key = f"restante:{{{queue}}}:journal".encode()
     first = post.connection.command("XRANGE", key, f"(0-{after}", "+", "COUNT", 1, key=key)
@@ -124,7 +124,7 @@ class Bench:
         self.spark, self.server, self.folder, self.tell = spark, server, folder, tell
         self.rows: list[Row] = []
 
-    def post(self, database: int) -> Post:
+    def post(self, database: int) -> Client:
         return restante.connect(f"redis://127.0.0.1:{self.server.port}/{database}")
 
     def add(self, name: str, value: float, unit: str, note: str = "") -> None:

@@ -20,7 +20,7 @@ ORDER = "order bigint, customer string, lines array<struct<price: double, amount
 LIMIT = 10_000.0
 
 
-def sample(post: restante.Post, count: int) -> None:
+def sample(post: restante.Client, count: int) -> None:
     """Sends orders; a few are huge, a few are broken."""
     dice = random.Random(7)
     orders = post.queue("orders", max_attempts=2, retry=restante.fixed(0))

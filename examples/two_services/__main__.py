@@ -16,7 +16,7 @@ from typing import Any
 
 from examples.two_services.events import AskPrice, OrderPaid
 from restante import Declined, NoHandler, NotFound
-from restante.bus import Client
+from restante.bus import BusClient
 from restante.bus.dead import dead_letters
 
 
@@ -30,7 +30,7 @@ def wait(true: Callable[[], Any], what: str) -> None:
 
 def main() -> None:
     broker = os.environ.setdefault("BROKER", "restante+embedded://")
-    with Client(broker, source="shop") as shop:  # no Celery in here
+    with BusClient(broker, source="shop") as shop:  # no Celery in here
         workers = [
             subprocess.Popen(
                 [sys.executable, "-m", "celery", "-q", "-A", f"examples.two_services.{name}", "worker", "-c", "2",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,13 +20,13 @@ if TYPE_CHECKING:
         CallTimeout,
         Corrupt,
         Declined,
-        Held,
+        InUse,
         InvalidInput,
         InvalidName,
         InvalidPayload,
         JournalLost,
         LeaseLost,
-        Mismatch,
+        MessageLeased,
         MissingExtra,
         NoHandler,
         NotFound,
@@ -34,14 +35,15 @@ if TYPE_CHECKING:
         QueueFull,
         ReadOnly,
         RestanteError,
+        TopologyMismatch,
         Unavailable,
         Unconfirmed,
         Unroutable,
         UnsafeServer,
     )
     from restante.core.journal import JournalEntry, Position
-    from restante.core.message import Draft, Event, Message, MessageId, State
-    from restante.core.queue import LeasedMessage, Post, Queue
+    from restante.core.message import Draft, JournalEvent, Message, MessageId, State
+    from restante.core.queue import Client, LeasedMessage, Queue
     from restante.core.retry import RetryPolicy, exponential, fixed, no_retry
     from restante.core.settings import ClientSettings, QueueSettings
     from restante.core.sweeper import Sweeper
@@ -55,13 +57,14 @@ _HOMES = {
     "restante.core.admin": "Admin",
     "restante.core.consumer": "Consumer",
     "restante.core.errors": (
-        "AccessDenied AlreadySettled BatchFailed CallFailed CallTimeout Corrupt Declined Held InvalidInput InvalidName "
-        "InvalidPayload JournalLost LeaseLost Mismatch MissingExtra NoHandler NotFound NotReady PayloadTooLarge "
-        "QueueFull ReadOnly RestanteError Unavailable Unconfirmed Unroutable UnsafeServer"
+        "AccessDenied AlreadySettled BatchFailed CallFailed CallTimeout Corrupt Declined InUse InvalidInput "
+        "InvalidName InvalidPayload JournalLost LeaseLost MessageLeased MissingExtra NoHandler NotFound NotReady "
+        "PayloadTooLarge QueueFull ReadOnly RestanteError TopologyMismatch Unavailable Unconfirmed Unroutable "
+        "UnsafeServer"
     ),
     "restante.core.journal": "JournalEntry Position",
-    "restante.core.message": "Draft Event Message MessageId State",
-    "restante.core.queue": "LeasedMessage Post Queue",
+    "restante.core.message": "Draft JournalEvent Message MessageId State",
+    "restante.core.queue": "LeasedMessage Client Queue",
     "restante.core.retry": "RetryPolicy exponential fixed no_retry",
     "restante.core.settings": "ClientSettings QueueSettings",
     "restante.core.sweeper": "Sweeper",
@@ -75,30 +78,30 @@ __all__ = [
     "Bus",
     "CallFailed",
     "CallTimeout",
+    "Client",
     "ClientSettings",
     "Consumer",
     "Corrupt",
     "Declined",
     "Draft",
-    "Event",
-    "Held",
+    "InUse",
     "InvalidInput",
     "InvalidName",
     "InvalidPayload",
     "JournalEntry",
+    "JournalEvent",
     "JournalLost",
     "LeaseLost",
     "LeasedMessage",
     "Message",
     "MessageId",
-    "Mismatch",
+    "MessageLeased",
     "MissingExtra",
     "NoHandler",
     "NotFound",
     "NotReady",
     "PayloadTooLarge",
     "Position",
-    "Post",
     "Queue",
     "QueueFull",
     "QueueSettings",
@@ -107,6 +110,7 @@ __all__ = [
     "RetryPolicy",
     "State",
     "Sweeper",
+    "TopologyMismatch",
     "Unavailable",
     "Unconfirmed",
     "Unroutable",
@@ -132,6 +136,9 @@ def _imported(name: str) -> Any:
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
+        if name == "Post":
+            warnings.warn("restante.Post is now restante.Client", DeprecationWarning, stacklevel=2)
+            name = "Client"
         for home, names in _HOMES.items():
             if name in names.split():
                 module = _imported(f"{home}.{name}" if home == __name__ else home)

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Unpack
 
 from restante.connecting import OWN_KEYWORDS, resolve
-from restante.core.queue import AsyncLeasedMessage, AsyncPost, AsyncQueue
+from restante.core.queue import AsyncClient, AsyncLeasedMessage, AsyncQueue
 from restante.core.settings import ClientOptions, ClientSettings
 
-__all__ = ["AsyncLeasedMessage", "AsyncPost", "AsyncQueue", "connect"]
+__all__ = ["AsyncClient", "AsyncLeasedMessage", "AsyncQueue", "connect"]
 
 
 def connect(
@@ -18,8 +18,8 @@ def connect(
     consumer: str | None = None,
     directory: str | Path | None = None,
     **settings: Unpack[ClientOptions],
-) -> AsyncPost:
+) -> AsyncClient:
     """A post whose calls are awaited; the arguments are those of `restante.connect`."""
     client = ClientSettings.parse(settings, *OWN_KEYWORDS)
     found, on_close = resolve(url, directory)
-    return AsyncPost(found, client, consumer=consumer, on_close=on_close)
+    return AsyncClient(found, client, consumer=consumer, on_close=on_close)

@@ -22,12 +22,12 @@ from urllib.parse import urlsplit
 
 from restante.connecting import connect
 from restante.core.admin import Admin
+from restante.core.call_retry import info
 from restante.core.consumer import Consumer
-from restante.core.exchange import info
 from restante.core.keys import QUEUES
 from restante.core.message import State, new_id
 from restante.core.operations import pack
-from restante.core.queue import Post, Queue
+from restante.core.queue import Client, Queue
 
 #: Bytes of each payload, as JSON text.
 PAYLOAD_BYTES = 200
@@ -57,19 +57,19 @@ class Row:
 Step = Callable[[str], None]
 
 
-def server_info(post: Post, section: str) -> dict[str, str]:
+def server_info(post: Client, section: str) -> dict[str, str]:
     """One section of INFO."""
     return info(post.connection.command("INFO", section, key=QUEUES))
 
 
-def server_cpu(post: Post) -> float:
+def server_cpu(post: Client) -> float:
     """CPU seconds the server has used."""
     found = server_info(post, "cpu")
     return float(found["used_cpu_user"]) + float(found["used_cpu_sys"])
 
 
 @contextmanager
-def scratch(post: Post, **options: Any) -> Iterator[Queue]:
+def scratch(post: Client, **options: Any) -> Iterator[Queue]:
     """A queue of our own, dropped at the end."""
     queue = post.queue(f"restante-bench-{new_id()}", **options)
     try:
@@ -77,12 +77,12 @@ def scratch(post: Post, **options: Any) -> Iterator[Queue]:
     finally:
         admin = Admin(post, operator="bench")
         admin.purge(queue.name)
-        keys = queue._ref.keys
+        keys = queue.ref.keys
         post.connection.command("UNLINK", *keys.by_name.values(), key=keys["queue"])
         post.connection.command("SREM", QUEUES, queue.name, key=QUEUES)
 
 
-def redis_limit(post: Post, count: int = 5000) -> float:
+def redis_limit(post: Client, count: int = 5000) -> float:
     """Requests per second of one unpipelined SET after another, by redis-benchmark or without it our own link."""
     parts = urlsplit(post.url)
     if shutil.which("redis-benchmark") and parts.scheme in ("redis", "unix") and not parts.password:
@@ -96,14 +96,14 @@ def redis_limit(post: Post, count: int = 5000) -> float:
         for row in csv.DictReader(done.stdout.splitlines()):
             if row.get("test") == "SET":
                 return float(row["rps"])
-    link = post.connection._take(post.connection.address_of(b"restante:bench"))
+    link = post.connection.take_link(post.connection.address_of(b"restante:bench"))
     packed = pack(("SET", "restante:bench", "x" * PAYLOAD_BYTES))
     started = time.perf_counter()
     for _ in range(count):
         link.call(packed)
     rate = count / (time.perf_counter() - started)
     link.call(pack(("DEL", "restante:bench")))
-    post.connection._give(None, link)
+    post.connection.give_link(None, link)
     return rate
 
 
@@ -140,7 +140,7 @@ def _iterate(queue: Queue, count: int) -> None:
 
 
 def _handle(queue: Queue, count: int) -> None:
-    queue._handlers = {None: lambda message: None}
+    queue.handlers = {None: lambda message: None}
     consumer = Consumer([queue], stop_when_empty=True)
     consumer.run()
     assert consumer.handled == count
@@ -158,7 +158,7 @@ RATES: tuple[tuple[str, int, bool, Callable[[Queue, int], None]], ...] = (
 )
 
 
-def rates(post: Post, step: Step, rounds: int = 7, **options: Any) -> list[Row]:
+def rates(post: Client, step: Step, rounds: int = 7, **options: Any) -> list[Row]:
     """Messages per second of every way in and out, medians of alternated rounds, with CPU cost per message."""
     found: dict[str, list[tuple[float, float, float, float]]] = {name: [] for name, *_ in RATES}
     limits = []
@@ -188,7 +188,7 @@ def rates(post: Post, step: Step, rounds: int = 7, **options: Any) -> list[Row]:
     return rows
 
 
-def memory(post: Post, step: Step, count: int = 20_000) -> list[Row]:
+def memory(post: Client, step: Step, count: int = 20_000) -> list[Row]:
     """Server bytes per waiting message without the journal, and per journal line."""
     made = []
     for level in ("off", "full"):
@@ -205,7 +205,7 @@ def memory(post: Post, step: Step, count: int = 20_000) -> list[Row]:
     ]
 
 
-def journal_cost(post: Post, step: Step, rounds: int = 3) -> list[Row]:
+def journal_cost(post: Client, step: Step, rounds: int = 3) -> list[Row]:
     """What the journal costs: server CPU per message, sent, received and acked, at each level."""
     rows = []
     for level in ("off", "terminal", "full"):
@@ -239,7 +239,7 @@ for message in queue.consume():
 class _Watcher:
     """A consumer in a process of its own that prints what it takes and when."""
 
-    def __init__(self, post: Post, queue: Queue, *words: str) -> None:
+    def __init__(self, post: Client, queue: Queue, *words: str) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-c", _CONSUMER, post.url, queue.name, *words], stdout=subprocess.PIPE, text=True
         )
@@ -264,7 +264,7 @@ def _quantiles(values: list[float]) -> tuple[float, float]:
     return statistics.median(ordered), ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
 
 
-def latency(post: Post, step: Step, seconds: float = 10.0, rate: float = 200.0) -> list[Row]:
+def latency(post: Client, step: Step, seconds: float = 10.0, rate: float = 200.0) -> list[Row]:
     """Milliseconds from send to handler at a steady rate, between two processes."""
     step("latency")
     with scratch(post) as queue:
@@ -291,7 +291,7 @@ def latency(post: Post, step: Step, seconds: float = 10.0, rate: float = 200.0) 
     return [Row("latency p50 at 200/s", middle, "ms"), Row("latency p99 at 200/s", high, "ms")]
 
 
-def lateness(post: Post, step: Step, count: int = 300) -> list[Row]:
+def lateness(post: Client, step: Step, count: int = 300) -> list[Row]:
     """Milliseconds by which delayed messages come late to an idle consumer, and how many come early."""
     step("delayed messages")
     with scratch(post) as queue:
@@ -314,7 +314,7 @@ def lateness(post: Post, step: Step, count: int = 300) -> list[Row]:
     ]
 
 
-def idle(post: Post, step: Step, seconds: float = 20.0) -> list[Row]:
+def idle(post: Client, step: Step, seconds: float = 20.0) -> list[Row]:
     """Commands per second that one idle consumer sends."""
     step("idle consumer")
     with scratch(post) as queue:
@@ -328,7 +328,7 @@ def idle(post: Post, step: Step, seconds: float = 20.0) -> list[Row]:
     return [Row("idle commands per consumer", max(0, count) / seconds, "per second")]
 
 
-def recovery(post: Post, step: Step, held: int = 10_000, backlog: int = 100_000) -> list[Row]:
+def recovery(post: Client, step: Step, held: int = 10_000, backlog: int = 100_000) -> list[Row]:
     """Milliseconds from the end of a killed consumer's lease to redelivery: alone, and behind a crowd."""
     rows = []
     for name, crowd, ready in (("idle", 0, 0), (f"behind {held:,} leases and {backlog:,} ready", held, backlog)):
@@ -342,7 +342,7 @@ def recovery(post: Post, step: Step, held: int = 10_000, backlog: int = 100_000)
             queue.send(time.time(), priority=255)
             taker = _Watcher(post, queue, "hang")
             taker.read()
-            first_expiry = Admin(post).messages(queue.name, State.LEASED).messages[0]._expires_ms
+            first_expiry = Admin(post).messages(queue.name, State.LEASED).messages[0].expires_ms
             taker.process.kill()
             taker.process.wait()
             assert taker.process.stdout is not None
@@ -355,19 +355,19 @@ def recovery(post: Post, step: Step, held: int = 10_000, backlog: int = 100_000)
                     queue.ack_many(got)
             # By the server's own clock: when the lease ended, and when the message was leased again.
             again = got[0]
-            ended = again._received_ms - first_expiry
+            ended = again.received_ms - first_expiry
             rows.append(Row(f"redelivery after a lease ends, {name}", ended, "ms"))
             queue.ack_many(got)
             _release_all(post, queue)
     return rows
 
 
-def _release_all(post: Post, queue: Queue) -> None:
+def _release_all(post: Client, queue: Queue) -> None:
     """Leases of an hour would keep the queue from being purged."""
-    post.connection.command("UNLINK", queue._ref.keys["leased"], key=queue._ref.keys["leased"])
+    post.connection.command("UNLINK", queue.ref.keys["leased"], key=queue.ref.keys["leased"])
 
 
-def growth(post: Post, step: Step, depths: tuple[int, ...] = (1_000, 1_000_000), rounds: int = 7) -> list[Row]:
+def growth(post: Client, step: Step, depths: tuple[int, ...] = (1_000, 1_000_000), rounds: int = 7) -> list[Row]:
     """Server CPU per message, send and receive+ack in batches of 100, as the queue grows."""
     rows = []
     count = 5_000

@@ -9,7 +9,7 @@ from typing import Unpack
 
 from restante.core.embedded import DIRECTORY_VARIABLE, EMBEDDED, Embedded, tell_private_server
 from restante.core.errors import InvalidInput
-from restante.core.queue import Post
+from restante.core.queue import Client
 from restante.core.settings import ClientOptions, ClientSettings
 
 #: Keywords of `connect` that are not settings of the client.
@@ -41,7 +41,7 @@ def connect(
     consumer: str | None = None,
     directory: str | Path | None = None,
     **settings: Unpack[ClientOptions],
-) -> Post:
+) -> Client:
     """A post on the server at `url`, RESTANTE_URL, or an embedded one that lives in `directory` (`.restante`).
 
     The URL `embedded` asks for the embedded server by name; where nothing names a server it is taken as well, and a
@@ -50,4 +50,4 @@ def connect(
     """
     client = ClientSettings.parse(settings, *OWN_KEYWORDS)
     found, on_close = resolve(url, directory)
-    return Post(found, client, consumer=consumer, on_close=on_close)
+    return Client(found, client, consumer=consumer, on_close=on_close)

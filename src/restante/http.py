@@ -35,7 +35,7 @@ from restante.core.retry import RetryPolicy, seconds
 from restante.core.settings import QueueOptions, QueueSettings, queue_fields, whole
 from restante.core.stored import Stored, check_json_types, decode_json, encode, encode_json
 
-__all__ = ["HttpMessage", "HttpPost", "HttpQueue", "connect"]
+__all__ = ["HttpClient", "HttpMessage", "HttpQueue", "connect"]
 
 #: Seconds of one long poll; a longer wait is several.
 POLL = 20.0
@@ -55,12 +55,12 @@ _LOST = (OSError, http.client.HTTPException)
 def connect(
     address: str = "http://localhost:8025", *, token: str | None = None, consumer: str | None = None,
     timeout: float = 10.0,
-) -> HttpPost:  # fmt: skip
+) -> HttpClient:  # fmt: skip
     """A post on the server at `address`; the token is given or RESTANTE_TOKEN's. Nothing is asked until it is used."""
-    return HttpPost(address, token=token or os.environ.get("RESTANTE_TOKEN"), consumer=consumer, timeout=timeout)
+    return HttpClient(address, token=token or os.environ.get("RESTANTE_TOKEN"), consumer=consumer, timeout=timeout)
 
 
-class HttpPost:
+class HttpClient:
     """Connections to one HTTP server; safe to share between threads."""
 
     def __init__(self, address: str, *, token: str | None, consumer: str | None, timeout: float) -> None:
@@ -194,7 +194,7 @@ class HttpPost:
 class HttpQueue:
     """A queue behind an HTTP server."""
 
-    def __init__(self, post: HttpPost, name: str, options: QueueOptions) -> None:
+    def __init__(self, post: HttpClient, name: str, options: QueueOptions) -> None:
         self.name = valid_name(name)
         self._post = post
         self._path = f"/api/queues/{quote(name, safe='')}"
@@ -324,7 +324,7 @@ class HttpQueue:
             return list(error.ids)
         for message, until in zip(messages, answer["lease_expires_at"], strict=True):
             if until is not None:
-                message._expires_ms = until
+                message.expires_ms = until
         return list(answer["lost"])
 
 
@@ -332,15 +332,15 @@ class HttpMessage(LeasedMessage):
     """A received message: yours until its lease ends. As a context manager it acks, or nacks with the error."""
 
     def __init__(self, queue: HttpQueue, told: dict[str, Any]) -> None:
-        self._queue = queue  # type: ignore[assignment]  # it has the verbs that a message needs of its queue
+        self.source = queue  # type: ignore[assignment]  # it has the verbs that a message needs of its queue
         self.id = told["id"]
         self.queue = queue.name
         self.consumer = queue._post.consumer
         self.attempts, self.replays, self.suspect = told["attempts"], told["replays"], told["suspect"]
         self.lease_token = told["lease_token"]
-        self._received_ms, self._expires_ms = told["received_at"], told["lease_expires_at"]
-        self._lease_ms = self._expires_ms - self._received_ms
-        self._stored = _stored(told)
+        self.received_ms, self.expires_ms = told["received_at"], told["lease_expires_at"]
+        self.lease_ms = self.expires_ms - self.received_ms
+        self.stored = _stored(told)
 
 
 def _ended(link: http.client.HTTPConnection) -> bool:

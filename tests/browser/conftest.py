@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 import restante
-from restante import Admin, Post
+from restante import Admin, Client
 from restante.server import ServerSettings, Serving
 from restante.server.app import static
 from tests.harness.chromium import FLAGS
@@ -54,13 +54,13 @@ def serving(_redis: RedisServer, tmp_path: Path) -> Iterator[Serving]:
 
 
 @pytest.fixture
-def post(serving: Serving) -> Iterator[Post]:
+def post(serving: Serving) -> Iterator[Client]:
     with restante.connect(serving.office.post.url, consumer="shop-1") as opened:
         yield opened
 
 
 @pytest.fixture
-def admin(post: Post) -> Admin:
+def admin(post: Client) -> Admin:
     return Admin(post, operator="tester")
 
 

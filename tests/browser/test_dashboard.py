@@ -12,7 +12,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
 from playwright.sync_api import expect
 
-from restante import Admin, Post, State
+from restante import Admin, Client, State
 from restante.server import Serving
 from restante.server.access import Tokens
 from restante.server.app import static
@@ -21,7 +21,7 @@ from tests.browser.conftest import Watched
 HOSTILE = '</script><script>alert(1)</script><img src=x onerror="alert(2)">{{7*7}}${alert(3)}'
 
 
-def shop(post: Post, admin: Admin, dead: int = 5) -> None:
+def shop(post: Client, admin: Admin, dead: int = 5) -> None:
     """Every state alive."""
     payments = post.queue("payments", lease=60, max_attempts=3, keep_done=10)
     payments.send_many([{"order": n, "total": n * 1.5} for n in range(dead)], kind="payment.due")
@@ -38,7 +38,9 @@ def shop(post: Post, admin: Admin, dead: int = 5) -> None:
 
 
 class TestLooking:
-    def test_the_overview_says_what_is_wrong_and_leads_to_it(self, watched: Watched, post: Post, admin: Admin) -> None:
+    def test_the_overview_says_what_is_wrong_and_leads_to_it(
+        self, watched: Watched, post: Client, admin: Admin
+    ) -> None:
         shop(post, admin)
         watched.go("/")
         expect(watched.find("verdict")).to_contain_text("1 queue needs you")
@@ -53,14 +55,14 @@ class TestLooking:
         expect(watched.page.get_by_text("the bank took more than its time").first).to_be_visible()
         expect(watched.find("payload")).to_contain_text("order")
 
-    def test_counts_are_live(self, watched: Watched, post: Post, admin: Admin) -> None:
+    def test_counts_are_live(self, watched: Watched, post: Client, admin: Admin) -> None:
         post.queue("orders").send(1)
         watched.go("/")
         expect(watched.find("tile-ready")).to_contain_text("1")
         post.queue("orders").send_many(list(range(41)))
         expect(watched.find("tile-ready")).to_contain_text("42")
 
-    def test_every_page_opens_without_an_error(self, watched: Watched, post: Post, admin: Admin) -> None:
+    def test_every_page_opens_without_an_error(self, watched: Watched, post: Client, admin: Admin) -> None:
         shop(post, admin)
         admin.pause("emails")
         for path in (
@@ -76,7 +78,7 @@ class TestLooking:
         watched.go("/insights")
         expect(watched.page.frame_locator("iframe").locator("h1")).to_have_text("Figures of the shop")
 
-    def test_a_hundred_thousand_messages_are_counted_truly_and_paged(self, watched: Watched, post: Post) -> None:
+    def test_a_hundred_thousand_messages_are_counted_truly_and_paged(self, watched: Watched, post: Client) -> None:
         queue = post.queue("orders")
         for start in range(0, 100_000, 1000):
             queue.send_many(list(range(start, start + 1000)))
@@ -94,7 +96,7 @@ class TestLooking:
         watched.page.go_back()
         expect(watched.find("message-row").first).to_have_attribute("data-id", ids[0])
 
-    def test_filters_live_in_the_address(self, watched: Watched, post: Post) -> None:
+    def test_filters_live_in_the_address(self, watched: Watched, post: Client) -> None:
         queue = post.queue("orders")
         queue.send_many([{"n": n} for n in range(30)], kind="a")
         queue.send({"needle": 1}, kind="b")
@@ -105,7 +107,7 @@ class TestLooking:
 
 
 class TestDoing:
-    def test_dead_letters_are_put_back_by_keyboard_alone(self, watched: Watched, post: Post, admin: Admin) -> None:
+    def test_dead_letters_are_put_back_by_keyboard_alone(self, watched: Watched, post: Client, admin: Admin) -> None:
         shop(post, admin)
         page = watched.go("/queues/payments?state=dead")
         expect(watched.find("message-row")).to_have_count(5)
@@ -124,7 +126,7 @@ class TestDoing:
         assert admin.counts("payments").dead == 3
         assert admin.audit()[0].verb == "replay"
 
-    def test_a_group_of_dead_letters_is_put_back(self, watched: Watched, post: Post, admin: Admin) -> None:
+    def test_a_group_of_dead_letters_is_put_back(self, watched: Watched, post: Client, admin: Admin) -> None:
         shop(post, admin, dead=7)
         post.queue("payments").receive_many(1)[0].bury(error=KeyError("price"))
         watched.go("/dead")
@@ -138,7 +140,7 @@ class TestDoing:
         assert [message.history[-1].error_class for message in admin.walk("payments", State.DEAD)] == ["KeyError"]
 
     def test_a_range_is_selected_survives_live_updates_and_is_deleted(
-        self, watched: Watched, post: Post, admin: Admin
+        self, watched: Watched, post: Client, admin: Admin
     ) -> None:
         queue = post.queue("orders")
         ids = queue.send_many(list(range(10)))
@@ -164,7 +166,7 @@ class TestDoing:
         assert len(left) == 11
 
     def test_roles_hide_what_may_not_be_done(
-        self, watched: Watched, post: Post, admin: Admin, serving: Serving
+        self, watched: Watched, post: Client, admin: Admin, serving: Serving
     ) -> None:
         shop(post, admin)
         text = Tokens(post).create("looker", ["read"])[1]
@@ -196,7 +198,9 @@ class TestDoing:
 
 
 class TestLive:
-    def test_a_real_lease_is_watched_through_overdue_to_ready(self, watched: Watched, post: Post, admin: Admin) -> None:
+    def test_a_real_lease_is_watched_through_overdue_to_ready(
+        self, watched: Watched, post: Client, admin: Admin
+    ) -> None:
         queue = post.queue("orders", lease=3)
         queue.send("x")
         time.sleep(1.5)
@@ -230,7 +234,7 @@ class TestLive:
         assert gap < 1000
 
     @pytest.mark.parametrize("wrong", [-3600, 3600], ids=["an hour slow", "an hour fast"])
-    def test_a_countdown_goes_by_the_servers_clock(self, watched: Watched, post: Post, wrong: int) -> None:
+    def test_a_countdown_goes_by_the_servers_clock(self, watched: Watched, post: Client, wrong: int) -> None:
         watched.page.add_init_script(f"const right = Date.now; Date.now = () => right() + {wrong * 1000};")
         queue = post.queue("orders")
         queue.send("x")
@@ -239,7 +243,7 @@ class TestLive:
         expect(watched.find("countdown").first).to_have_text(re.compile(r"^(20|1\d|\d) min"))
 
     def test_a_gap_in_the_live_feed_is_filled_by_reading_again(
-        self, watched: Watched, post: Post, serving: Serving, monkeypatch: pytest.MonkeyPatch
+        self, watched: Watched, post: Client, serving: Serving, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         queue = post.queue("orders")
         queue.send("before")
@@ -255,7 +259,7 @@ class TestLive:
         expect(watched.find("journal-line")).to_have_count(51)
 
     def test_the_tail_survives_a_dropped_connection_without_gap(
-        self, watched: Watched, post: Post, serving: Serving
+        self, watched: Watched, post: Client, serving: Serving
     ) -> None:
         queue = post.queue("orders")
         queue.send(0)
@@ -283,7 +287,7 @@ class TestLive:
 
 class TestSafety:
     def test_numbers_too_large_for_a_browser_are_shown_and_edited_exactly(
-        self, watched: Watched, post: Post, admin: Admin
+        self, watched: Watched, post: Client, admin: Admin
     ) -> None:
         id = post.queue("orders").send({"n": 12345678901234567890, "text": "old"})
         page = watched.go(f"/queues/orders/messages/{id}")
@@ -295,7 +299,7 @@ class TestSafety:
         expect(watched.find("payload")).to_contain_text("new")
         assert admin.show("orders", id).payload == {"n": 12345678901234567890, "text": "new"}
 
-    def test_hostile_texts_are_shown_and_never_run(self, watched: Watched, post: Post, admin: Admin) -> None:
+    def test_hostile_texts_are_shown_and_never_run(self, watched: Watched, post: Client, admin: Admin) -> None:
         queue = post.queue("orders", max_attempts=1)
         queue.send({"x": HOSTILE, HOSTILE: 1}, headers={HOSTILE: HOSTILE}, unique="'><svg/onload=alert(4)>")
         message = queue.receive()
@@ -324,7 +328,7 @@ class TestSafety:
         watched.errors.clear()
 
 
-def test_pages_are_accessible_in_both_themes(watched: Watched, post: Post, admin: Admin) -> None:
+def test_pages_are_accessible_in_both_themes(watched: Watched, post: Client, admin: Admin) -> None:
     shop(post, admin)
     admin.pause("emails")
     watched.page.add_init_script("localStorage.setItem('restante-theme', 'light')")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Route, expect
 
-from restante import Post
+from restante import Client
 from restante.bus import Bus
 from restante.server import Serving
 from tests.browser.conftest import Watched
@@ -33,7 +33,7 @@ new MutationObserver(() => {
 
 
 @pytest.fixture(autouse=True)
-def something_to_filter(serving: Serving, post: Post) -> None:
+def something_to_filter(serving: Serving, post: Client) -> None:
     for name in ("orders", "b", "boo", "book", "books"):  # the journal of a queue that is not there is an error
         post.queue(name).send_many([1, 2])
     with Bus("billing", f"{serving.office.post.url}/0") as bus:

@@ -12,8 +12,8 @@ from urllib.parse import quote
 import pytest
 from playwright.sync_api import Browser, expect
 
-from restante import Admin, Post
-from restante.bus import Bus, Client
+from restante import Admin, Client
+from restante.bus import Bus, BusClient
 from restante.rsmq.client import Rsmq
 from restante.server import Serving
 from tests.browser.conftest import Watched
@@ -74,7 +74,7 @@ def handle(data: object) -> None:
     """Never runs here."""
 
 
-def fill(post: Post, admin: Admin, url: str) -> dict[str, str]:
+def fill(post: Client, admin: Admin, url: str) -> dict[str, str]:
     """One dead message per text, which is its payload, its header, its unique key and its error; returns their ids."""
     queue = post.queue("orders", max_attempts=1, lease=600)
     ids = {}
@@ -93,7 +93,7 @@ def fill(post: Post, admin: Admin, url: str) -> dict[str, str]:
     bus = Bus("billing", f"{url}/0")
     bus.subscribe("shop.order.paid", name="invoice")(handle)
     bus.declare()
-    with Client(f"{url}/0", source="<script>alert('ran')</script>") as client:
+    with BusClient(f"{url}/0", source="<script>alert('ran')</script>") as client:
         for text in HOSTILE.values():
             rsmq.send_message("hostile", text)
             client.publish("shop.order.paid", {"note": text})
@@ -120,7 +120,7 @@ PLANTED = """() => {
 GO = "path => { history.pushState(null, '', path); dispatchEvent(new PopStateEvent('popstate')); }"
 
 
-def test_no_page_runs_what_others_wrote(unguarded: Watched, post: Post, admin: Admin, serving: Serving) -> None:
+def test_no_page_runs_what_others_wrote(unguarded: Watched, post: Client, admin: Admin, serving: Serving) -> None:
     ids = fill(post, admin, serving.office.post.url)
     assert len(HOSTILE) >= 30
     page = unguarded.go("/")
@@ -155,7 +155,7 @@ def test_no_page_runs_what_others_wrote(unguarded: Watched, post: Post, admin: A
 
 
 def test_texts_are_shown_as_they_are_and_controls_are_written_out(
-    unguarded: Watched, post: Post, admin: Admin, serving: Serving
+    unguarded: Watched, post: Client, admin: Admin, serving: Serving
 ) -> None:
     ids = fill(post, admin, serving.office.post.url)
     for name in ("script", "end of an attribute", "template", "entities", "line separators"):

@@ -8,7 +8,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
 from playwright.sync_api import expect
 
-from restante import Admin, Post
+from restante import Admin, Client
 from restante.rsmq import viewing
 from restante.rsmq.client import Rsmq
 from restante.server import Serving
@@ -19,7 +19,7 @@ HOSTILE = "</td><script>alert(1)</script>"
 
 
 @pytest.fixture
-def rsmq(post: Post) -> Rsmq:
+def rsmq(post: Client) -> Rsmq:
     """Three messages, one of them held, one scheduled."""
     made = Rsmq(post=post)
     made.create_queue("orders", vt=600)
@@ -54,7 +54,9 @@ def test_queues_lead_to_messages_that_count_down_and_to_one_whole(watched: Watch
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_chosen_messages_are_moved_and_deleted_by_click(watched: Watched, rsmq: Rsmq, post: Post, admin: Admin) -> None:
+def test_chosen_messages_are_moved_and_deleted_by_click(
+    watched: Watched, rsmq: Rsmq, post: Client, admin: Admin
+) -> None:
     watched.go("/rsmq/orders")
     watched.find("message-row", state="ready").locator("[data-testid=row-select]").click()
     watched.find("bulk-move").click()
@@ -95,7 +97,7 @@ def test_rows_are_reached_and_deleted_by_key_alone(watched: Watched, rsmq: Rsmq)
 
 
 @pytest.mark.usefixtures("rsmq")
-def test_a_reader_is_offered_nothing_that_changes(watched: Watched, post: Post, serving: Serving) -> None:
+def test_a_reader_is_offered_nothing_that_changes(watched: Watched, post: Client, serving: Serving) -> None:
     text = Tokens(post).create("looker", ["read"])[1]
     serving.office.tokens._asked_at = float("-inf")
     watched.go("/rsmq/orders")

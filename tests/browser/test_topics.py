@@ -12,8 +12,8 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
 from playwright.sync_api import expect
 
-from restante import Admin, Post, exponential, fixed
-from restante.bus import Bus, Client
+from restante import Admin, Client, exponential, fixed
+from restante.bus import Bus, BusClient
 from restante.server import Serving
 from restante.server.access import Tokens
 from tests.browser.conftest import Watched
@@ -28,7 +28,7 @@ def handle(data: Any) -> None:
 
 
 @pytest.fixture
-def services(serving: Serving, post: Post) -> Iterator[Client]:
+def services(serving: Serving, post: Client) -> Iterator[BusClient]:
     """Two services; of six events one subscription has two dead, another one, all others wait."""
     billing = Bus("billing", f"{serving.office.post.url}/0", max_attempts=4, retry=fixed(1, 5, 30))
     billing.subscribe("shop.order.paid", name="invoice")(handle)
@@ -38,7 +38,7 @@ def services(serving: Serving, post: Post) -> Iterator[Client]:
     mail.subscribe("shop.order.paid", name="thank")(handle)
     for one in (billing, mail):
         one.declare()
-    with Client(f"{serving.office.post.url}/0", source="shop") as client:
+    with BusClient(f"{serving.office.post.url}/0", source="shop") as client:
         for number in range(6):
             client.publish("shop.order.paid", {"order": number, "note": HOSTILE})
         client.publish("shop.nobody.there", 1)
@@ -57,7 +57,7 @@ def test_before_the_first_service_the_page_says_how_to_begin(watched: Watched) -
     expect(watched.page.locator("main")).to_contain_text("celery -A")
 
 
-def test_who_is_behind_is_seen_and_counts_are_live(watched: Watched, services: Client, post: Post) -> None:
+def test_who_is_behind_is_seen_and_counts_are_live(watched: Watched, services: BusClient, post: Client) -> None:
     page = watched.go("/")
     page.get_by_role("navigation").get_by_role("link", name="Topics").click()
     expect(watched.find("topic-totals")).to_contain_text("3 subscriptions of 2 services")
@@ -147,7 +147,7 @@ def test_rows_filter_and_archive_by_key_alone(watched: Watched, admin: Admin) ->
 
 
 @pytest.mark.usefixtures("services")
-def test_a_reader_sees_what_died_and_is_offered_no_replay(watched: Watched, post: Post, serving: Serving) -> None:
+def test_a_reader_sees_what_died_and_is_offered_no_replay(watched: Watched, post: Client, serving: Serving) -> None:
     text = Tokens(post).create("looker", ["read"])[1]
     serving.office.tokens._asked_at = float("-inf")
     watched.go("/topics?open=billing")
@@ -173,13 +173,13 @@ def test_the_page_is_accessible(watched: Watched, theme: str) -> None:
 
 
 @pytest.fixture
-def far(serving: Serving, rabbit: RabbitServer) -> Iterator[Client]:
+def far(serving: Serving, rabbit: RabbitServer) -> Iterator[BusClient]:
     """A service on RabbitMQ whose bus has no store: its archive is nearly full, and events wait on the ladder."""
     parcels = Bus("parcels", rabbit.url, dedup="off", rabbitmq={"archive_length": 5})
     parcels.subscribe("shop.order.paid", name="weigh")(handle)
     parcels.answer("parcel.price.get", name="price")(handle)
     parcels.declare()
-    with Client(rabbit.url, source="shop") as client, amqp.Connection(f"{HOST}:{rabbit.port}") as connection:
+    with BusClient(rabbit.url, source="shop") as client, amqp.Connection(f"{HOST}:{rabbit.port}") as connection:
         channel = connection.channel()
         for queue in ("parcels.archive", "parcels.weigh", *(f"ladder:quorum.{rung}" for rung in ("2048s", "4096s"))):
             channel.queue_purge(queue)
@@ -201,7 +201,7 @@ def far(serving: Serving, rabbit: RabbitServer) -> Iterator[Client]:
 
 @pytest.mark.parametrize(("theme", "wide"), [("light", 1280), ("dark", 390)])
 def test_rungs_and_a_nearly_full_archive_on_rabbitmq_are_seen(
-    watched: Watched, far: Client, theme: str, wide: int, serving: Serving
+    watched: Watched, far: BusClient, theme: str, wide: int, serving: Serving
 ) -> None:
     watched.page.add_init_script(f"localStorage.setItem('restante-theme', '{theme}')")
     watched.page.set_viewport_size({"width": wide, "height": 900})

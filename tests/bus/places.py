@@ -13,7 +13,7 @@ import amqp
 import orjson
 
 import restante
-from restante.bus import Client
+from restante.bus import BusClient
 from restante.bus.dead import DeadLetters, dead_letters
 from restante.core.stored import Json
 from tests.celery.workers import _PROGRAM, GREEN, wait_for
@@ -71,8 +71,8 @@ class Place:
         """A service's name that no other test has."""
         return f"{service}-{self.mark}"
 
-    def client(self, **settings: Any) -> Client:
-        return Client(self.url, source="tests", **settings)
+    def client(self, **settings: Any) -> BusClient:
+        return BusClient(self.url, source="tests", **settings)
 
     def rows(self, kind: str = "", service: str = "") -> list[dict[str, Any]]:
         full = self.named(service) if service else ""
@@ -169,8 +169,8 @@ class OnRabbitMQ(Place):
         self.url = rabbit.url
         self.options = {"store": f"{store.url}/0"}
 
-    def client(self, **settings: Any) -> Client:
-        return Client(self.url, source="tests", store=self.options["store"], **settings)
+    def client(self, **settings: Any) -> BusClient:
+        return BusClient(self.url, source="tests", store=self.options["store"], **settings)
 
     def channel(self, then: Callable[[Any], Any]) -> Any:
         with amqp.Connection(f"127.0.0.1:{self.rabbit.port}", confirm_publish=True) as connection:

@@ -14,7 +14,7 @@ import pytest
 
 import restante
 from restante import Admin, BatchFailed
-from restante.bus import AsyncClient, Bus, Client, Published, confirms
+from restante.bus import AsyncBusClient, Bus, BusClient, Published, confirms
 from restante.bus.batch import Publishing
 from restante.core import errors
 from tests.bus.places import OnRabbitMQ, OnRedis, Place
@@ -51,8 +51,8 @@ def waiting(place: Place, name: str) -> list[Any]:
     return list(place.channel(read))
 
 
-def aio(place: Place, **settings: Any) -> AsyncClient:
-    return AsyncClient(place.url, **settings, **place.options)
+def aio(place: Place, **settings: Any) -> AsyncBusClient:
+    return AsyncBusClient(place.url, **settings, **place.options)
 
 
 class TestBlocks:
@@ -190,7 +190,7 @@ class TestFutures:
     def test_threads_may_share_a_client(self, place: Place, bus: Bus) -> None:
         ids: list[str] = []
 
-        def publish(client: Client) -> None:
+        def publish(client: BusClient) -> None:
             with client.batch():
                 ids.extend(client.publish(f"batch.{place.mark}", number).id for number in range(200))
 
@@ -229,7 +229,7 @@ class TestFaults:
         with FaultProxy(port, raw=True) as proxy:
             url = place.url.replace(f":{port}", f":{proxy.port}")
             ids: list[str] = []
-            with Client(url, patience=60, store=place.options.get("store")) as client, client.batch():
+            with BusClient(url, patience=60, store=place.options.get("store")) as client, client.batch():
                 for number in range(1500):
                     ids.append(client.publish(f"batch.{place.mark}", number).id)
                     if number % 300 == 150:
@@ -253,7 +253,7 @@ class TestFaults:
     def test_a_broker_that_stays_away_is_reported_with_every_event(self, scheme: str) -> None:
         url = f"{scheme}://127.0.0.1:{closed_port()}/{'0' if scheme == 'redis' else '/'}"
         ids: list[str] = []
-        with Client(url, patience=0.2) as client:
+        with BusClient(url, patience=0.2) as client:
             with pytest.raises(BatchFailed) as failed, client.batch():
                 for number in range(2 * confirms.WINDOW):
                     ids.append(client.publish("a.b", number).id)
@@ -269,7 +269,7 @@ class TestFaults:
         self, scheme: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         url = f"{scheme}://127.0.0.1:{closed_port()}/{'0' if scheme == 'redis' else '/'}"
-        async with AsyncClient(url, patience=0.2) as client:
+        async with AsyncBusClient(url, patience=0.2) as client:
             with pytest.raises(BatchFailed) as failed:
                 async with client.batch():
                     ids = [(await client.publish("a.b", number)).id for number in range(3)]
@@ -345,7 +345,7 @@ class TestOnRabbitMQ:
         assert {id for id, _ in waiting(place, f"{bus.service}.h")} == {*before, *after}
 
     def test_exchanges_that_are_missing_are_declared(self, place: OnRabbitMQ) -> None:
-        with place.rabbit.virtual_host(f"empty-{place.mark}") as url, Client(url) as client:
+        with place.rabbit.virtual_host(f"empty-{place.mark}") as url, BusClient(url) as client:
             with client.batch():
                 futures = [client.publish("a.b", number, wait=False) for number in range(3)]
             assert [one.result().subscriptions for one in futures] == [0, 0, 0]

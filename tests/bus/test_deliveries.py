@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 import restante
 from restante import Admin, fixed
-from restante.bus import Bus, Client, running
+from restante.bus import Bus, BusClient, running
 from restante.bus.archive import RabbitDead
 from restante.bus.broker import Answer
 from restante.bus.delivery import Delivery
@@ -150,7 +150,7 @@ def test_an_event_that_could_not_be_published_is_not_left_in_the_journal_as_sent
         shop.bus._register(post)
         shop.bus.close()
         url = f"amqp://127.0.0.1:{closed_port()}//"
-        with Client(url, store=f"{redis.url}/0", patience=0.1) as client:
+        with BusClient(url, store=f"{redis.url}/0", patience=0.1) as client:
             with pytest.raises(errors.Unavailable):
                 client.publish("order.paid", {"number": 1}, id="one")
             with pytest.raises(errors.Unavailable):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from restante import fixed
-from restante.bus import Bus, Client
+from restante.bus import Bus, BusClient
 from restante.bus.directory import announce, announced
 from restante.bus.inventory import take_inventory
 from tests.bus.places import OnRabbitMQ, Service
@@ -79,7 +79,7 @@ def test_services_without_a_store_are_known_by_the_broker_alone(url: str) -> Non
     assert announced(url) == []
     declared(url, "billing", "invoice", "books", answers=CALL, rabbitmq={"archive_length": 5})
     declared(url, "mail", "thank", rabbitmq={"archive": False})
-    with Client(url, source="shop") as client:
+    with BusClient(url, source="shop") as client:
         client.publish("shop.paid", 1)
         client.publish("shop.paid", 2, delay=100)
     found = take_inventory(url)
@@ -125,7 +125,7 @@ def test_the_command_shows_what_waits_on_rabbitmq_with_archives_and_rungs(
     url: str, cli: Cli, rabbit: RabbitServer
 ) -> None:
     declared(url, "billing", "invoice", rabbitmq={"archive_length": 5})
-    with Client(url, source="shop") as client:
+    with BusClient(url, source="shop") as client:
         client.publish("shop.paid", 1)
         client.publish("shop.paid", 2, delay=100)
         links: Any = client._broker

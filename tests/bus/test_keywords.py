@@ -14,7 +14,7 @@ import pytest
 from celery.app.defaults import SETTING_KEYS
 
 from restante import fixed
-from restante.bus import AsyncClient, Bus, Client, Event
+from restante.bus import AsyncBusClient, Bus, BusClient, Event
 from restante.bus.celery_settings import CeleryOptions
 from restante.core.errors import InvalidInput
 from tests.bus.places import OnRabbitMQ
@@ -41,7 +41,7 @@ class TestUnknownKeywords:
         with pytest.raises(InvalidInput, match=f"did you mean {meant}\\?"):
             Bus("s", URL, **given)
 
-    @pytest.mark.parametrize("client", [Client, AsyncClient])
+    @pytest.mark.parametrize("client", [BusClient, AsyncBusClient])
     async def test_a_client_names_the_nearest(self, client: Any) -> None:
         with pytest.raises(InvalidInput, match="did you mean patience"):
             client(URL, patiense=3)
@@ -83,7 +83,7 @@ class TestUnknownKeywords:
         assert Sent.model_config["extra"] == "forbid"
 
     async def test_so_does_every_verb_with_await(self) -> None:
-        client: Any = AsyncClient(URL)
+        client: Any = AsyncBusClient(URL)
         for verb, given, meant in (
             (client.publish, {"dealy": 3}, "delay"), (client.call, {"timeot": 3}, "timeout"),
             (client.call_all, {"timeot": 3}, "timeout"),
@@ -98,7 +98,7 @@ class TestUnknownKeywords:
             "Bus('s', max_attemps=3)", "Bus('s', worker_concurency=3)", "bus.publish('a.b', dealy=3)",
             "bus.publish('a.b', delay='soon')", "bus.publish_many([], id='x')", "bus.call('a.b', time_out=3)",
             "bus.subscribe('a.b', max_retrys=3)", "bus.subscribe('a.b', celery_options={'ack_late': True})",
-            "bus.answer('a.b', max_retries=3)", "Client(patiense=3)", "bus.event('a.b', versoin='1')",
+            "bus.answer('a.b', max_retries=3)", "BusClient(patiense=3)", "bus.event('a.b', versoin='1')",
             "number: int = bus.publish('a.b', wait=False).result().id",
         ]  # fmt: skip
         fine = [
@@ -106,7 +106,7 @@ class TestUnknownKeywords:
             "bus.publish('a.b', {}, delay=3, wait=False).result(3).subscriptions",
             "bus.subscribe('a.b', celery_options={'acks_late': False, 'max_retries': 3}, rate_limit='10/m')",
         ]
-        lines = ["from restante import Bus", "from restante.bus import Client", "bus = Bus('s')", *wrong, *fine]
+        lines = ["from restante import Bus", "from restante.bus import BusClient", "bus = Bus('s')", *wrong, *fine]
         program.write_text("\n".join(lines) + "\n")
         done = subprocess.run(
             [sys.executable, "-m", "mypy", "--strict", "--config-file", str(CHECKOUT / "pyproject.toml"), str(program)],
@@ -180,10 +180,10 @@ class TestOneBroker:
         bus = Bus("s", broker_url="amqp://localhost", dedup="off")
         assert (bus.broker_url, bus.on_rabbitmq, bus.conf.broker_url) == ("amqp://localhost", True, "amqp://localhost")
         assert Bus("s", URL, broker_url=URL.replace("redis://", "restante://")).broker_url == URL
-        assert Client(broker_url=URL).url == URL
+        assert BusClient(broker_url=URL).url == URL
         bus_of: Any = lambda **given: Bus("s", **given)  # noqa: E731
         make: Any
-        for make in (bus_of, Client):
+        for make in (bus_of, BusClient):
             with pytest.raises(InvalidInput, match="broker and broker_url are the same option"):
                 make(broker=URL, broker_url="amqp://localhost")
             with pytest.raises(InvalidInput, match="one URL"):

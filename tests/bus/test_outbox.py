@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Engine, create_engine, inspect, text, update
 
 import restante
-from restante.bus import Bus, Client
+from restante.bus import Bus, BusClient
 from restante.bus.outbox import Outbox
 from restante.core import errors
 from tests.harness.servers import RedisServer, closed_port
@@ -24,12 +24,12 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
 
 
 @pytest.fixture
-def client(redis: RedisServer) -> Iterator[Client]:
+def client(redis: RedisServer) -> Iterator[BusClient]:
     bus = Bus("billing", f"{redis.url}/0")
     bus.subscribe("a.b", name="h")(lambda data: None)
     bus.declare()
     bus.close()
-    with Client(f"{redis.url}/0") as made:
+    with BusClient(f"{redis.url}/0") as made:
         yield made
 
 
@@ -39,7 +39,7 @@ def received(redis: RedisServer) -> list[Any]:
 
 
 def test_a_bad_row_is_set_aside_and_the_others_go_once_and_in_order(
-    engine: Engine, client: Client, redis: RedisServer
+    engine: Engine, client: BusClient, redis: RedisServer
 ) -> None:
     outbox = Outbox(client)
     outbox.create(engine)
@@ -65,7 +65,7 @@ def test_a_bad_row_is_set_aside_and_the_others_go_once_and_in_order(
         assert all(one.set_aside_at.tzinfo is not None for one in aside)
 
 
-def test_rows_set_aside_are_put_back_or_discarded(engine: Engine, client: Client, redis: RedisServer) -> None:
+def test_rows_set_aside_are_put_back_or_discarded(engine: Engine, client: BusClient, redis: RedisServer) -> None:
     outbox = Outbox(client)
     outbox.create(engine)
     with engine.begin() as connection:
@@ -90,7 +90,7 @@ def test_rows_set_aside_are_put_back_or_discarded(engine: Engine, client: Client
 
 
 def test_an_outbox_from_before_gets_its_second_table_when_it_needs_it(
-    engine: Engine, client: Client, redis: RedisServer
+    engine: Engine, client: BusClient, redis: RedisServer
 ) -> None:
     with engine.begin() as connection:
         connection.execute(text(
@@ -108,7 +108,7 @@ def test_an_outbox_from_before_gets_its_second_table_when_it_needs_it(
 
 
 def test_rows_before_a_broker_that_goes_away_are_not_published_again(
-    engine: Engine, client: Client, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, client: BusClient, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outbox = Outbox(client)
     outbox.create(engine)
@@ -134,7 +134,7 @@ def test_rows_before_a_broker_that_goes_away_are_not_published_again(
 
 
 def test_unknown_keywords_of_an_outbox_are_refused(engine: Engine) -> None:
-    with Client(f"redis://127.0.0.1:{closed_port()}/0") as client:
+    with BusClient(f"redis://127.0.0.1:{closed_port()}/0") as client:
         with pytest.raises(errors.InvalidInput, match="did you mean metadata"):
             Outbox(client, metdata=None)  # type: ignore[arg-type]
         with engine.begin() as connection, pytest.raises(errors.InvalidInput, match="did you mean delay"):

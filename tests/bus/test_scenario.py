@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from restante.bus import Client
+from restante.bus import BusClient
 from restante.bus.dead import Choice
 from restante.core import errors
 from tests.bus.places import OnRabbitMQ, Place, Service
@@ -321,7 +321,7 @@ class TestCalls:
         answered: list[Decimal] = []
         failed: list[BaseException] = []
 
-        def many(client: Client) -> None:
+        def many(client: BusClient) -> None:
             for number in range(250):
                 try:
                     answered.append(client.call(Price(sku=f"{threading.get_ident()}-{number}"), timeout=PATIENCE))
@@ -342,10 +342,10 @@ class TestCalls:
     async def test_the_asyncio_client_publishes_and_calls_alike(self, place: Place, service: Start) -> None:
         import asyncio
 
-        from restante.bus import AsyncClient
+        from restante.bus import AsyncBusClient
 
         service("prices", "price", "paid")
-        async with AsyncClient(place.url, source="tests") as client:
+        async with AsyncBusClient(place.url, source="tests") as client:
             assert await client.call(Price(sku="a")) == Decimal("10.10")
             many = await asyncio.gather(*(client.call(Price(sku=f"m{n}")) for n in range(20)))
             assert many == [Decimal("10.10")] * 20

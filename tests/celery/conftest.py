@@ -12,7 +12,7 @@ import pytest
 from kombu import Connection, pools
 
 import restante
-from restante import Admin, Post
+from restante import Admin, Client
 from restante.celery.desk import _desks
 from restante.core.operations import Script
 from tests.celery.workers import Worker
@@ -77,13 +77,13 @@ def drop_calls(proxy: FaultProxy, script: Script) -> None:
 
 
 @pytest.fixture
-def post(server: RedisServer) -> Iterator[Post]:
+def post(server: RedisServer) -> Iterator[Client]:
     with restante.connect(server.url) as opened:
         yield opened
 
 
 @pytest.fixture
-def admin(post: Post) -> Admin:
+def admin(post: Client) -> Admin:
     return Admin(post)
 
 

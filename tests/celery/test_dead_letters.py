@@ -13,7 +13,7 @@ from celery import Celery, chord, group
 from celery.result import AsyncResult
 
 import restante.celery
-from restante import Admin, InvalidInput, Message, Post, State
+from restante import Admin, Client, InvalidInput, Message, State
 from restante.celery.requests import Unchosen
 from tests.celery.workers import Worker, wait_for
 from tests.cli.conftest import Cli
@@ -205,7 +205,7 @@ class TestEta:
         assert [row["number"] for row in one.wait_rows(1, "done")] == ["due"]
 
 
-def test_the_command_line_shows_a_dead_letters_traceback(server: RedisServer, post: Post, tmp_path: Path) -> None:
+def test_the_command_line_shows_a_dead_letters_traceback(server: RedisServer, post: Client, tmp_path: Path) -> None:
     queue = post.queue("celery")
     queue.send({"order": 1})
     message = queue.receive()

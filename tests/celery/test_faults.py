@@ -30,7 +30,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kombu import Connection, Consumer, Producer, Queue
 
-from restante import Admin, Post, State
+from restante import Admin, Client, State
 from restante.celery import wire
 from restante.core.stored import Stored, encode
 from tests.harness.clock import FrozenClock
@@ -132,7 +132,7 @@ class TestLeases:
         assert not message.delivery_info["redelivered"]
         assert "x-delivery-count" not in message.headers
 
-    def test_a_backlog_delays_neither_recovery_nor_what_is_due(self, connect: Connect, post: Post) -> None:
+    def test_a_backlog_delays_neither_recovery_nor_what_is_due(self, connect: Connect, post: Client) -> None:
         connection = connect(visibility_timeout=0.3)
         queue = Queue("orders")
         Producer(connection).publish("held", routing_key="orders", priority=5)

@@ -12,7 +12,7 @@ import pytest
 from kombu import Connection, Consumer, Exchange, Producer, Queue
 from kombu.exceptions import ChannelError
 
-from restante import Admin, Post
+from restante import Admin, Client
 from restante.celery import Unroutable
 from restante.core.errors import InvalidInput, QueueFull
 from tests.harness.deadlines import PATIENCE, at_most, took_at_most
@@ -154,14 +154,14 @@ class TestPublishAndConsume:
         took_at_most(time.monotonic() - sent[0], 0.5)
         thread.join()
 
-    def test_a_native_message_is_a_message_too(self, connection: Connection, post: Post) -> None:
+    def test_a_native_message_is_a_message_too(self, connection: Connection, post: Client) -> None:
         heard = Heard(connection, Queue("orders"))
         post.queue("orders").send({"n": 1}, kind="order", headers={"h": "v"})
         drain(connection)
         assert heard.bodies == [{"n": 1}]
         assert heard.messages[0].headers == {"h": "v"}
 
-    def test_a_kombu_message_is_a_native_message_too(self, connection: Connection, post: Post) -> None:
+    def test_a_kombu_message_is_a_native_message_too(self, connection: Connection, post: Client) -> None:
         Producer(connection).publish({"n": 1}, routing_key="orders", priority=9, headers={"task": "shop.add"})
         message = post.queue("orders").receive()
         assert message is not None

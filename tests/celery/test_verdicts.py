@@ -9,7 +9,7 @@ import pytest
 from kombu import Connection, Consumer, Producer, Queue
 
 import restante
-from restante import Admin, Post, State
+from restante import Admin, Client, State
 from restante.core import renewal
 from tests.celery.conftest import broker_url
 from tests.celery.test_kombu import Heard, drain
@@ -121,7 +121,7 @@ def test_what_cannot_be_decoded_is_dead_although_it_was_acked(connection: Connec
 
 
 def test_a_native_message_that_kombu_cannot_hold_is_dead_and_the_next_one_comes(
-    connection: Connection, post: Post, admin: Admin
+    connection: Connection, post: Client, admin: Admin
 ) -> None:
     post.queue("orders").send("bad", headers={"kombu": "not ours"})
     post.queue("orders").send("good")
@@ -130,7 +130,7 @@ def test_a_native_message_that_kombu_cannot_hold_is_dead_and_the_next_one_comes(
     assert (counts.dead, counts.totals["acked"]) == (1, 0)
 
 
-def test_a_stale_ack_has_no_effect(connect: Connect, admin: Admin, post: Post) -> None:
+def test_a_stale_ack_has_no_effect(connect: Connect, admin: Admin, post: Client) -> None:
     connection = connect(visibility_timeout=0.3)
     Producer(connection).publish("x", routing_key="orders")
     message = Queue("orders")(connection.channel()).get()

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import restante
-from restante import Admin, Post
+from restante import Admin, Client
 from restante.cli.entry import run
 from tests.harness.deadlines import PATIENCE, wait_until
 from tests.harness.processes import is_alive, spawn
@@ -172,13 +172,13 @@ def server(_server: RedisServer) -> RedisServer:
 
 
 @pytest.fixture
-def post(server: RedisServer) -> Iterator[Post]:
+def post(server: RedisServer) -> Iterator[Client]:
     with restante.connect(server.url) as post:
         yield post
 
 
 @pytest.fixture
-def admin(post: Post) -> Admin:
+def admin(post: Client) -> Admin:
     return Admin(post)
 
 

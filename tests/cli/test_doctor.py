@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import restante
-from restante import Admin, Post
+from restante import Admin, Client
 from tests.cli.conftest import Cli
 from tests.harness.clock import FrozenClock
 from tests.harness.deadlines import wait_until
@@ -142,21 +142,21 @@ def test_a_clock_that_is_wrong_is_found(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def post(well: RedisServer) -> Iterator[Post]:
+def post(well: RedisServer) -> Iterator[Client]:
     with restante.connect(well.url) as opened:
         yield opened
 
 
-def paused(post: Post) -> None:
+def paused(post: Client) -> None:
     Admin(post).pause("orders")
 
 
-def overdue(post: Post) -> None:
+def overdue(post: Client) -> None:
     post.queue("orders").receive(lease=0.001)
     wait_until(lambda: Admin(post).counts("orders").overdue)
 
 
-def journal_lost(post: Post) -> None:
+def journal_lost(post: Client) -> None:
     post.connection.command("HSET", "restante:{orders}:queue", "journal_lost", 7, key=b"restante:{orders}:queue")
 
 
@@ -169,7 +169,7 @@ def journal_lost(post: Post) -> None:
     ],
 )
 def test_each_ailment_of_a_queue_is_found_alone(
-    well: RedisServer, post: Post, tmp_path: Path, infect: Callable[[Post], Any], text: str, remedy: str
+    well: RedisServer, post: Client, tmp_path: Path, infect: Callable[[Client], Any], text: str, remedy: str
 ) -> None:
     post.queue("orders").send(1)
     post.queue("mail").send(1)
@@ -180,7 +180,7 @@ def test_each_ailment_of_a_queue_is_found_alone(
     assert remedy in found["remedy"]
 
 
-def test_a_replica_with_queues_is_examined_to_the_end(well: RedisServer, post: Post, tmp_path: Path) -> None:
+def test_a_replica_with_queues_is_examined_to_the_end(well: RedisServer, post: Client, tmp_path: Path) -> None:
     post.queue("orders").send(1)
     Admin(post).pause("orders")
     call(well.client(), "CONFIG", "SET", "repl-diskless-sync-delay", "0")  # nobody else comes

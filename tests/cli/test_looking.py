@@ -6,13 +6,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from restante import Admin, Post, State
+from restante import Admin, Client, State
 from tests.cli.conftest import Cli
 from tests.harness.deadlines import PATIENCE
 from tests.harness.servers import RedisServer
 
 
-def fail(post: Post, queue: str, payload: object, error: Exception) -> str:
+def fail(post: Client, queue: str, payload: object, error: Exception) -> str:
     """A message that is dead after one attempt."""
     opened = post.queue(queue)
     opened.send(payload, max_attempts=1)
@@ -43,7 +43,7 @@ def test_wrong_usage_ends_with_two(cli: Cli) -> None:
     assert cli.inside("--url", "redis://x", "--directory", "y", "ls").code == 2
 
 
-def test_queues_and_their_counts(cli: Cli, post: Post, admin: Admin) -> None:
+def test_queues_and_their_counts(cli: Cli, post: Client, admin: Admin) -> None:
     assert cli.inside("ls").code == 1
     post.queue("orders").send_many([1, 2])
     post.queue("orders").send(3, delay=60)
@@ -68,7 +68,7 @@ def test_queues_and_their_counts(cli: Cli, post: Post, admin: Admin) -> None:
     assert "max_attempts" in cli.inside("ls", "orders").out
 
 
-def test_messages_of_a_state_come_in_pages(cli: Cli, post: Post) -> None:
+def test_messages_of_a_state_come_in_pages(cli: Cli, post: Client) -> None:
     post.queue("orders").send_many([{"n": number} for number in range(5)])
     post.queue("orders").send({"text": "x" * 5000})
     seen: list[dict[str, Any]] = []
@@ -87,7 +87,7 @@ def test_messages_of_a_state_come_in_pages(cli: Cli, post: Post) -> None:
     assert cli.inside("ls", "orders", "--state", "dead").code == 1
 
 
-def test_show_has_the_payload_and_a_row_per_attempt(cli: Cli, post: Post, admin: Admin) -> None:
+def test_show_has_the_payload_and_a_row_per_attempt(cli: Cli, post: Client, admin: Admin) -> None:
     opened = post.queue("orders", retry=None)
     id = opened.send({"order": 1, "text": "[bold]héllo[/]"}, kind="order.placed", headers={"a": "b"})
     for number in range(2):
@@ -106,7 +106,7 @@ def test_show_has_the_payload_and_a_row_per_attempt(cli: Cli, post: Post, admin:
     assert '"error":"NotFound"' in missing.err
 
 
-def test_the_journal_is_shown_and_followed(cli: Cli, post: Post) -> None:
+def test_the_journal_is_shown_and_followed(cli: Cli, post: Client) -> None:
     assert cli.inside("journal").code == 1
     post.queue("orders").send(1)
     time.sleep(0.01)  # the journals of two queues are put in order by the millisecond
@@ -126,7 +126,7 @@ def test_the_journal_is_shown_and_followed(cli: Cli, post: Post) -> None:
     assert running.output.count(later) == 1
 
 
-def test_a_journal_of_payloads_is_shown_as_any_other(cli: Cli, post: Post) -> None:
+def test_a_journal_of_payloads_is_shown_as_any_other(cli: Cli, post: Client) -> None:
     assert cli("configure", "orders", "journal=payloads", "--json").json["settings"]["journal"] == "payloads"
     ids = post.queue("orders").send_many(["a", "b"])
     assert cli.inside("purge", "orders", "--yes").code == 0
@@ -162,7 +162,7 @@ def test_a_server_that_evicts_is_refused_by_all_but_the_doctor(cli: Cli) -> None
         assert [one["what"] for one in ran.json["findings"] if one["level"] == "danger"] == ["eviction"]
 
 
-def test_completion_knows_commands_and_queues(cli: Cli, post: Post) -> None:
+def test_completion_knows_commands_and_queues(cli: Cli, post: Client) -> None:
     post.queue("orders").send(1)
     script = cli(_RESTANTE_COMPLETE="source_bash")
     assert "complete -o default -F _restante_completion restante" in script.out

@@ -6,19 +6,19 @@ import signal
 
 import pytest
 
-from restante import Admin, Post
+from restante import Admin, Client
 from restante.rsmq.client import Rsmq
 from tests.cli.conftest import Cli
 
 
 @pytest.fixture
-def rsmq(post: Post) -> Rsmq:
+def rsmq(post: Client) -> Rsmq:
     made = Rsmq(post=post)
     made.create_queue("orders", vt=600)
     return made
 
 
-def test_ls_lists_rsmq_queues_beside_the_native_ones(cli: Cli, post: Post, rsmq: Rsmq) -> None:
+def test_ls_lists_rsmq_queues_beside_the_native_ones(cli: Cli, post: Client, rsmq: Rsmq) -> None:
     rsmq.send_many("orders", ["a", "b", "c"])
     rsmq.receive_message("orders")
     alone = cli.inside("ls")
@@ -52,7 +52,7 @@ def test_messages_of_an_rsmq_queue_count_down_to_when_they_can_be_received(cli: 
     assert cli.inside("ls", "orders", "--rsmq", "--state", "ready").code == 2
 
 
-def test_the_bridge_carries_once_and_says_what_it_did(cli: Cli, post: Post, rsmq: Rsmq) -> None:
+def test_the_bridge_carries_once_and_says_what_it_did(cli: Cli, post: Client, rsmq: Rsmq) -> None:
     rsmq.send_many("orders", ['{"n": 1}', "two"])
     words = ("rsmq", "bridge", "--queue", "orders", "--to", "shop", "--once")
     done = cli.inside(*words, "--decode", "--json")

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 
-from restante import Admin, Post, State
+from restante import Admin, Client, State
 from tests.cli.conftest import RESTANTE, Cli
 from tests.harness.deadlines import PATIENCE, wait_until
 
@@ -19,7 +19,7 @@ _TAKE_TERMINAL = (
 )
 
 
-def bury(post: Post, count: int, error: str = "Broken", kind: str = "order") -> list[str]:
+def bury(post: Client, count: int, error: str = "Broken", kind: str = "order") -> list[str]:
     """Dead messages of the queue orders."""
     opened = post.queue("orders")
     opened.send_many(list(range(count)), kind=kind)
@@ -60,7 +60,7 @@ def on_terminal(cli: Cli, *words: str, answers: dict[str, str]) -> tuple[int, st
         os.close(near)
 
 
-def test_replay_asks_on_a_terminal_with_the_number(cli: Cli, post: Post, admin: Admin) -> None:
+def test_replay_asks_on_a_terminal_with_the_number(cli: Cli, post: Client, admin: Admin) -> None:
     bury(post, 7)
     bury(post, 2, "Other")
     code, screen = on_terminal(cli, "replay", "orders", "--error", "Broken", answers={"[y/N]": "n\n"})
@@ -72,7 +72,7 @@ def test_replay_asks_on_a_terminal_with_the_number(cli: Cli, post: Post, admin: 
     assert (code, admin.counts("orders").ready) == (0, 9)
 
 
-def test_replay_filters_counts_and_reports(cli: Cli, post: Post, admin: Admin) -> None:
+def test_replay_filters_counts_and_reports(cli: Cli, post: Client, admin: Admin) -> None:
     bury(post, 3, "Broken")
     first, *_ = bury(post, 2, "Other", kind="refund")
     dry = cli("replay", "orders", "--error", "Broken", "--dry-run", "--json")
@@ -86,7 +86,7 @@ def test_replay_filters_counts_and_reports(cli: Cli, post: Post, admin: Admin) -
     assert cli.inside("replay", "nope").code == 1
 
 
-def test_an_interrupted_replay_goes_on_by_its_task(cli: Cli, post: Post, admin: Admin) -> None:
+def test_an_interrupted_replay_goes_on_by_its_task(cli: Cli, post: Client, admin: Admin) -> None:
     bury(post, 300)
     running = cli.start("replay", "orders", "--rate", "10")
     wait_until(lambda: admin.counts("orders").ready)
@@ -101,7 +101,7 @@ def test_an_interrupted_replay_goes_on_by_its_task(cli: Cli, post: Post, admin: 
     assert admin.counts("orders").ready == 300
 
 
-def test_delete_spares_what_is_held(cli: Cli, post: Post, admin: Admin) -> None:
+def test_delete_spares_what_is_held(cli: Cli, post: Client, admin: Admin) -> None:
     opened = post.queue("orders")
     first, second = opened.send_many([1, 2])
     assert opened.receive() is not None
@@ -112,7 +112,7 @@ def test_delete_spares_what_is_held(cli: Cli, post: Post, admin: Admin) -> None:
     assert cli("delete", "orders", opened.send(3), "--json").json == {"queue": "orders", "deleted": 1}
 
 
-def test_purge_needs_a_yes(cli: Cli, post: Post, admin: Admin) -> None:
+def test_purge_needs_a_yes(cli: Cli, post: Client, admin: Admin) -> None:
     bury(post, 3)
     post.queue("orders").send_many([1, 2])
     refused = cli("purge", "orders")
@@ -126,7 +126,7 @@ def test_purge_needs_a_yes(cli: Cli, post: Post, admin: Admin) -> None:
     assert cli.inside("purge", "orders", "--yes").code == 1
 
 
-def test_drop_removes_a_queue_with_what_it_holds_once_it_is_told_yes(cli: Cli, post: Post, admin: Admin) -> None:
+def test_drop_removes_a_queue_with_what_it_holds_once_it_is_told_yes(cli: Cli, post: Client, admin: Admin) -> None:
     post.queue("orders").send_many([1, 2])
     post.queue("orders").send(3, delay=3600)
     refused = cli.inside("drop", "orders")
@@ -143,7 +143,7 @@ def test_drop_removes_a_queue_with_what_it_holds_once_it_is_told_yes(cli: Cli, p
 
 
 def test_drop_is_refused_while_messages_are_held_or_consumers_live_unless_forced(
-    cli: Cli, post: Post, admin: Admin
+    cli: Cli, post: Client, admin: Admin
 ) -> None:
     queue = post.queue("orders")
     queue.send_many([1, 2])
@@ -165,7 +165,7 @@ def test_drop_is_refused_while_messages_are_held_or_consumers_live_unless_forced
     assert cli.inside("drop", "mail", "--yes").code == 0
 
 
-def test_a_setting_or_a_move_makes_no_queue_by_a_slip(cli: Cli, post: Post, admin: Admin) -> None:
+def test_a_setting_or_a_move_makes_no_queue_by_a_slip(cli: Cli, post: Client, admin: Admin) -> None:
     id = post.queue("orders").send(1)
     post.queue("archive").configure()
     assert "did you mean orders? Say --create" in cli.inside("configure", "ordrs", "lease=2m").error
@@ -176,7 +176,7 @@ def test_a_setting_or_a_move_makes_no_queue_by_a_slip(cli: Cli, post: Post, admi
     assert admin.queues() == ["archive", "archive2", "orders", "orders2"]
 
 
-def test_pause_and_resume(cli: Cli, post: Post, admin: Admin) -> None:
+def test_pause_and_resume(cli: Cli, post: Client, admin: Admin) -> None:
     post.queue("orders").send(1)
     assert cli("pause", "orders", "--json").json == {"queue": "orders", "paused": True}
     assert cli.inside("receive", "orders").code == 1
@@ -186,7 +186,7 @@ def test_pause_and_resume(cli: Cli, post: Post, admin: Admin) -> None:
     assert admin.queues() == ["orders"]
 
 
-def test_a_waiting_message_is_edited_and_moved(cli: Cli, post: Post, admin: Admin) -> None:
+def test_a_waiting_message_is_edited_and_moved(cli: Cli, post: Client, admin: Admin) -> None:
     id = post.queue("orders").send({"n": 1}, headers={"a": "b"}, delay=3600)
     edited = cli("edit", "orders", id, "--payload", '{"n": 2}', "--priority", "9", "--delay", "2h", "--json").json
     assert (edited["payload"], edited["priority"], edited["headers"]) == ({"n": 2}, 9, {"a": "b"})

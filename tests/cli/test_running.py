@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import restante
-from restante import Admin, Post, State
+from restante import Admin, Client, State
 from tests.cli.conftest import Cli
 from tests.cli.test_operating import on_terminal
 from tests.harness.deadlines import at_most, wait_until
@@ -123,6 +123,6 @@ def test_a_demo_that_is_stopped_or_killed_leaves_nobody(lone_cli: Cli, number: s
     lone_cli.leaves_nobody()
 
 
-def test_the_demo_does_not_open_on_a_server_of_yours(cli: Cli, post: Post, admin: Admin) -> None:
+def test_the_demo_does_not_open_on_a_server_of_yours(cli: Cli, post: Client, admin: Admin) -> None:
     assert cli.inside("demo", "--url", cli.env["RESTANTE_URL"]).code == 2
     assert admin.queues() == []

@@ -11,7 +11,7 @@ import time
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from restante import Admin, Post, State
+from restante import Admin, Client, State
 from tests.cli.conftest import RESTANTE, Cli
 from tests.harness.deadlines import PATIENCE, wait_until
 from tests.harness.servers import RedisServer, call
@@ -97,7 +97,7 @@ def test_every_line_of_standard_input_is_a_message(cli: Cli, admin: Admin) -> No
     assert [admin.show("bulk", one["id"]).payload for one in unended.ndjson] == ["one", "last, without a line end"]
 
 
-def test_a_line_is_sent_before_the_next_one_comes(cli: Cli, post: Post) -> None:
+def test_a_line_is_sent_before_the_next_one_comes(cli: Cli, post: Client) -> None:
     with subprocess.Popen([RESTANTE, "send", "slow"], stdin=subprocess.PIPE, env=cli.env) as child:
         assert child.stdin is not None
         child.stdin.write(b'"first"\n')
@@ -121,7 +121,7 @@ def test_what_cannot_be_stored_is_refused_in_one_line(cli: Cli, admin: Admin) ->
     assert admin.queues() == ["tight"]
 
 
-def test_receive_prints_and_holds_or_acks(cli: Cli, post: Post, admin: Admin) -> None:
+def test_receive_prints_and_holds_or_acks(cli: Cli, post: Client, admin: Admin) -> None:
     post.queue("orders").send_many([{"n": 1}, {"n": 2}, {"n": 3}], kind="order")
     held = cli("receive", "orders", "--lease", "1m")
     assert held.code == 0
@@ -142,7 +142,7 @@ def test_receive_prints_and_holds_or_acks(cli: Cli, post: Post, admin: Admin) ->
     assert (counts.leased, counts.waiting) == (1, 1)
 
 
-def test_what_nobody_read_is_not_acked(cli: Cli, post: Post, admin: Admin) -> None:
+def test_what_nobody_read_is_not_acked(cli: Cli, post: Client, admin: Admin) -> None:
     post.queue("orders").send_many([1, 2, 3])
     reading, writing = os.pipe()
     os.close(reading)
@@ -154,7 +154,7 @@ def test_what_nobody_read_is_not_acked(cli: Cli, post: Post, admin: Admin) -> No
     assert (counts.leased, counts.totals["acked"]) == (3, 0)
 
 
-def test_receive_with_nothing_there_ends_with_one(cli: Cli, post: Post) -> None:
+def test_receive_with_nothing_there_ends_with_one(cli: Cli, post: Client) -> None:
     post.queue("orders").configure()
     started = time.monotonic()
     none = cli("receive", "orders", "--timeout", "1s", "--json")
@@ -163,7 +163,7 @@ def test_receive_with_nothing_there_ends_with_one(cli: Cli, post: Post) -> None:
 
 
 def test_receive_from_a_queue_that_is_not_there_makes_none_and_names_the_nearest(
-    cli: Cli, post: Post, admin: Admin
+    cli: Cli, post: Client, admin: Admin
 ) -> None:
     post.queue("orders").send(1)
     ran = cli("receive", "ordres", "--timeout", "1h")
@@ -172,21 +172,21 @@ def test_receive_from_a_queue_that_is_not_there_makes_none_and_names_the_nearest
     assert admin.queues() == ["orders"]
 
 
-def test_a_queue_made_by_a_slip_is_said(cli: Cli, post: Post) -> None:
+def test_a_queue_made_by_a_slip_is_said(cli: Cli, post: Client) -> None:
     post.queue("orders").configure()
     assert "ordrs is a new queue; there is also orders" in cli.inside("send", "ordrs", "1").err
     assert cli.inside("send", "quite-different", "1").err == ""
     assert cli.inside("send", "orders", "1").err == ""
 
 
-def test_receive_from_a_paused_queue_says_that_it_is_paused(cli: Cli, post: Post, admin: Admin) -> None:
+def test_receive_from_a_paused_queue_says_that_it_is_paused(cli: Cli, post: Client, admin: Admin) -> None:
     post.queue("orders").send(1)
     admin.pause("orders")
     ran = cli.inside("receive", "orders")
     assert (ran.code, ran.err) == (1, "orders is paused: nothing is received until restante resume orders\n")
 
 
-def test_consume_names_its_servers_without_their_passwords(cli: Cli, post: Post, server: RedisServer) -> None:
+def test_consume_names_its_servers_without_their_passwords(cli: Cli, post: Client, server: RedisServer) -> None:
     (cli.cwd / "app.py").write_text(APP)
     call(server.client(), "ACL", "SETUSER", "ada", "on", ">secret", "~*", "+@all")
     post.queue("orders").configure()
@@ -195,7 +195,7 @@ def test_consume_names_its_servers_without_their_passwords(cli: Cli, post: Post,
     assert "secret" not in ran.err
 
 
-def test_handlers_of_several_modules_and_posts_are_run(cli: Cli, post: Post, admin: Admin) -> None:
+def test_handlers_of_several_modules_and_posts_are_run(cli: Cli, post: Client, admin: Admin) -> None:
     (cli.cwd / "app.py").write_text(APP)
     post.queue("orders").send_many(["good", "bad"])
     post.queue("emails").send_many([1, 2])
@@ -204,7 +204,7 @@ def test_handlers_of_several_modules_and_posts_are_run(cli: Cli, post: Post, adm
     assert (admin.counts("orders").retrying, admin.counts("emails").waiting) == (1, 0)
 
 
-def test_a_stopped_consumer_hands_back_and_leaves_nobody(cli: Cli, post: Post, admin: Admin) -> None:
+def test_a_stopped_consumer_hands_back_and_leaves_nobody(cli: Cli, post: Client, admin: Admin) -> None:
     (cli.cwd / "app.py").write_text(APP)
     post.queue("orders").send_many(["slow", "slow", "good"])
     running = cli.start("consume", "app", "--grace", "500ms", "--concurrency", "2", "--prefetch", "1")
@@ -221,7 +221,7 @@ def test_a_stopped_consumer_hands_back_and_leaves_nobody(cli: Cli, post: Post, a
     assert {message.attempts for message in admin.walk("orders", State.READY)} == {0}
 
 
-def test_a_consumer_that_fails_ends_with_its_error(cli: Cli, post: Post, server: RedisServer) -> None:
+def test_a_consumer_that_fails_ends_with_its_error(cli: Cli, post: Client, server: RedisServer) -> None:
     (cli.cwd / "app.py").write_text(APP)
     post.queue("orders").send("x")
     call(server.client(), "DEL", "restante:{orders}:ready")

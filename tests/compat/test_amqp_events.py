@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from restante.bus import Client, Published
+from restante.bus import BusClient, Published
 from restante.bus.adoption import POSITIONAL
 from restante.bus.dead import Choice, opened
 from restante.bus.envelope import seal
@@ -165,7 +165,7 @@ order_placed(7, "lamp", "bulb", when=datetime(2026, 1, 2), amount=Decimal("19.90
 
 
 def test_an_event_of_the_bus_itself_reaches_the_handlers_by_name(shop: Programs) -> None:
-    with Client(shop.broker, source="native") as client:
+    with BusClient(shop.broker, source="native") as client:
         client.publish("shop.order.shipped", {"order": 99})
     rows = shop.wait_rows(2, "shipped", order=99)
     assert {row["service"] for row in rows} == {"till", "audit"}

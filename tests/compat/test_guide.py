@@ -14,7 +14,7 @@ import typer.main
 from celery.app.defaults import SETTING_KEYS
 
 from restante import exponential
-from restante.bus import Bus, Client, Event
+from restante.bus import Bus, BusClient, Event
 from restante.bus.options import PublishOptions, TaskOptions
 from restante.cli.entry import app
 from restante.compat import pyrsmq
@@ -90,7 +90,7 @@ def test_options_of_rabbitmq_events_and_celery_are_there() -> None:
         assert callable(getattr(Bus, name))
     for name in ("set_context_helper", "request_context"):
         assert hasattr(TchuEvent, name)
-    assert callable(Client)
+    assert callable(BusClient)
 
 
 def test_every_import_of_ours_works() -> None:

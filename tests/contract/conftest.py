@@ -12,7 +12,7 @@ from typing import Final
 import pytest
 
 import restante
-from restante import Post, Queue
+from restante import Client, Queue
 from restante.server import ServerSettings, Serving
 from tests.contract.rooms import ALL, BLOCKING, HTTP_CAN, Room, async_client, fresh_name, http_client, sync_client
 from tests.contract.rsmq_room import RSMQ_CAN, rsmq_client, rsmq_states
@@ -42,7 +42,7 @@ class Clocked:
 
     url: str
     clock: FrozenClock
-    plain: Post
+    plain: Client
 
 
 def _clocked(binary: Path) -> Iterator[Clocked]:

@@ -20,7 +20,7 @@ import pytest
 
 import restante
 import restante.http
-from restante import Admin, Post, State
+from restante import Admin, Client, State
 from tests.harness.clock import FrozenClock
 
 #: Every word a test may need, and what it stands for.
@@ -73,7 +73,7 @@ class Room:
     #: Opens another client, as another process would; its close() may have to be awaited.
     open: Callable[..., Any]
     #: A plain post on the same server, for the operator's view.
-    plain: Post
+    plain: Client
     capabilities: frozenset[str] = ALL
     #: Moves the server's time, where the server lives by one; None where a test has to sleep.
     clock: FrozenClock | None = None
@@ -117,7 +117,7 @@ class Room:
 
     def now(self) -> datetime:
         """The server's time."""
-        return datetime.fromtimestamp(self.admin._now_ms() / 1000, UTC)
+        return datetime.fromtimestamp(self.admin.now_ms() / 1000, UTC)
 
     async def close(self) -> None:
         for client in self._opened:

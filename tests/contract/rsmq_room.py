@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from restante import Post
+from restante import Client
 from restante.core.errors import InvalidInput
 from restante.core.stored import decode_json, encode_json
 from restante.rsmq import viewing
@@ -82,6 +82,6 @@ def rsmq_client(url: str) -> Callable[..., Any]:
     return lambda: RsmqPost(url)
 
 
-def rsmq_states(post: Post) -> Callable[[str], dict[str, int]]:
+def rsmq_states(post: Client) -> Callable[[str], dict[str, int]]:
     """How many messages each state holds, as `restante ls` and the dashboard tell it."""
     return lambda queue: dict(Counter(message.state.value for message in viewing.page(post, queue).messages))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from restante import Event, JournalEntry, JournalLost, Position, State
+from restante import JournalEntry, JournalEvent, JournalLost, Position, State
 from restante.core.journal_reader import Block, JournalReader
 from restante.core.message import LIFECYCLE
 from restante.core.stored import Stored
@@ -71,7 +71,7 @@ async def test_an_entry_says_what_happened_to_whom_by_whom_and_why(room: Room) -
     queue = client.queue(room.queue().name, max_attempts=1)
     id = await room.send(queue, {"n": 1}, kind="order", priority=3)
     await room.call((await room.take(queue)).nack, error=LookupError("x"))
-    sent, received, nacked = [e for e in room.admin.journal(queue.name) if e.event is not Event.CONFIGURED]
+    sent, received, nacked = [e for e in room.admin.journal(queue.name) if e.event is not JournalEvent.CONFIGURED]
     assert (sent.message_id, sent.state, sent.kind, sent.priority, sent.size) == (id, "ready", "order", 3, 7)
     assert (received.state, received.attempts, received.consumer) == ("leased", 1, "me")
     assert received.due_at is not None
@@ -205,7 +205,7 @@ async def test_the_last_line_of_a_removed_message_begins_with_the_state_it_was_i
         assert last[deleted].detail == state.value
         assert last[explained].detail == f"{state.value}, a mistake"
         assert last[moved].detail == (state.value if state is State.DONE else f"{state.value}, moved to {target.name}")
-        assert (last[purged].event, last[purged].detail) == (Event.PURGED, state.value)
+        assert (last[purged].event, last[purged].detail) == (JournalEvent.PURGED, state.value)
         assert {last[id].state for id in (deleted, explained, moved, purged)} == {"gone"}
         assert {last[id].consumer for id in (deleted, explained, moved, purged)} == {"tester"}
 
@@ -228,7 +228,7 @@ async def test_a_purge_is_one_line_per_message_and_counts_messages(room: Room) -
     for message in await room.call(queue.receive_many, 2):
         await room.call(message.bury)
     assert room.admin.purge(queue.name) == 1100
-    lines = [entry for entry in room.admin.journal(queue.name, limit=10_000) if entry.event is Event.PURGED]
+    lines = [entry for entry in room.admin.journal(queue.name, limit=10_000) if entry.event is JournalEvent.PURGED]
     assert sorted(entry.message_id for entry in lines) == sorted(ids)
     assert {(entry.kind, entry.state, entry.consumer) for entry in lines} == {("k", "gone", "tester")}
     assert {entry.message_id: entry.sent_at for entry in lines}.items() >= sent.items()
@@ -262,7 +262,7 @@ async def test_reading_goes_on_from_a_position(room: Room) -> None:
         read += batch
         place = batch[-1].position
     assert dense(read)
-    assert len([entry for entry in read if entry.event is Event.SENT]) == 25
+    assert len([entry for entry in read if entry.event is JournalEvent.SENT]) == 25
     newest = room.admin.journal(queue.name, limit=1, newest_first=True)
     assert newest == read[-1:]
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 import restante
-from restante import Held, Post
+from restante import Client, InUse
 from restante.core.lease_journal import LeaseJournal, Settlement
 from tests.contract.rooms import Room, fresh_name, needs
 
 pytestmark = needs("tokens", "admin")
 
 
-def consumer(room: Room, name: str) -> Post:
+def consumer(room: Room, name: str) -> Client:
     """A client of its own under this name; a lease journal is synchronous on every room."""
     post = restante.connect(room.plain.url, consumer=name)
     room._opened.append(post)
@@ -56,12 +56,12 @@ async def test_one_process_at_a_time_claims_for_a_consumer(room: Room) -> None:
     first = LeaseJournal(consumer(room, "spark"), queue.name, "one")
     second = LeaseJournal(consumer(room, "spark"), queue.name, "two")
     assert first.claim(1, lease=30, lasts=0.5)[0] == 1
-    with pytest.raises(Held, match="alive elsewhere"):
+    with pytest.raises(InUse, match="alive elsewhere"):
         second.claim(1, lease=30, lasts=0.5)
     assert room.states(queue) == {"ready": 1, "leased": 1}
     await room.pass_time(0.5)
     assert second.claim(1, lease=30, lasts=60)[0] == 2
-    with pytest.raises(Held):
+    with pytest.raises(InUse):
         first.own(60)
 
 

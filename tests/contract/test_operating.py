@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import restante
-from restante import Held, InvalidInput, InvalidName, Message, NotFound, QueueFull, State
+from restante import InvalidInput, InvalidName, Message, MessageLeased, NotFound, QueueFull, State
 from restante.core.admin import ReplayTask
 from tests.contract.rooms import Room, fresh_name, needs
 
@@ -321,7 +321,7 @@ async def test_delete_removes_by_id_from_any_state_but_leased(room: Room) -> Non
     later = await room.send(queue, "later", delay=3600)
     [dead] = [await _dead(room, queue)]
     assert room.admin.delete(queue.name, [ready, later, dead, "nobody"]) == 3
-    with pytest.raises(Held):
+    with pytest.raises(MessageLeased):
         room.admin.delete(queue.name, [held.id])
     assert room.states(queue) == {"leased": 1}
     await room.call(held.ack)
@@ -379,7 +379,7 @@ async def test_an_edit_changes_what_it_names_and_keeps_the_place(room: Room) -> 
     found = [await room.take(queue) for _ in range(3)]
     assert [m.payload for m in found] == ["c", "a", {"new": True}]
     assert [(m.headers["h"], m.kind, m.priority) for m in found] == [(2, "k", 5), (1, "k", 0), (1, "k", 0)]
-    with pytest.raises(Held):
+    with pytest.raises(MessageLeased):
         room.admin.edit(queue.name, ids[0], payload=1)
     with pytest.raises(NotFound):
         room.admin.edit(queue.name, "nobody", payload=1)
@@ -504,12 +504,12 @@ async def test_a_dropped_queue_leaves_nothing_behind(room: Room) -> None:
     queue = room.queue()
     await room.send(queue, "x", unique="u")
     held = await room.take(queue)
-    with pytest.raises(Held):
+    with pytest.raises(MessageLeased):
         room.admin.drop(queue.name)
     await room.call(held.release)
     room.admin.drop(queue.name)
     assert queue.name not in room.admin.queues()
-    for key in room.plain.queue(queue.name)._ref.keys.by_name.values():
+    for key in room.plain.queue(queue.name).ref.keys.by_name.values():
         assert room.plain.connection.command("EXISTS", key, key=key) == 0, key
 
 

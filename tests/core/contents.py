@@ -12,7 +12,7 @@ import redis
 
 from restante.core.journal import COLUMNS
 from restante.core.keys import QueueKeys
-from restante.core.message import STATE_LETTERS, Event, State
+from restante.core.message import STATE_LETTERS, JournalEvent, State
 from tests.core.verbs import CONSUMER
 from tests.harness.servers import call
 
@@ -368,7 +368,7 @@ def _journal_violations(queue: Mapping[str, Any], journal: Journal, places: Mapp
         ]
         wrong += [
             f"the total of {event} is {queue.get(event, 0)}, the journal has {seen.get(event, 0)}"
-            for event in Event
+            for event in JournalEvent
             if queue.get(event, 0) != seen.get(event, 0)
         ]
     return wrong

@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from restante.core.errors import QueueFull
-from restante.core.message import Event
+from restante.core.message import JournalEvent
 from restante.core.operations import Script
 from tests.core.bench import Bench
 from tests.core.contents import STATES, Dump, Journal, dump, hint, violations
@@ -252,7 +252,11 @@ class Pair:
             "history", self._history(found), {id: entry.ended for id, entry in model.entries.items() if entry.ended}
         )
         self._same("messages", found.get("messages", {}), model.messages())
-        self._same("totals", {event: queue.get(event, 0) for event in Event}, dict.fromkeys(Event, 0) | model.totals)
+        self._same(
+            "totals",
+            {event: queue.get(event, 0) for event in JournalEvent},
+            dict.fromkeys(JournalEvent, 0) | model.totals,
+        )
         self._same_lines(side)
         self._same("payloads of the journal", found.get("payloads", {}), model.payloads)
         self._same("lease journal", found.get("leases", {}), model.book.rows())

@@ -15,11 +15,11 @@ import pytest
 import restante.core
 from restante import Admin
 from restante.core.acl import PLAIN, SCRIPTS, SHARED, RedisRole, granted, role_for_script, rules, script_calls
+from restante.core.claims import CLAIM, once
 from restante.core.journal import Line
 from restante.core.keys import NAMES
-from restante.core.message import Event, State
-from restante.core.once import ONCE, once
-from restante.core.pacing import PACE, pace
+from restante.core.message import JournalEvent, State
+from restante.core.throttle import THROTTLE, throttle
 from tests.core import scenario
 from tests.core.bench import Bench
 from tests.core.paired import Pair
@@ -98,7 +98,7 @@ def test_a_role_may_run_the_scripts_that_the_clients_call() -> None:
     for role in RedisRole:
         allowed = {rule.partition("|")[2] for rule in rules([role]) if rule.startswith("+evalsha")}
         assert allowed == {BY_NAME[name].sha.decode() for name in SCRIPTS[role] if name in BY_NAME} | {
-            script.sha.decode() for script in (ONCE, PACE) if script.name in SCRIPTS[role]
+            script.sha.decode() for script in (CLAIM, THROTTLE) if script.name in SCRIPTS[role]
         }
 
 
@@ -120,7 +120,7 @@ def _monitored(bench: Bench) -> Iterator[list[list[str]]]:
 
 def test_scripts_use_no_key_that_was_not_read_from_their_text(debian: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scenario, "WALK", 40)  # the story alone meets every rule
-    by_sha = {script.sha.decode(): script.name for script in (*BY_NAME.values(), ONCE, PACE)}
+    by_sha = {script.sha.decode(): script.name for script in (*BY_NAME.values(), CLAIM, THROTTLE)}
     used: set[tuple[str, str, str]] = set()
     with _monitored(debian) as seen, restante.connect(debian.server.url) as post:
         scenario.play(Pair(debian))
@@ -130,10 +130,10 @@ def test_scripts_use_no_key_that_was_not_read_from_their_text(debian: Bench, mon
         for newest_first in (False, True):
             admin.messages("q", State.READY, newest_first=newest_first)
         admin.show("q", "seen")
-        pace(queue, "job", 1, 1, 1)
-        line = Line(Event.SENT, State.READY, "k", 1)
+        throttle(queue, "job", 1, 1, 1)
+        line = Line(JournalEvent.SENT, State.READY, "k", 1)
         for verb in ("take", "confirm", "seize", "release", "note"):
-            post.connection.run(once(verb, queue._ref.keys, "seen", 1, 60, line))
+            post.connection.run(once(verb, queue.ref.keys, "seen", 1, 60, line))
     running = ""
     for place, command, *words in seen:
         if place != "lua":

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from restante.core.errors import LeaseLost
-from restante.core.queue import LeasedMessage, Post, Queue
+from restante.core.queue import Client, LeasedMessage, Queue
 from restante.core.settings import ClientSettings
 from tests.core.contents import STATES, dump
 from tests.core.history import Delivered, History, Line, Sent, Settled, check, lines_of
@@ -35,7 +35,7 @@ def server() -> Iterator[RedisServer]:
 class Run:
     """Producers and consumers on one queue, and what each saw."""
 
-    def __init__(self, post: Post) -> None:
+    def __init__(self, post: Client) -> None:
         self.queue: Queue = post.queue("run", max_attempts=MAX_ATTEMPTS, lease=10)
         self.history = History("concurrent", max_attempts=MAX_ATTEMPTS)
         self.producing = threading.Event()
@@ -107,7 +107,7 @@ def replace_token(message: LeasedMessage) -> LeasedMessage:
 
 
 def test_a_run_of_eight_threads_with_failures_and_lost_leases_is_clean(server: RedisServer) -> None:
-    with Post(server.url, ClientSettings()) as post:
+    with Client(server.url, ClientSettings()) as post:
         run = Run(post)
         with ThreadPoolExecutor(PRODUCERS + CONSUMERS) as pool:
             producers = [pool.submit(run.produce, seed) for seed in range(PRODUCERS)]

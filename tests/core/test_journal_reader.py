@@ -15,7 +15,7 @@ from restante.core.admin import Admin
 from restante.core.errors import InvalidName, JournalLost
 from restante.core.journal import JournalEntry, Position
 from restante.core.journal_reader import Block, JournalReader, Place
-from restante.core.queue import Post, Queue
+from restante.core.queue import Client, Queue
 from restante.core.settings import ClientSettings
 from restante.core.stored import Stored
 from tests.core.bench import Bench
@@ -29,7 +29,7 @@ class Library:
     """A queue, and those who read its journal."""
 
     bench: Bench
-    post: Post
+    post: Client
     queue: Queue
     reader: JournalReader
     admin: Admin
@@ -57,7 +57,7 @@ class Library:
 
 @pytest.fixture
 def library(bench: Bench) -> Iterator[Library]:
-    with Post(bench.server.url, ClientSettings()) as post:
+    with Client(bench.server.url, ClientSettings()) as post:
         queue = post.queue("q")
         yield Library(bench, post, queue, JournalReader(post), Admin(post, operator="op"))
 

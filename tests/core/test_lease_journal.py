@@ -10,11 +10,11 @@ import pytest
 
 from restante.core import lease_journal
 from restante.core.admin import Admin
-from restante.core.errors import Held, InvalidInput, InvalidName
+from restante.core.errors import InUse, InvalidInput, InvalidName
 from restante.core.lease_journal import VERDICTS, LeaseJournal, Row, Settlement
 from restante.core.message import State
 from restante.core.operations import error_parts
-from restante.core.queue import LeasedMessage, Post, Queue
+from restante.core.queue import Client, LeasedMessage, Queue
 from restante.core.retry import fixed, no_retry
 from restante.core.settings import ClientSettings
 from tests.core.bench import Bench
@@ -34,8 +34,8 @@ class Reading:
         self.admin = Admin(self.post, operator="op")
         self.journal = LeaseJournal(self.post, "q", "driver")
 
-    def another(self, consumer: str) -> Post:
-        return self._closing.enter_context(Post(self.bench.server.url, ClientSettings(), consumer=consumer))
+    def another(self, consumer: str) -> Client:
+        return self._closing.enter_context(Client(self.bench.server.url, ClientSettings(), consumer=consumer))
 
     def claim(self, count: int) -> int:
         """The number of the last row."""
@@ -74,7 +74,7 @@ class TestClaim:
         assert (first.stored.payload, second.stored.payload) == ({"n": 1}, {"n": 2})
         assert (first.stored.kind, first.stored.priority, first.stored.headers) == ("order", 7, {"h": 1})
         shown = reading.admin.show("q", first.id)
-        assert (shown.state, shown.consumer, shown._expires_ms) == (State.LEASED, "spark", T + 30_000)
+        assert (shown.state, shown.consumer, shown.expires_ms) == (State.LEASED, "spark", T + 30_000)
 
     def test_no_more_is_leased_than_asked_for_and_what_is_there(self, reading: Reading) -> None:
         reading.queue.send_many(list(range(5)))
@@ -167,7 +167,7 @@ class TestOwnership:
         reading.claim(1)
         rival = LeaseJournal(reading.another("spark"), "q", "another-driver")
         for refused in (lambda: rival.own(LASTS), lambda: rival.claim(1, lease=LEASE, lasts=LASTS)):
-            with pytest.raises(Held, match="spark of q is alive elsewhere"):
+            with pytest.raises(InUse, match="spark of q is alive elsewhere"):
                 refused()
         assert reading.states() == {"ready": 1, "leased": 1}
         # To read and to settle it need not be the owner: executors do that.
@@ -180,12 +180,12 @@ class TestOwnership:
         reading.claim(1)
         rival = LeaseJournal(reading.another("spark"), "q", "another-driver")
         reading.advance(LASTS - 0.001)
-        with pytest.raises(Held):
+        with pytest.raises(InUse):
             rival.own(LASTS)
         reading.advance(0.001)
         assert rival.own(LASTS) == 1
         assert rival.claim(1, lease=LEASE, lasts=LASTS)[0] == 2
-        with pytest.raises(Held):
+        with pytest.raises(InUse):
             reading.claim(1)
 
     def test_an_owner_that_renews_stays(self, reading: Reading) -> None:
@@ -193,7 +193,7 @@ class TestOwnership:
         for _ in range(3):
             reading.advance(LASTS * 0.9)
             assert reading.journal.own(LASTS) == 0
-        with pytest.raises(Held):
+        with pytest.raises(InUse):
             LeaseJournal(reading.another("spark"), "q", "another-driver").own(LASTS)
 
     def test_the_same_owner_may_come_back_at_once(self, reading: Reading) -> None:
@@ -277,10 +277,10 @@ class TestSettle:
         reading.journal.settle("nack", settlements([last], delay_ms=None, error="never"))
         reading.journal.settle("nack", settlements([now], delay_ms=0))
         shown = reading.admin.show("q", later.id)
-        assert (shown.state, shown._due_ms) == (State.RETRYING, T + 7000)
+        assert (shown.state, shown.due_ms) == (State.RETRYING, T + 7000)
         assert [(one.error_class, one.error) for one in shown.history] == [("Error", "later")]
         assert reading.admin.show("q", last.id).state is State.DEAD
-        assert reading.admin.show("q", now.id)._due_ms == T
+        assert reading.admin.show("q", now.id).due_ms == T
 
     @pytest.mark.parametrize("verdict", VERDICTS)
     def test_a_verdict_repeated_is_no_loss_and_is_carried_out_once(

@@ -22,11 +22,11 @@ from restante import (
     Unconfirmed,
     UnsafeServer,
 )
-from restante.core import exchange
-from restante.core.exchange import (
+from restante.core import call_retry
+from restante.core.call_retry import (
     LONGEST_AWAY,
     LONGEST_PAUSE,
-    Effort,
+    CallRetry,
     Server,
     SlotMap,
     Step,
@@ -55,8 +55,8 @@ def sending(*ids: str) -> Operation[Any]:
     return Operation(SEND, (b"restante:{orders}:queue",), [], lambda reply: reply, "orders", sends=ids)
 
 
-def effort(op: Operation[Any] | None = None, *, spent: float = 0.0, patience: float = 4.0) -> Effort:
-    return Effort(op or sending("a"), patience, time.monotonic() - spent)
+def effort(op: Operation[Any] | None = None, *, spent: float = 0.0, patience: float = 4.0) -> CallRetry:
+    return CallRetry(op or sending("a"), patience, time.monotonic() - spent)
 
 
 REPAIRED = [
@@ -296,4 +296,4 @@ class TestKeysAndSleeps:
 
     def test_every_key_of_a_queue_has_its_type(self) -> None:
         for name in SEND.keys:
-            assert name in exchange.TYPES
+            assert name in call_retry.TYPES

@@ -11,7 +11,7 @@ import pytest
 
 from restante.core.admin import Admin
 from restante.core.errors import InvalidInput
-from restante.core.queue import Post
+from restante.core.queue import Client
 from restante.core.settings import ClientSettings
 from tests.core.bench import Bench
 from tests.core.contents import PACKED, dump, position, violations
@@ -75,7 +75,7 @@ class TestConfigure:
         assert desk.changed_by(lambda: desk.verbs.configure(lease_ms="5000", max_dead="")) == {}
 
     def test_every_pause_and_resume_is_counted(self, desk: Desk) -> None:
-        with Post(desk.bench.server.url, ClientSettings()) as post:
+        with Client(desk.bench.server.url, ClientSettings()) as post:
             admin = Admin(post, operator=OPERATOR)
             for _ in range(2):
                 admin.pause("q")
@@ -122,7 +122,7 @@ class TestOperators:
         }
 
     def test_a_detail_cannot_break_the_line_it_stands_in(self, desk: Desk, dead: str) -> None:
-        with Post(desk.bench.server.url, ClientSettings()) as post:
+        with Client(desk.bench.server.url, ClientSettings()) as post:
             admin = Admin(post, operator=OPERATOR)
             try:
                 admin.delete("q", [dead], detail="one\ttwo\n1\tsent\tready")

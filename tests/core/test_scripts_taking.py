@@ -11,7 +11,7 @@ from redis.exceptions import ResponseError
 from restante.core.errors import InvalidInput, PayloadTooLarge, QueueFull, RestanteError
 from restante.core.message import STATE_LETTERS, State
 from restante.core.operations import FEW_KEYS, Argument, Operation
-from restante.core.queue import Post
+from restante.core.queue import Client
 from restante.core.settings import ClientSettings
 from tests.core.contents import changes, position, violations
 from tests.core.desk import LEASE, A, B, Desk, delivery, line, message
@@ -309,7 +309,7 @@ class TestReceive:
         assert got == [1]
 
     def test_more_acks_than_a_call_takes_are_refused_or_settled_but_not_half(self, desk: Desk) -> None:
-        with Post(desk.bench.server.url, ClientSettings()) as post:
+        with Client(desk.bench.server.url, ClientSettings()) as post:
             queue = post.queue("q")
             for _ in range(5):
                 queue.send_many([0] * 1000)

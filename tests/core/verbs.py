@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
-from restante.core import admin, lease_journal, operations, queue, viewing
+from restante.core import admin, inspector, lease_journal, operations, queue
 from restante.core.connection import Connection
 from restante.core.keys import QueueKeys
 from restante.core.operations import Argument, Operation, Script, sha1
@@ -18,7 +18,7 @@ from restante.core.stored import encode
 SCRIPTS: Final[Mapping[str, Script]] = MappingProxyType(
     {
         script.name: script
-        for module in (operations, queue, viewing, admin, lease_journal)
+        for module in (operations, queue, inspector, admin, lease_journal)
         for script in vars(module).values()
         if isinstance(script, Script)
     }

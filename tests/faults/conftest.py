@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import restante
-from restante import Admin, Post
+from restante import Admin, Client
 from tests.faults import rows
 from tests.harness.proxy import FaultProxy
 from tests.harness.servers import RedisServer, debian_binary, embedded_binary
@@ -45,13 +45,13 @@ def sound_history(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture
-def post(server: RedisServer) -> Iterator[Post]:
+def post(server: RedisServer) -> Iterator[Client]:
     with restante.connect(server.url) as opened:
         yield opened
 
 
 @pytest.fixture
-def view(post: Post) -> Admin:
+def view(post: Client) -> Admin:
     return Admin(post, operator="tester")
 
 

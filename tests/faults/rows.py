@@ -11,18 +11,24 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from restante import Admin, Corrupt, Post, Queue, State
+from restante import Admin, Client, Corrupt, Queue, State
 from restante.core.journal import JournalEntry
-from restante.core.message import Event
+from restante.core.message import JournalEvent
 from tests.harness import deadlines
 from tests.harness.deadlines import PATIENCE, took_at_most
 from tests.harness.servers import RedisServer
 
 #: What may lie between two deliveries of a message, and by how much the second one's attempts must then be higher.
-CAUSES: Final = {Event.EXPIRED: 1, Event.NACKED: 1, Event.RELEASED: 0}
+CAUSES: Final = {JournalEvent.EXPIRED: 1, JournalEvent.NACKED: 1, JournalEvent.RELEASED: 0}
 
 #: Verdicts: only who holds the message may give one.
-VERDICTS: Final = (Event.ACKED, Event.NACKED, Event.BURIED, Event.RELEASED, Event.EXTENDED)
+VERDICTS: Final = (
+    JournalEvent.ACKED,
+    JournalEvent.NACKED,
+    JournalEvent.BURIED,
+    JournalEvent.RELEASED,
+    JournalEvent.EXTENDED,
+)
 
 #: Whether a lease may have run out, from the line of its delivery and the line of its end.
 Excuse = Callable[[JournalEntry, JournalEntry], bool]
@@ -76,7 +82,7 @@ def _tell(text: str) -> None:
 uncounted: list[tuple[int | str, set[str]]] = []
 
 
-def count_from_journal(post: Post, queue: str) -> None:
+def count_from_journal(post: Client, queue: str) -> None:
     """Counts from a queue's journal what the rows of this test did not count, and fails for any fault."""
     view = Admin(post)
     if not uncounted or queue not in view.queues():
@@ -120,7 +126,7 @@ def places(view: Admin, queue: str) -> dict[str, list[State]]:
     return found
 
 
-def drain(post: Post, queue: str) -> list[str]:
+def drain(post: Client, queue: str) -> list[str]:
     """The ids of everything ready, each acked."""
     opened = post.queue(queue)
     found: list[str] = []
@@ -182,9 +188,9 @@ def history_faults(
     ended: dict[str, JournalEntry] = {}
     for line in journal_lines(view, queue):
         id = line.message_id
-        if line.event is Event.SENT:
+        if line.event is JournalEvent.SENT:
             known.add(id)
-        elif line.event is Event.RECEIVED:
+        elif line.event is JournalEvent.RECEIVED:
             if id not in known:
                 found["phantom"].append(f"{id}: delivered, and never sent")
             found["dup"] += _without_cause(line, last.get(id), ended.pop(id, None), excused)
@@ -192,10 +198,10 @@ def history_faults(
             allowed[id, line.attempts] = 1 + replays[id]
         if line.event in VERDICTS:
             found["stale"] += _without_lease(line, held.get(id))
-        if line.event in CAUSES or line.event in (Event.ACKED, Event.REPLAYED, Event.BURIED):
+        if line.event in CAUSES or line.event in (JournalEvent.ACKED, JournalEvent.REPLAYED, JournalEvent.BURIED):
             ended[id] = line
             held.pop(id, None)
-            replays[id] += line.event is Event.REPLAYED
+            replays[id] += line.event is JournalEvent.REPLAYED
     for run, times in Counter(runs).items():
         if run[0] not in known:
             found["phantom"].append(f"{run[0]}: run, and never sent")
@@ -235,9 +241,9 @@ def _without_cause(
             return [f"{told} delivered while attempt {before.attempts} was held"]
         if cause.event in CAUSES:
             expected = before.attempts + CAUSES[cause.event]
-        elif cause.event is not Event.REPLAYED:
+        elif cause.event is not JournalEvent.REPLAYED:
             return [f"{told} delivered after it was {cause.event}"]
-        if cause.event is Event.EXPIRED and not excused(before, cause):
+        if cause.event is JournalEvent.EXPIRED and not excused(before, cause):
             return [f"{told} the lease of {before.consumer} ran out, and nothing explains it"]
     return [] if line.attempts == expected else [f"{told} {expected} expected"]
 
@@ -247,12 +253,12 @@ def early_deliveries(view: Admin, queue: str, *, delayed: int | None = None) -> 
     due: dict[str, datetime] = {}
     sends = early = 0
     for line in journal_lines(view, queue):
-        if line.event in (Event.SENT, Event.NACKED, Event.RELEASED) and line.due_at is not None:
+        if line.event in (JournalEvent.SENT, JournalEvent.NACKED, JournalEvent.RELEASED) and line.due_at is not None:
             due[line.message_id] = line.due_at
-            sends += line.event is Event.SENT
-        elif line.event in (Event.EDITED, Event.REPLAYED):
+            sends += line.event is JournalEvent.SENT
+        elif line.event in (JournalEvent.EDITED, JournalEvent.REPLAYED):
             due.pop(line.message_id, None)  # due at another time
-        elif line.event is Event.RECEIVED and (at := due.pop(line.message_id, None)) is not None:
+        elif line.event is JournalEvent.RECEIVED and (at := due.pop(line.message_id, None)) is not None:
             early += line.at < at
     assert delayed in (None, sends), f"{sends} delayed sends in the journal, {delayed} expected"
     return early

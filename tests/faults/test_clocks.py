@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 import restante
-from restante import Admin, LeaseLost, Post, Sweeper
+from restante import Admin, Client, LeaseLost, Sweeper
 from tests.faults.rows import early_deliveries, missing, verdict, wait_until
 from tests.faults.workers import Worker
 from tests.harness.clock import FrozenClock
@@ -25,13 +25,13 @@ def clock() -> Iterator[FrozenClock]:
 
 
 @pytest.fixture
-def frozen(clock: FrozenClock) -> Iterator[Post]:
+def frozen(clock: FrozenClock) -> Iterator[Client]:
     with RedisServer(debian_binary(), clock=clock) as server, restante.connect(server.url) as post:
         yield post
 
 
 def test_a_jump_ahead_ends_leases_and_delays_and_nothing_is_lost_or_early(
-    clock: FrozenClock, frozen: Post, name: str
+    clock: FrozenClock, frozen: Client, name: str
 ) -> None:
     queue = frozen.queue(name, lease=30)
     sent = queue.send_many(["held"] * 5)
@@ -55,7 +55,7 @@ def test_a_jump_ahead_ends_leases_and_delays_and_nothing_is_lost_or_early(
 
 
 def test_a_jump_back_delays_by_at_most_the_jump_and_nothing_is_stuck_after(
-    clock: FrozenClock, frozen: Post, name: str
+    clock: FrozenClock, frozen: Client, name: str
 ) -> None:
     queue = frozen.queue(name, lease=30, dedup=60)
     sent = queue.send_many(["held"] * 5)
@@ -84,7 +84,7 @@ def test_a_jump_back_delays_by_at_most_the_jump_and_nothing_is_stuck_after(
     verdict("33b", n=7, lost=missing(sent, [m.id for m in [*back, held[0]]]), jump_s=-JUMP)
 
 
-def test_a_rate_is_not_stuck_for_the_length_of_a_jump_back(clock: FrozenClock, frozen: Post, name: str) -> None:
+def test_a_rate_is_not_stuck_for_the_length_of_a_jump_back(clock: FrozenClock, frozen: Client, name: str) -> None:
     queue = frozen.queue(name, rate=2)
     queue.send_many(list(range(10)))
     assert len(queue.receive_many(10)) == 2
@@ -94,7 +94,7 @@ def test_a_rate_is_not_stuck_for_the_length_of_a_jump_back(clock: FrozenClock, f
     assert len(queue.receive_many(10)) == 2
 
 
-def test_a_clock_that_swings_every_second_makes_nothing_early(clock: FrozenClock, frozen: Post, name: str) -> None:
+def test_a_clock_that_swings_every_second_makes_nothing_early(clock: FrozenClock, frozen: Client, name: str) -> None:
     queue = frozen.queue(name)
     base = clock.now_ms
     due: dict[str, int] = {}
@@ -114,7 +114,7 @@ def test_a_clock_that_swings_every_second_makes_nothing_early(clock: FrozenClock
     verdict(35, n=40, lost=missing(due, seen), early=early)
 
 
-def test_more_than_a_year_away_is_delivered(clock: FrozenClock, frozen: Post, name: str) -> None:
+def test_more_than_a_year_away_is_delivered(clock: FrozenClock, frozen: Client, name: str) -> None:
     queue = frozen.queue(name)
     id = queue.send("patience", delay=400 * 86400)
     clock.advance(400 * 86400 - 1)
@@ -129,7 +129,7 @@ def test_more_than_a_year_away_is_delivered(clock: FrozenClock, frozen: Post, na
 
 @pytest.mark.parametrize("offset", [-3600.0, 3600.0])
 def test_a_consumer_or_producer_whose_clock_is_wrong_makes_no_difference(
-    server: RedisServer, post: Post, view: Admin, name: str, offset: float
+    server: RedisServer, post: Client, view: Admin, name: str, offset: float
 ) -> None:
     queue = post.queue(name, lease=1)
     with FrozenClock() as clock:
@@ -144,7 +144,7 @@ def test_a_consumer_or_producer_whose_clock_is_wrong_makes_no_difference(
 
 
 def test_a_lease_is_counted_by_the_server_whatever_the_consumer_thinks_the_time_is(
-    server: RedisServer, post: Post, view: Admin, name: str
+    server: RedisServer, post: Client, view: Admin, name: str
 ) -> None:
     queue = post.queue(name, lease=1)
     queue.send("long")

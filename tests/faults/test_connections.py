@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import restante
-from restante import Admin, LeasedMessage, Post, State, Unavailable, Unconfirmed
-from restante.core import connection, exchange
+from restante import Admin, Client, LeasedMessage, State, Unavailable, Unconfirmed
+from restante.core import call_retry, connection
 from restante.core import queue as queue_module
 from tests.faults.rows import (
     drain,
@@ -39,7 +39,7 @@ NOTICE = 5.0
 
 
 @pytest.fixture
-def through(proxy: FaultProxy) -> Iterator[Post]:
+def through(proxy: FaultProxy) -> Iterator[Client]:
     """A client behind the proxy."""
     with restante.connect(proxy.url) as opened:
         yield opened
@@ -48,7 +48,7 @@ def through(proxy: FaultProxy) -> Iterator[Post]:
 class Listener:
     """A consumer in a thread; notes what it takes and when."""
 
-    def __init__(self, post: Post, name: str) -> None:
+    def __init__(self, post: Client, name: str) -> None:
         self.seen: list[tuple[str, int, float]] = []
         self._queue = post.queue(name)
         self._over = False
@@ -70,7 +70,7 @@ class Listener:
     def runs(self) -> list[tuple[str, int]]:
         return [(id, attempts) for id, attempts, _ in self.seen]
 
-    def stop(self, post: Post) -> None:
+    def stop(self, post: Client) -> None:
         self._over = True
         post.queue(self._queue.name).send("the end")
         self._thread.join(PATIENCE)
@@ -79,7 +79,7 @@ class Listener:
 
 @pytest.mark.parametrize("rounds", [4, pytest.param(40, marks=pytest.mark.chaos)])
 def test_every_id_a_killed_producer_got_back_is_delivered_whole(
-    server: RedisServer, post: Post, name: str, rounds: int
+    server: RedisServer, post: Client, name: str, rounds: int
 ) -> None:
     confirmed: list[str] = []
     for number in range(rounds):
@@ -103,7 +103,7 @@ def test_every_id_a_killed_producer_got_back_is_delivered_whole(
 
 @pytest.mark.parametrize("times", [1, 2, 5])
 def test_a_send_whose_reply_is_lost_is_stored_once(
-    proxy: FaultProxy, through: Post, post: Post, view: Admin, name: str, times: int
+    proxy: FaultProxy, through: Client, post: Client, view: Admin, name: str, times: int
 ) -> None:
     queue = through.queue(name)
     queue.send("warm")
@@ -117,7 +117,7 @@ def test_a_send_whose_reply_is_lost_is_stored_once(
     verdict(10, n=10, lost=missing(sent, seen), dup=len(seen) - 11, times=times)
 
 
-def test_a_batch_whose_reply_is_lost_is_stored_once(proxy: FaultProxy, through: Post, view: Admin, name: str) -> None:
+def test_a_batch_whose_reply_is_lost_is_stored_once(proxy: FaultProxy, through: Client, view: Admin, name: str) -> None:
     queue = through.queue(name)
     queue.send("warm")
     proxy.cut_before_reply(3, matching=b"EVALSHA")
@@ -129,7 +129,7 @@ def test_a_batch_whose_reply_is_lost_is_stored_once(proxy: FaultProxy, through: 
 
 @pytest.mark.parametrize("times", [1, 5])
 def test_an_ack_whose_reply_is_lost_is_one_ack_and_no_error(
-    proxy: FaultProxy, through: Post, view: Admin, name: str, times: int
+    proxy: FaultProxy, through: Client, view: Admin, name: str, times: int
 ) -> None:
     queue = through.queue(name)
     queue.send_many(["a", "b"])
@@ -144,7 +144,7 @@ def test_an_ack_whose_reply_is_lost_is_one_ack_and_no_error(
 
 
 def test_a_receive_whose_reply_is_lost_comes_again_after_its_lease(
-    proxy: FaultProxy, through: Post, view: Admin, name: str
+    proxy: FaultProxy, through: Client, view: Admin, name: str
 ) -> None:
     queue = through.queue(name, lease=0.5)
     assert queue.receive() is None  # loads the script: what is cut below is a reply that hands messages out
@@ -166,7 +166,7 @@ def test_a_receive_whose_reply_is_lost_comes_again_after_its_lease(
 
 
 @pytest.mark.parametrize("times", [1, 3])
-def test_a_lost_request_is_made_again(proxy: FaultProxy, through: Post, view: Admin, name: str, times: int) -> None:
+def test_a_lost_request_is_made_again(proxy: FaultProxy, through: Client, view: Admin, name: str, times: int) -> None:
     queue = through.queue(name)
     queue.send("warm")
     sent = []
@@ -257,7 +257,7 @@ class _Unready:
 @pytest.mark.parametrize("seconds", [3, pytest.param(30, marks=pytest.mark.chaos)])
 @pytest.mark.timed
 def test_a_storm_of_resets_loses_and_doubles_nothing(
-    server: RedisServer, proxy: FaultProxy, post: Post, view: Admin, name: str, seconds: float
+    server: RedisServer, proxy: FaultProxy, post: Client, view: Admin, name: str, seconds: float
 ) -> None:
     keep_whole_journal(post.queue(name, lease=3))
     # The consumer's calls fail during the storm, so that it must keep what they carried.
@@ -295,12 +295,12 @@ def _storm(proxy: FaultProxy, until: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("block", "margin"), [(0.5, 0.3), pytest.param(exchange.BLOCK, exchange.BLOCK_MARGIN, marks=pytest.mark.chaos)]
+    ("block", "margin"), [(0.5, 0.3), pytest.param(call_retry.BLOCK, call_retry.BLOCK_MARGIN, marks=pytest.mark.chaos)]
 )
 @pytest.mark.parametrize("hole", [0.0, pytest.param(30.0, marks=pytest.mark.chaos)])
 @pytest.mark.timed
 def test_a_half_open_connection_is_noticed_and_work_goes_on_after_it_heals(
-    proxy: FaultProxy, post: Post, name: str, block: float, margin: float, hole: float,
+    proxy: FaultProxy, post: Client, name: str, block: float, margin: float, hole: float,
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """The hole stays open until the consumer has noticed it, and `hole` seconds at least."""
@@ -331,7 +331,7 @@ def test_a_half_open_connection_is_noticed_and_work_goes_on_after_it_heals(
     verdict(13, n=2, max_recovery_s=recovery, within_s=2.0, noticed_s=round(noticed, 2), block_s=block, hole_s=hole)
 
 
-def _sleeping(post: Post) -> bool:
+def _sleeping(post: Client) -> bool:
     """Whether a consumer sleeps at the server."""
     clients = post.connection.command("CLIENT", "LIST").decode().splitlines()
     return any("cmd=bzpopmin" in line and "flags=b" in line for line in clients)
@@ -355,7 +355,7 @@ def test_a_call_on_a_half_open_connection_ends_in_a_typed_error(
 
 @pytest.mark.parametrize(("seconds", "count"), [(0.05, 15), pytest.param(0.5, 40, marks=pytest.mark.chaos)])
 def test_latency_and_single_bytes_slow_down_and_break_nothing(
-    proxy: FaultProxy, through: Post, post: Post, view: Admin, name: str, seconds: float, count: int
+    proxy: FaultProxy, through: Client, post: Client, view: Admin, name: str, seconds: float, count: int
 ) -> None:
     queue = through.queue(name)
     queue.send("warm")
@@ -378,7 +378,7 @@ def test_latency_and_single_bytes_slow_down_and_break_nothing(
 
 
 def test_an_early_look_at_delayed_messages_through_a_slow_line_gets_nothing(
-    proxy: FaultProxy, through: Post, name: str
+    proxy: FaultProxy, through: Client, name: str
 ) -> None:
     queue = through.queue(name)
     proxy.delay(0.02)

@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from restante import Admin, Post, State, fixed
+from restante import Admin, Client, State, fixed
 from tests.faults.rows import history_faults, journal_lines, places, verdict, wait_until
 from tests.faults.workers import Worker, runs_of
 from tests.harness.deadlines import PATIENCE
@@ -24,7 +24,7 @@ KEPT_LEASE = 3.0
 @pytest.mark.parametrize("seconds", [5, pytest.param(30, marks=pytest.mark.chaos)])
 @pytest.mark.timed
 def test_consumers_killed_at_random_moments_lose_nothing(
-    server: RedisServer, post: Post, view: Admin, name: str, seconds: float
+    server: RedisServer, post: Client, view: Admin, name: str, seconds: float
 ) -> None:
     queue = post.queue(name, lease=KEPT_LEASE, max_attempts=1000)
     workers: list[Worker] = []
@@ -91,7 +91,7 @@ def _redelivery(view: Admin, name: str) -> float:
 
 @pytest.mark.parametrize("rounds", [5, pytest.param(50, marks=pytest.mark.chaos)])
 def test_a_consumer_killed_between_receive_and_handler_loses_nothing(
-    server: RedisServer, post: Post, view: Admin, name: str, rounds: int
+    server: RedisServer, post: Client, view: Admin, name: str, rounds: int
 ) -> None:
     queue = post.queue(name, lease=0.5, max_attempts=1000)
     for number in range(rounds):
@@ -119,7 +119,7 @@ def test_a_consumer_killed_between_receive_and_handler_loses_nothing(
 
 
 def test_a_consumer_killed_after_its_work_and_before_its_ack_runs_exactly_twice(
-    server: RedisServer, post: Post, view: Admin, name: str
+    server: RedisServer, post: Client, view: Admin, name: str
 ) -> None:
     queue = post.queue(name, lease=0.5)
     id = queue.send("work")
@@ -137,7 +137,7 @@ def test_a_consumer_killed_after_its_work_and_before_its_ack_runs_exactly_twice(
 @pytest.mark.parametrize("handler", ["sleep", "async sleep", "iterate"])
 @pytest.mark.timed
 def test_a_terminated_consumer_finishes_what_runs_and_hands_back_the_rest_uncounted(
-    server: RedisServer, post: Post, view: Admin, name: str, handler: str
+    server: RedisServer, post: Client, view: Admin, name: str, handler: str
 ) -> None:
     queue = post.queue(name)
     sent = queue.send_many(list(range(400)))
@@ -171,7 +171,7 @@ def test_a_terminated_consumer_finishes_what_runs_and_hands_back_the_rest_uncoun
 @pytest.mark.parametrize("gap", [0.05, 0.6])
 @pytest.mark.timed
 def test_a_second_signal_hands_back_everything_at_once(
-    server: RedisServer, post: Post, view: Admin, name: str, handler: str, gap: float
+    server: RedisServer, post: Client, view: Admin, name: str, handler: str, gap: float
 ) -> None:
     queue = post.queue(name)
     queue.send_many(list(range(20)))
@@ -197,7 +197,7 @@ def test_a_second_signal_hands_back_everything_at_once(
 
 @pytest.mark.timed
 def test_a_first_signal_hands_back_what_has_not_started_while_a_long_handler_runs(
-    server: RedisServer, post: Post, view: Admin, name: str
+    server: RedisServer, post: Client, view: Admin, name: str
 ) -> None:
     queue = post.queue(name)
     queue.send_many(list(range(10)))
@@ -213,7 +213,7 @@ def test_a_first_signal_hands_back_what_has_not_started_while_a_long_handler_run
 
 
 def test_a_zombie_that_wakes_after_its_lease_settles_nothing(
-    server: RedisServer, post: Post, view: Admin, name: str
+    server: RedisServer, post: Client, view: Admin, name: str
 ) -> None:
     queue = post.queue(name, lease=LEASE)
     sent = queue.send_many(list(range(10)))
@@ -235,7 +235,9 @@ def test_a_zombie_that_wakes_after_its_lease_settles_nothing(
 
 
 @pytest.mark.parametrize("handler", ["burn", "sleep", "async sleep", "async block", "iterate"])
-def test_a_busy_handler_keeps_its_lease(server: RedisServer, post: Post, view: Admin, name: str, handler: str) -> None:
+def test_a_busy_handler_keeps_its_lease(
+    server: RedisServer, post: Client, view: Admin, name: str, handler: str
+) -> None:
     queue = post.queue(name, lease=LEASE)
     sent = queue.send_many(list(range(2)))
     with Worker(server.url, name, handler=handler, seconds=3 * LEASE, concurrency=2) as worker:
@@ -257,7 +259,7 @@ def test_a_busy_handler_keeps_its_lease(server: RedisServer, post: Post, view: A
 
 
 def test_poison_that_raises_is_dead_after_exactly_its_attempts_and_the_others_are_served(
-    server: RedisServer, post: Post, view: Admin, name: str
+    server: RedisServer, post: Client, view: Admin, name: str
 ) -> None:
     queue = post.queue(name, max_attempts=3, retry=fixed(0.05, 0.05, 0.05))
     sent = queue.send_many([f"good {n}" for n in range(300)])
@@ -277,7 +279,7 @@ def test_poison_that_raises_is_dead_after_exactly_its_attempts_and_the_others_ar
 
 @pytest.mark.parametrize("prefetch", [0, 20])
 def test_poison_that_kills_its_process_is_dead_after_exactly_its_attempts_and_alone(
-    server: RedisServer, post: Post, view: Admin, name: str, prefetch: int
+    server: RedisServer, post: Client, view: Admin, name: str, prefetch: int
 ) -> None:
     queue = post.queue(name, max_attempts=3, lease=0.4)
     poison = queue.send("poison")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import restante
-from restante import Admin, Post, ReadOnly, RestanteError, State, Unavailable, Unconfirmed
+from restante import Admin, Client, ReadOnly, RestanteError, State, Unavailable, Unconfirmed
 from restante.core import doctor
 from tests.faults.rows import drain, missing, places, verdict, wait_until
 from tests.harness.deadlines import PATIENCE
@@ -123,14 +123,14 @@ def _fill(queue: restante.Queue, sent: list[str]) -> None:
         sent.append(queue.send("x" * 20_000))
 
 
-def _sent_when(post: Post, name: str, mended: threading.Event) -> str:
+def _sent_when(post: Client, name: str, mended: threading.Event) -> str:
     """Sends, patiently; it must not be taken before there is room."""
     id = post.queue(name).send("when there is room")
     assert mended.is_set()
     return id
 
 
-def _ailments(post: Post) -> set[str]:
+def _ailments(post: Client) -> set[str]:
     return {one.found for one in doctor.examine(post) if one.level == "danger" and "free disk space" in one.remedy}
 
 

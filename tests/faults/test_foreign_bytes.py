@@ -16,14 +16,14 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import restante
-from restante import Admin, Corrupt, InvalidInput, Post, RestanteError, State
+from restante import Admin, Client, Corrupt, InvalidInput, RestanteError, State
 from restante.bus.envelope import Envelope, Malformed
 from restante.core.endpoint import Endpoint
+from restante.core.inspector import parse_delivery, parse_history
 from restante.core.journal import JournalEntry, Position
 from restante.core.journal_reader import JournalReader
 from restante.core.settings import ClientSettings, QueueSettings
 from restante.core.stored import Stored, encode, readable, sound
-from restante.core.viewing import parse_delivery, parse_history
 from restante.rsmq import viewing as rsmq_views
 from restante.rsmq.client import Rsmq
 from restante.server.access import Caller, Token, Tokens
@@ -248,16 +248,16 @@ def server() -> Iterator[RedisServer]:
 
 
 @pytest.fixture(scope="module")
-def post(server: RedisServer) -> Iterator[Post]:
+def post(server: RedisServer) -> Iterator[Client]:
     with restante.connect(server.url, patience=0.2, consumer="c") as opened:
         yield opened
 
 
-def fresh(server: RedisServer, post: Post) -> Admin:
+def fresh(server: RedisServer, post: Client) -> Admin:
     """An empty server with one queue of three messages, the second of them at work, the third dead."""
     call(server.client(), "FLUSHALL")
     queue = post.queue("q", lease=60)
-    queue._ref.opened, queue._ref.seen = False, 0.0  # as if this client had not used it yet
+    queue.ref.opened, queue.ref.seen = False, 0.0  # as if this client had not used it yet
     for id in ("dead", "held", "good"):
         queue.send(id, id=id)
     first, _ = queue.receive_many(2)
@@ -265,8 +265,8 @@ def fresh(server: RedisServer, post: Post) -> Admin:
     return Admin(post)
 
 
-def plant(post: Post, key: str, field: str, value: bytes) -> None:
-    name = post.queue("q")._ref.keys[key]
+def plant(post: Client, key: str, field: str, value: bytes) -> None:
+    name = post.queue("q").ref.keys[key]
     post.connection.command("HSET", name, field, value, key=name)
 
 
@@ -282,7 +282,7 @@ class TestPlanted:
     @slow
     @given(raw=SPOILED)
     def test_a_spoiled_message_hides_no_other_and_is_buried_when_received(
-        self, server: RedisServer, post: Post, raw: bytes
+        self, server: RedisServer, post: Client, raw: bytes
     ) -> None:
         admin = fresh(server, post)
         queue = post.queue("q")
@@ -302,7 +302,7 @@ class TestPlanted:
     @slow
     @given(raw=NEAR | st.binary(max_size=40))
     def test_spoiled_deliveries_and_histories_hide_no_message(
-        self, server: RedisServer, post: Post, raw: bytes
+        self, server: RedisServer, post: Client, raw: bytes
     ) -> None:
         admin = fresh(server, post)
         for key in ("deliveries", "history"):
@@ -317,7 +317,7 @@ class TestPlanted:
 
     @slow
     @given(raw=NEAR | st.binary(max_size=40))
-    def test_spoiled_records_are_typed_errors_or_left_out(self, server: RedisServer, post: Post, raw: bytes) -> None:
+    def test_spoiled_records_are_typed_errors_or_left_out(self, server: RedisServer, post: Client, raw: bytes) -> None:
         admin = fresh(server, post)
         command = post.connection.command
         plant(post, "consumers", "stranger", raw)
@@ -338,10 +338,10 @@ class TestPlanted:
     @slow
     @given(block=NEAR | st.binary(max_size=40))
     def test_spoiled_lines_of_a_journal_are_corrupt_to_every_reader(
-        self, server: RedisServer, post: Post, block: bytes
+        self, server: RedisServer, post: Client, block: bytes
     ) -> None:
         admin = fresh(server, post)
-        key = post.queue("q")._ref.keys["journal"]
+        key = post.queue("q").ref.keys["journal"]
         last = admin.counts("q").journal_last
         post.connection.command("XADD", key, f"0-{last + 1}", "e", block, key=key)
         typed(lambda: admin.journal("q"))
@@ -363,7 +363,7 @@ class TestRsmq:
     @example(id=b"x" * 32, values={"": b"\xff", ":rc": b"nan", ":fr": b"never"})
     @example(id=b"\xff\xfe", values={"": b"", ":rc": b"9" * 5000, ":fr": b""})
     def test_foreign_messages_are_received_or_named(
-        self, server: RedisServer, post: Post, id: bytes, values: dict[str, bytes]
+        self, server: RedisServer, post: Client, id: bytes, values: dict[str, bytes]
     ) -> None:
         call(server.client(), "FLUSHALL")
         client = Rsmq(post=post)
@@ -388,7 +388,7 @@ class TestRsmq:
     @example(name="maxsize", value=b"1e400")
     @example(name="delay", value=b"nan")
     def test_foreign_settings_of_a_queue_are_typed_errors(
-        self, server: RedisServer, post: Post, name: str, value: bytes
+        self, server: RedisServer, post: Client, name: str, value: bytes
     ) -> None:
         call(server.client(), "FLUSHALL")
         client = Rsmq(post=post)
@@ -405,7 +405,7 @@ class TestRsmq:
 
 
 @pytest.mark.parametrize("text", ["line\u2028of", "a\x85b", "a\x0bb\x0cc", "a\x1cb", "\u202e\0"])
-def test_an_error_s_text_is_kept_whatever_is_in_it(server: RedisServer, post: Post, text: str) -> None:
+def test_an_error_s_text_is_kept_whatever_is_in_it(server: RedisServer, post: Client, text: str) -> None:
     admin = fresh(server, post)
     message = post.queue("q").receive()
     assert message is not None

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import restante
-from restante import Admin, Consumer, Corrupt, LeasedMessage, Post, Queue, State, Sweeper, Unavailable
-from restante.core import iterating, operations, renewal
+from restante import Admin, Client, Consumer, Corrupt, LeasedMessage, Queue, State, Sweeper, Unavailable
+from restante.core import consume, operations, renewal
 from tests.faults.test_holding_on import events, fail, serving, settled
 from tests.harness.deadlines import PATIENCE, wait_until, wait_until_async
 from tests.harness.proxy import FaultProxy
@@ -21,7 +21,7 @@ from tests.harness.servers import RedisServer, call
 
 
 @pytest.fixture
-def through(proxy: FaultProxy, caplog: pytest.LogCaptureFixture) -> Iterator[Post]:
+def through(proxy: FaultProxy, caplog: pytest.LogCaptureFixture) -> Iterator[Client]:
     """A client behind the proxy that gives up soon."""
     caplog.set_level(logging.INFO, "restante")
     with restante.connect(proxy.url, patience=0.1) as opened:
@@ -37,7 +37,7 @@ def suspect(queue: Queue, view: Admin) -> str:
 
 
 @pytest.mark.parametrize("company", ["same queue", "another queue"])
-def test_a_message_whose_consumer_died_runs_alone(post: Post, view: Admin, name: str, company: str) -> None:
+def test_a_message_whose_consumer_died_runs_alone(post: Client, view: Admin, name: str, company: str) -> None:
     queues = [post.queue(name), post.queue(f"{name}-other")]
     suspect(queues[0], view)
     queues[company == "another queue"].send_many(list(range(8)))
@@ -56,7 +56,7 @@ def test_a_message_whose_consumer_died_runs_alone(post: Post, view: Admin, name:
     assert sorted(order[2:]) == list(range(8))
 
 
-def test_a_slow_handler_leaves_the_other_messages_to_others(post: Post, name: str) -> None:
+def test_a_slow_handler_leaves_the_other_messages_to_others(post: Client, name: str) -> None:
     queue = post.queue(name)
     queue.send_many(list(range(50)))
     begun, go = threading.Event(), threading.Event()
@@ -73,7 +73,7 @@ def test_a_slow_handler_leaves_the_other_messages_to_others(post: Post, name: st
     assert left >= 45
 
 
-def test_both_queues_of_a_consumer_are_served_though_one_is_never_empty(post: Post, name: str) -> None:
+def test_both_queues_of_a_consumer_are_served_though_one_is_never_empty(post: Client, name: str) -> None:
     busy, calm = post.queue(name), post.queue(f"{name}-calm")
     over = threading.Event()
 
@@ -95,7 +95,7 @@ def test_both_queues_of_a_consumer_are_served_though_one_is_never_empty(post: Po
             over.set()
 
 
-def test_a_message_goes_to_the_handler_of_its_kind(post: Post, view: Admin, name: str) -> None:
+def test_a_message_goes_to_the_handler_of_its_kind(post: Client, view: Admin, name: str) -> None:
     queue, strict = post.queue(name), post.queue(f"{name}-strict", max_attempts=1)
     seen: list[tuple[str, str]] = []
 
@@ -121,7 +121,7 @@ def test_a_message_goes_to_the_handler_of_its_kind(post: Post, view: Admin, name
     assert "no handler for kind 'refund'" in shown.history[0].error
 
 
-def test_a_coroutine_that_fails_is_nacked(post: Post, view: Admin, name: str) -> None:
+def test_a_coroutine_that_fails_is_nacked(post: Client, view: Admin, name: str) -> None:
     queue = post.queue(name, retry=restante.fixed(3600))
     id = queue.send("x")
 
@@ -134,7 +134,7 @@ def test_a_coroutine_that_fails_is_nacked(post: Post, view: Admin, name: str) ->
     assert "in a coroutine" in view.show(name, id).history[0].error
 
 
-def test_a_consumer_that_ends_has_acked_what_it_handled(post: Post, view: Admin, name: str) -> None:
+def test_a_consumer_that_ends_has_acked_what_it_handled(post: Client, view: Admin, name: str) -> None:
     queue = post.queue(name, lease=3600)
     for start in (0, 1000, 2000):
         queue.send_many(list(range(start, start + 1000)))
@@ -156,7 +156,7 @@ def test_a_consumer_that_ends_has_acked_what_it_handled(post: Post, view: Admin,
 
 
 def test_acks_of_a_loop_ride_again_when_their_receive_fails(
-    proxy: FaultProxy, through: Post, view: Admin, name: str, caplog: pytest.LogCaptureFixture
+    proxy: FaultProxy, through: Client, view: Admin, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue = through.queue(name, lease=3600)
     for start in (0, 1000, 2000):
@@ -180,9 +180,9 @@ def test_acks_of_a_loop_ride_again_when_their_receive_fails(
 
 
 def test_a_loop_that_is_left_hands_back_what_it_took_ahead(
-    post: Post, view: Admin, name: str, monkeypatch: pytest.MonkeyPatch
+    post: Client, view: Admin, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(iterating.Pace, "room", 5)
+    monkeypatch.setattr(consume.Prefetch, "room", 5)
     queue = post.queue(name)
     queue.send_many(list(range(8)))
     for message in queue.consume():
@@ -193,7 +193,7 @@ def test_a_loop_that_is_left_hands_back_what_it_took_ahead(
     assert {message.attempts for message in view.walk(name, State.READY)} == {0}
 
 
-def test_an_interrupt_ends_the_loop_and_its_attempt_counts(post: Post, view: Admin, name: str) -> None:
+def test_an_interrupt_ends_the_loop_and_its_attempt_counts(post: Client, view: Admin, name: str) -> None:
     queue = post.queue(name)
     id = queue.send("x")
 
@@ -210,7 +210,7 @@ def test_an_interrupt_ends_the_loop_and_its_attempt_counts(post: Post, view: Adm
 
 @pytest.mark.parametrize("verb", ["ack", "nack", "bury", "release"])
 def test_a_verdict_that_failed_can_be_given_again(
-    proxy: FaultProxy, through: Post, view: Admin, name: str, verb: str
+    proxy: FaultProxy, through: Client, view: Admin, name: str, verb: str
 ) -> None:
     queue = through.queue(name)
     id = queue.send("x")
@@ -230,7 +230,7 @@ def test_a_verdict_that_failed_can_be_given_again(
 
 
 def test_a_short_lease_beside_a_long_one_is_renewed_in_time(
-    post: Post, view: Admin, name: str, monkeypatch: pytest.MonkeyPatch
+    post: Client, view: Admin, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(renewal, "RENEW_AFTER", 0.01)
     monkeypatch.setattr(renewal, "LONGEST_TICK", 100 * PATIENCE)
@@ -299,7 +299,7 @@ async def test_consume_in_asyncio_renews_its_leases(
     assert [event for event in events(view, name, id) if event != "extended"] == ["sent", "received", "acked"]
 
 
-def test_one_round_of_a_sweeper_moves_everything_that_is_due(post: Post, view: Admin, name: str) -> None:
+def test_one_round_of_a_sweeper_moves_everything_that_is_due(post: Client, view: Admin, name: str) -> None:
     queue = post.queue(name)
     for _ in range(2):
         queue.send_many(list(range(1000)), delay=0.001)
@@ -316,7 +316,7 @@ class Interrupted(Exception):
 
 
 def test_a_call_that_is_interrupted_leaves_no_answer_for_the_next_one(
-    proxy: FaultProxy, through: Post, name: str
+    proxy: FaultProxy, through: Client, name: str
 ) -> None:
     def interrupt(*_: object) -> None:
         raise Interrupted
@@ -358,7 +358,7 @@ def test_a_queue_that_cannot_be_counted_does_not_mix_the_counts_of_others() -> N
 
 
 def test_an_action_that_the_audit_missed_was_done_all_the_same(
-    proxy: FaultProxy, through: Post, view: Admin, name: str, caplog: pytest.LogCaptureFixture
+    proxy: FaultProxy, through: Client, view: Admin, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     through.queue(name).send("x")
     proxy.drop_request(1_000_000, matching=b"restante:audit")

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 import pytest
 
 import restante
-from restante import Admin, Consumer, LeasedMessage, Post, State, Sweeper
+from restante import Admin, Client, Consumer, LeasedMessage, State, Sweeper
+from restante.core import call_retry, consume, operations, renewal
 from restante.core import consumer as consuming
-from restante.core import exchange, iterating, operations, renewal
 from restante.core.operations import Script
 from tests.faults.rows import verdict
 from tests.harness.deadlines import wait_until
@@ -23,7 +23,7 @@ from tests.harness.servers import RedisServer, call
 
 
 @pytest.fixture
-def through(proxy: FaultProxy, caplog: pytest.LogCaptureFixture) -> Iterator[Post]:
+def through(proxy: FaultProxy, caplog: pytest.LogCaptureFixture) -> Iterator[Client]:
     """A client behind the proxy that gives up soon."""
     caplog.set_level(logging.INFO, "restante")
     with restante.connect(proxy.url, patience=0.1) as opened:
@@ -55,7 +55,7 @@ def settled(view: Admin, queue: str) -> bool:
     return counts.waiting == counts.leased == 0
 
 
-def test_a_handler_that_fails_while_the_consumer_stops_is_nacked(post: Post, view: Admin, name: str) -> None:
+def test_a_handler_that_fails_while_the_consumer_stops_is_nacked(post: Client, view: Admin, name: str) -> None:
     queue = post.queue(name, retry=restante.fixed(3600))
     id = queue.send("x")
     begun, go = threading.Event(), threading.Event()
@@ -77,7 +77,7 @@ def test_a_handler_that_fails_while_the_consumer_stops_is_nacked(post: Post, vie
 
 
 def test_a_renewal_that_failed_is_tried_again(
-    proxy: FaultProxy, through: Post, view: Admin, name: str, caplog: pytest.LogCaptureFixture,
+    proxy: FaultProxy, through: Client, view: Admin, name: str, caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(renewal, "RENEW_AFTER", 0.01)
@@ -98,7 +98,7 @@ def test_a_renewal_that_failed_is_tried_again(
 
 
 def test_acks_that_ride_on_a_receive_that_fails_ride_on_the_next(
-    proxy: FaultProxy, through: Post, view: Admin, name: str, caplog: pytest.LogCaptureFixture
+    proxy: FaultProxy, through: Client, view: Admin, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue = through.queue(name, lease=3600)
     sent = [id for start in (0, 1000, 2000) for id in queue.send_many(range(start, start + 1000))]
@@ -124,7 +124,7 @@ def test_acks_that_ride_on_a_receive_that_fails_ride_on_the_next(
 
 
 def test_acks_that_fail_are_told_again(
-    proxy: FaultProxy, through: Post, view: Admin, name: str, caplog: pytest.LogCaptureFixture
+    proxy: FaultProxy, through: Client, view: Admin, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue = through.queue(name, lease=3600)
     ids = queue.send_many(["first", "second"])
@@ -143,11 +143,11 @@ def test_acks_that_fail_are_told_again(
 
 
 def test_a_message_whose_lease_was_lost_before_its_turn_is_not_handled(
-    post: Post, view: Admin, name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    post: Client, view: Admin, name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     renewing, renew = threading.Event(), renewal.Renewal.run_once
     monkeypatch.setattr(renewal.Renewal, "run_once", lambda self: renew(self) if renewing.is_set() else 0)
-    monkeypatch.setattr(iterating.Pace, "room", 3)
+    monkeypatch.setattr(consume.Prefetch, "room", 3)
     queue = post.queue(name, lease=0.1)
     ids = queue.send_many(["first", "second", "third"])
     seen: list[str] = []
@@ -199,13 +199,13 @@ def test_a_consumer_looks_at_the_server_again_within_a_minute(
 
 def test_nobody_waits_longer_than_a_second_for_a_server_that_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("random.random", lambda: 0.999)
-    pauses = [exchange.away(failures) for failures in range(1, 2000)]
+    pauses = [call_retry.away(failures) for failures in range(1, 2000)]
     assert max(pauses) <= 1.0
     assert pauses == sorted(pauses)
 
 
 def test_a_sweeper_goes_on_after_a_failure(
-    proxy: FaultProxy, through: Post, view: Admin, name: str, caplog: pytest.LogCaptureFixture
+    proxy: FaultProxy, through: Client, view: Admin, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     through.queue(name).send("x", delay=0.01)
     sweeper = Sweeper(through, (name,))

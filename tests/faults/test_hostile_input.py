@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import restante
-from restante import Admin, InvalidInput, InvalidName, Position, Post
+from restante import Admin, Client, InvalidInput, InvalidName, Position
 from restante.core import admin as admin_room
 from restante.core import operations
 from restante.core.journal_reader import JournalReader
@@ -63,7 +63,7 @@ def refused(attempt: Callable[[], Any], error: type[Exception]) -> bool:
     return False
 
 
-def doors(post: Post, queue: str) -> dict[str, Callable[[Any], Any]]:
+def doors(post: Client, queue: str) -> dict[str, Callable[[Any], Any]]:
     """Every way a name comes in."""
     view = Admin(post)
     opened = post.queue(queue)
@@ -97,7 +97,7 @@ def doors(post: Post, queue: str) -> dict[str, Callable[[Any], Any]]:
 
 
 @pytest.mark.parametrize("name", HOSTILE, ids=ascii)
-def test_a_hostile_name_is_refused_at_every_door(server: RedisServer, post: Post, name: str) -> None:
+def test_a_hostile_name_is_refused_at_every_door(server: RedisServer, post: Client, name: str) -> None:
     post.queue("doors").send("x")
     before = set(call(server.client(), "KEYS", "*"))
     for door, enter in doors(post, "doors").items():
@@ -109,7 +109,7 @@ def test_a_hostile_name_is_refused_at_every_door(server: RedisServer, post: Post
 @given(text=st.text(max_size=30) | st.from_regex(r"[A-Za-z0-9._:@/+\-{}*\x00\n ]{0,12}", fullmatch=True))
 @example("a:Q")
 @example("../x")
-def test_whatever_name_comes_in_no_key_lies_outside_its_queue(server: RedisServer, post: Post, text: str) -> None:
+def test_whatever_name_comes_in_no_key_lies_outside_its_queue(server: RedisServer, post: Client, text: str) -> None:
     if is_valid(text):
         queue = post.queue(text)
         queue.send("x", id="a")
@@ -126,7 +126,7 @@ def test_whatever_name_comes_in_no_key_lies_outside_its_queue(server: RedisServe
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_an_odd_name_stays_inside_its_own_keys(server: RedisServer, post: Post, name: str) -> None:
+def test_an_odd_name_stays_inside_its_own_keys(server: RedisServer, post: Client, name: str) -> None:
     plain = server.client()
     before = set(call(plain, "KEYS", "*"))
     post.queue(name).send("x")
@@ -144,7 +144,7 @@ BAD_WHOLE = [-1, 256, 999, 2**31, 2**63, 0.5, math.nan, "1", b"1", True, None, [
 
 
 @pytest.mark.parametrize("value", BAD_SECONDS, ids=repr)
-def test_bad_seconds_are_refused_before_anything_is_stored(post: Post, view: Admin, name: str, value: Any) -> None:
+def test_bad_seconds_are_refused_before_anything_is_stored(post: Client, view: Admin, name: str, value: Any) -> None:
     queue = post.queue(name)
     queue.send("x")
     message = queue.receive()
@@ -167,7 +167,7 @@ def test_bad_seconds_are_refused_before_anything_is_stored(post: Post, view: Adm
 
 @pytest.mark.parametrize("value", BAD_WHOLE, ids=repr)
 def test_bad_whole_numbers_are_refused_before_anything_is_stored(
-    post: Post, view: Admin, name: str, value: Any
+    post: Client, view: Admin, name: str, value: Any
 ) -> None:
     queue = post.queue(name)
     with pytest.raises(InvalidInput):
@@ -185,7 +185,7 @@ def test_bad_whole_numbers_are_refused_before_anything_is_stored(
 
 @quick
 @given(value=st.integers() | st.floats() | st.text(max_size=5) | st.none() | st.booleans())
-def test_any_priority_and_delay_is_kept_or_refused_with_its_name(post: Post, value: Any) -> None:
+def test_any_priority_and_delay_is_kept_or_refused_with_its_name(post: Client, value: Any) -> None:
     queue = post.queue("numbers")
     for option, fits in (
         ("priority", type(value) is int and 0 <= value <= 255),
@@ -202,7 +202,7 @@ def test_any_priority_and_delay_is_kept_or_refused_with_its_name(post: Post, val
 RAW = ["-1", "nan", "inf", "-inf", "1e300", "1.5", "x", "", "9223372036854775808", "--1", "\x00", "0x"]
 
 
-def raw(post: Post, script: Script, name: str, *args: Argument) -> Any:
+def raw(post: Client, script: Script, name: str, *args: Argument) -> Any:
     """The script by its bare arguments, past every check of the client."""
     keys = QueueKeys(name).group(script.keys)
     return post.connection.run(Operation(script, keys, list(args), lambda reply: reply, name))
@@ -210,7 +210,7 @@ def raw(post: Post, script: Script, name: str, *args: Argument) -> Any:
 
 @pytest.mark.parametrize("value", RAW, ids=ascii)
 def test_the_scripts_refuse_bad_numbers_themselves(
-    server: RedisServer, post: Post, view: Admin, name: str, value: str
+    server: RedisServer, post: Client, view: Admin, name: str, value: str
 ) -> None:
     queue = post.queue(name)
     waiting = queue.send("x", delay=3600)
@@ -243,7 +243,7 @@ def test_the_scripts_refuse_bad_numbers_themselves(
     verdict(40, n=len(calls), value=value)
 
 
-def test_a_script_with_too_few_arguments_stores_nothing(server: RedisServer, post: Post, name: str) -> None:
+def test_a_script_with_too_few_arguments_stores_nothing(server: RedisServer, post: Client, name: str) -> None:
     post.queue(name).send("x")
     snapshot = _contents(server, name)
     wrong: list[list[Argument]] = [["0", "id", ""], ["0", "id", "", "0", b"short"], ["0", "id", "", "0"]]

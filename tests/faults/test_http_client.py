@@ -13,8 +13,8 @@ import pytest
 
 import restante
 import restante.http
-from restante import Admin, LeaseLost, NotReady, Post, Unavailable, Unconfirmed
-from restante.http import HttpMessage, HttpPost, HttpQueue
+from restante import Admin, Client, LeaseLost, NotReady, Unavailable, Unconfirmed
+from restante.http import HttpClient, HttpMessage, HttpQueue
 from restante.server import ServerSettings, Serving
 from tests.harness.deadlines import PATIENCE, wait_until
 from tests.harness.servers import HOST, RedisServer, closed_port
@@ -93,13 +93,13 @@ def line(serving: Serving) -> Iterator[Line]:
 
 
 @pytest.fixture
-def far(line: Line) -> Iterator[HttpPost]:
+def far(line: Line) -> Iterator[HttpClient]:
     with restante.http.connect(line.address) as opened:
         yield opened
 
 
 @pytest.fixture
-def queue(far: HttpPost, name: str) -> HttpQueue:
+def queue(far: HttpClient, name: str) -> HttpQueue:
     """A queue that has been used, so that an idle connection is there."""
     opened = far.queue(name)
     opened.send("warm")
@@ -193,7 +193,7 @@ def test_a_connection_that_was_closed_while_idle_is_replaced(line: Line, queue: 
 
 
 def test_a_wait_that_is_longer_than_one_request_goes_on(
-    line: Line, far: HttpPost, view: Admin, name: str, monkeypatch: pytest.MonkeyPatch
+    line: Line, far: HttpClient, view: Admin, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(restante.http, "POLL", 0.1)
     queue = far.queue(name)
@@ -211,7 +211,7 @@ def test_a_wait_that_is_longer_than_one_request_goes_on(
     wait_until(lambda: [message.payload for message in got] == ["third"])
 
 
-def test_a_receive_that_waits_is_one_request(line: Line, far: HttpPost, post: Post, name: str) -> None:
+def test_a_receive_that_waits_is_one_request(line: Line, far: HttpClient, post: Client, name: str) -> None:
     queue = far.queue(name)
     got: list[Any] = []
     waiting = threading.Thread(target=lambda: got.append(queue.receive(PATIENCE)), daemon=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 import restante
-from restante import Admin, Corrupt, Post
+from restante import Admin, Client, Corrupt
 from restante.core import lease_journal, operations
 from restante.core.lease_journal import VERDICTS, LeaseJournal, Settlement
 from restante.core.operations import Script
@@ -21,7 +21,7 @@ LEASE, LASTS = 60.0, 60.0
 
 
 @pytest.fixture
-def through(proxy: FaultProxy) -> Iterator[Post]:
+def through(proxy: FaultProxy) -> Iterator[Client]:
     """A client behind the proxy."""
     with restante.connect(proxy.url, consumer="spark") as opened:
         yield opened
@@ -34,7 +34,7 @@ def cut(proxy: FaultProxy, script: Script, times: int) -> None:
 
 @pytest.mark.parametrize("times", [1, 3])
 def test_a_claim_whose_reply_is_lost_makes_one_row_per_lease(
-    proxy: FaultProxy, through: Post, post: Post, name: str, times: int
+    proxy: FaultProxy, through: Client, post: Client, name: str, times: int
 ) -> None:
     sent = post.queue(name).send_many(list(range(20)))
     journal = LeaseJournal(through, name, "driver")
@@ -54,7 +54,7 @@ def _holds(request: bytes, ids: Sequence[str]) -> bool:
 
 @pytest.mark.parametrize("word", VERDICTS)
 def test_a_verdict_whose_reply_is_lost_is_carried_out_once_and_remembered(
-    proxy: FaultProxy, through: Post, post: Post, view: Admin, name: str, word: str
+    proxy: FaultProxy, through: Client, post: Client, view: Admin, name: str, word: str
 ) -> None:
     post.queue(name).send_many(list(range(5)))
     journal = LeaseJournal(through, name, "driver")
@@ -69,7 +69,7 @@ def test_a_verdict_whose_reply_is_lost_is_carried_out_once_and_remembered(
     verdict("10f", n=5, lost=len(lost), verdict_given=word)
 
 
-def test_a_clear_whose_reply_is_lost_is_done(proxy: FaultProxy, through: Post, post: Post, name: str) -> None:
+def test_a_clear_whose_reply_is_lost_is_done(proxy: FaultProxy, through: Client, post: Client, name: str) -> None:
     journal = LeaseJournal(through, name, "driver")
     for number in range(3):
         post.queue(name).send(number)

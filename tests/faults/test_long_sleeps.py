@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import restante
-from restante import Admin, Consumer, Post, State, Sweeper
+from restante import Admin, Client, Consumer, State, Sweeper
 from restante.core import connection, connection_aio, consumer, queue, sweeper
 from restante.core.queue import AsyncQueue
 from restante.core.sweeper import Swept
@@ -87,7 +87,7 @@ def serving(consumer: Consumer) -> Iterator[threading.Thread]:
 @pytest.mark.parametrize("runner", ["sync", "async"])
 @pytest.mark.parametrize("first", [0, 1])
 def test_a_receive_wakes_for_the_nearest_due_time_of_its_queues(
-    server: RedisServer, post: Post, names: list[str], runner: str, first: int
+    server: RedisServer, post: Client, names: list[str], runner: str, first: int
 ) -> None:
     post.queue(names[first]).send("soon", delay=SOON)
     post.queue(names[1 - first]).send("in hours", delay=HOURS)
@@ -96,7 +96,7 @@ def test_a_receive_wakes_for_the_nearest_due_time_of_its_queues(
 
 
 @pytest.mark.parametrize("runner", ["sync", "async"])
-def test_a_receive_ends_when_its_time_is_over(server: RedisServer, post: Post, name: str, runner: str) -> None:
+def test_a_receive_ends_when_its_time_is_over(server: RedisServer, post: Client, name: str, runner: str) -> None:
     got: list[object] = []
 
     async def awaited() -> None:
@@ -111,7 +111,7 @@ def test_a_receive_ends_when_its_time_is_over(server: RedisServer, post: Post, n
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_an_idle_consumer_wakes_for_the_nearest_due_time_of_its_queues(
-    post: Post, names: list[str], first: int
+    post: Client, names: list[str], first: int
 ) -> None:
     post.queue(names[first]).send("soon", delay=SOON)
     post.queue(names[1 - first]).send("in hours", delay=HOURS)
@@ -206,7 +206,7 @@ def ready(view: Admin, name: str) -> list[Any]:
 
 
 def test_a_sweeper_that_is_stopped_during_a_round_does_not_sleep_after_it(
-    post: Post, name: str, monkeypatch: pytest.MonkeyPatch
+    post: Client, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = Sweeper(post, (name,))
     round_of = made.run_once
@@ -220,7 +220,7 @@ def test_a_sweeper_that_is_stopped_during_a_round_does_not_sleep_after_it(
     wait_until(lambda: ended(thread), "a sweeper that ends")
 
 
-def test_a_sweeper_wakes_for_what_falls_due(post: Post, view: Admin, name: str) -> None:
+def test_a_sweeper_wakes_for_what_falls_due(post: Client, view: Admin, name: str) -> None:
     post.queue(name).send("known before", delay=SOON)
     made = Sweeper(post, (name,))
     thread = made.start()

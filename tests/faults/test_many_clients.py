@@ -15,9 +15,9 @@ import pytest
 from redis import exceptions as driver
 
 import restante
-from restante import Post
-from restante.core import exchange, operations
-from restante.core.exchange import Effort
+from restante import Client
+from restante.core import call_retry, operations
+from restante.core.call_retry import CallRetry
 from restante.core.keys import QueueKeys
 from restante.core.operations import Operation
 from tests.faults.rows import missing, verdict, wait_until
@@ -68,7 +68,7 @@ def test_a_call_is_the_same_work_however_many_queues_there_are(others: int) -> N
         verdict(41, n=len(calls), queues=others)
 
 
-def _receive(post: Post) -> None:
+def _receive(post: Client) -> None:
     message = post.queue("hot").receive()
     assert message is not None
     message.ack()
@@ -92,7 +92,7 @@ class _Client:
         op: Operation[Any] = operations.Operation(
             operations.RECEIVE, QueueKeys("q").group(operations.RECEIVE.keys), [], lambda reply: reply, "q"
         )
-        self._effort = Effort(op, patience=4.0, started=self.at)
+        self._effort = CallRetry(op, patience=4.0, started=self.at)
 
     def try_again(self) -> None:
         """One try that is refused, and the pause after it."""
@@ -102,7 +102,7 @@ class _Client:
             self.at += step.pause
         else:
             self.failures += 1
-            self.at += exchange.away(self.failures)
+            self.at += call_retry.away(self.failures)
             self._begin()
 
 
@@ -111,8 +111,8 @@ def test_clients_that_lost_their_server_at_once_do_not_return_at_once(
     monkeypatch: pytest.MonkeyPatch, outage: float
 ) -> None:
     now = 0.0
-    monkeypatch.setattr("restante.core.exchange.random", random.Random(43))
-    monkeypatch.setattr("restante.core.exchange.time", types.SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("restante.core.call_retry.random", random.Random(43))
+    monkeypatch.setattr("restante.core.call_retry.time", types.SimpleNamespace(monotonic=lambda: now))
     returns, tries = [], 0
     for _ in range(CLIENTS):
         now = 0.0
@@ -123,7 +123,7 @@ def test_clients_that_lost_their_server_at_once_do_not_return_at_once(
             tries += 1
         returns.append(client.at - outage)
     # All are back soon, and no twentieth of a second gets much more than its share of them.
-    assert max(returns) <= max(exchange.LONGEST_PAUSE, exchange.LONGEST_AWAY) + REFUSED
+    assert max(returns) <= max(call_retry.LONGEST_PAUSE, call_retry.LONGEST_AWAY) + REFUSED
     crowds = Counter(int(late * 20) for late in returns)
     assert max(crowds.values()) <= CLIENTS * 0.3
     verdict(
@@ -138,12 +138,12 @@ def test_clients_that_lost_their_server_at_once_do_not_return_at_once(
 @pytest.mark.parametrize("failures", [1, 3, 10, 1000])
 def test_every_pause_is_drawn_from_the_whole_span(monkeypatch: pytest.MonkeyPatch, failures: int) -> None:
     """Full jitter: a pause that is only shaken a little would keep a herd together."""
-    monkeypatch.setattr("restante.core.exchange.random", random.Random(failures))
-    pauses = [exchange.away(failures) for _ in range(1000)]
+    monkeypatch.setattr("restante.core.call_retry.random", random.Random(failures))
+    pauses = [call_retry.away(failures) for _ in range(1000)]
     span = max(pauses)
     tenths = Counter(min(9, int(pause / span * 10)) for pause in pauses)
     assert min(tenths[place] for place in range(10)) > 50
-    assert span <= exchange.LONGEST_AWAY
+    assert span <= call_retry.LONGEST_AWAY
 
 
 #: Many consumers in one process, each with a client of its own; it prints `up` and the ID of each message it acks.

@@ -17,11 +17,11 @@ import restante
 from restante import (
     AccessDenied,
     Admin,
+    Client,
     Consumer,
     InvalidInput,
     MissingExtra,
     NotFound,
-    Post,
     RestanteError,
     Sweeper,
     Unavailable,
@@ -229,7 +229,7 @@ def test_a_misspelt_option_of_a_client_is_refused_with_the_nearest(connect: Any,
         connect(6379)
 
 
-def test_a_misspelt_option_is_refused_at_the_other_doors_too(post: Post) -> None:
+def test_a_misspelt_option_is_refused_at_the_other_doors_too(post: Client) -> None:
     wrong: list[tuple[Callable[[], Any], str]] = [
         (lambda: restante.http.connect(tokn="x"), "token"),  # type: ignore[call-arg]
         (lambda: Admin(post, operater="me"), "operator"),  # type: ignore[call-arg]
@@ -247,7 +247,7 @@ def test_a_misspelt_option_is_refused_at_the_other_doors_too(post: Post) -> None
             door()
 
 
-def test_a_text_where_a_list_of_names_belongs_is_refused(post: Post, view: Admin, name: str) -> None:
+def test_a_text_where_a_list_of_names_belongs_is_refused(post: Client, view: Admin, name: str) -> None:
     before = view.queues()
     for door in (
         lambda: post.receive_many("orders"),
@@ -264,7 +264,7 @@ def test_a_text_where_a_list_of_names_belongs_is_refused(post: Post, view: Admin
     assert view.queues() == before
 
 
-def test_a_queue_that_is_not_there_is_not_dropped(post: Post, view: Admin, name: str) -> None:
+def test_a_queue_that_is_not_there_is_not_dropped(post: Client, view: Admin, name: str) -> None:
     post.queue(name).send(1)
     with pytest.raises(NotFound, match=f"did you mean {name}"):
         view.drop(f"{name}x")
@@ -280,13 +280,13 @@ def test_a_queue_that_is_not_there_is_not_dropped(post: Post, view: Admin, name:
     ],
 )
 def test_a_handler_that_cannot_take_a_message_is_refused_when_it_is_registered(
-    post: Post, name: str, handler: Any, text: str
+    post: Client, name: str, handler: Any, text: str
 ) -> None:
     with pytest.raises(InvalidInput, match=text):
         post.queue(name).handler(handler)
 
 
-def test_a_handler_that_would_run_nothing_is_refused(post: Post, name: str, view: Admin) -> None:
+def test_a_handler_that_would_run_nothing_is_refused(post: Client, name: str, view: Admin) -> None:
     queue = post.queue(name, max_attempts=1)
 
     def forgets(message: Any) -> Any:
@@ -305,7 +305,7 @@ def test_a_handler_that_would_run_nothing_is_refused(post: Post, name: str, view
     assert "nobody awaits" in view.show(name, dead.id).history[-1].error
 
 
-def test_an_object_called_like_a_coroutine_function_is_awaited(post: Post, name: str, view: Admin) -> None:
+def test_an_object_called_like_a_coroutine_function_is_awaited(post: Client, name: str, view: Admin) -> None:
     seen = []
 
     class Handler:
@@ -320,7 +320,7 @@ def test_an_object_called_like_a_coroutine_function_is_awaited(post: Post, name:
 
 
 def test_a_consumer_of_a_paused_queue_says_that_it_is_paused(
-    post: Post, name: str, view: Admin, caplog: pytest.LogCaptureFixture
+    post: Client, name: str, view: Admin, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue = post.queue(name)
     queue.send(1)
@@ -330,7 +330,7 @@ def test_a_consumer_of_a_paused_queue_says_that_it_is_paused(
     assert f"paused queue={name}" in caplog.text
     caplog.clear()
     queue.handler(lambda message: None)
-    queue._ref.opened = False
+    queue.ref.opened = False
     Consumer([queue], stop_when_empty=True).run()
     assert f"paused queue={name}" in caplog.text
 
@@ -412,7 +412,7 @@ except restante.MissingExtra as error:
         (("fastapi",), "import restante.server", "server"),
         (("uvicorn",), "from restante.server import Serving", "server"),
         (("pyspark",), "import restante.spark", "spark"),
-        (("aio_pika",), "from restante.bus import AsyncClient; AsyncClient('amqp://localhost')", "rabbitmq"),
+        (("aio_pika",), "from restante.bus import AsyncBusClient; AsyncBusClient('amqp://localhost')", "rabbitmq"),
         (("kombu",), "import restante.rabbitmq.declaring", "rabbitmq"),
         (("sqlalchemy",), "import restante.bus.outbox", "outbox"),
     ],

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 import restante
-from restante import Admin, Position, Post, State, Sweeper
+from restante import Admin, Client, Position, State, Sweeper
 from restante.server import ServerSettings, Serving
 from tests.faults.rows import missing, verdict
 from tests.harness.servers import RedisServer, call, closed_port
@@ -18,7 +18,7 @@ CAP = 1000
 
 
 def test_a_journal_reader_that_never_comes_back_costs_lines_and_no_message(
-    server: RedisServer, post: Post, view: Admin, name: str
+    server: RedisServer, post: Client, view: Admin, name: str
 ) -> None:
     queue = post.queue(name, journal_keep=CAP, journal_cap=CAP)
     first = queue.send("the reader has seen this")

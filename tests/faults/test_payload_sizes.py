@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import restante
-from restante import Draft, PayloadTooLarge, Post, Queue
+from restante import Client, Draft, PayloadTooLarge, Queue
 from restante.core.settings import DEFAULT_MAX_PAYLOAD
 from tests.faults.rows import verdict
 from tests.harness.proxy import FaultProxy
@@ -19,7 +19,7 @@ LIMIT = 100_000
 
 
 @pytest.fixture
-def through(proxy: FaultProxy) -> Iterator[Post]:
+def through(proxy: FaultProxy) -> Iterator[Client]:
     """A client whose bytes are counted."""
     with restante.connect(proxy.url) as opened:
         yield opened
@@ -33,7 +33,7 @@ def text_of(size: int) -> str:
 @pytest.mark.parametrize(
     "payload", [b"", b"\x00", b"x" * LIMIT, text_of(LIMIT), None, ""], ids=lambda one: repr(one)[:9]
 )
-def test_a_payload_up_to_the_limit_comes_back_byte_by_byte(post: Post, name: str, payload: Any) -> None:
+def test_a_payload_up_to_the_limit_comes_back_byte_by_byte(post: Client, name: str, payload: Any) -> None:
     queue = post.queue(name, max_payload=LIMIT)
     alone = queue.send(payload)
     batched = queue.send_many([payload, Draft(payload, priority=0)])
@@ -55,7 +55,7 @@ WAYS: dict[str, Callable[[Queue, Any], Any]] = {
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("payload", [b"x" * (LIMIT + 1), text_of(LIMIT + 1)], ids=["bytes", "text"])
 def test_a_payload_beyond_the_limit_is_refused_before_the_network(
-    proxy: FaultProxy, through: Post, post: Post, name: str, way: str, payload: Any
+    proxy: FaultProxy, through: Client, post: Client, name: str, way: str, payload: Any
 ) -> None:
     post.queue(name, max_payload=LIMIT).send("the queue is known")
     queue = through.queue(name)
@@ -68,7 +68,7 @@ def test_a_payload_beyond_the_limit_is_refused_before_the_network(
     verdict(36, n=1, way=way)
 
 
-def test_sixty_four_megabytes_cost_the_server_nothing(server: RedisServer, post: Post, name: str) -> None:
+def test_sixty_four_megabytes_cost_the_server_nothing(server: RedisServer, post: Client, name: str) -> None:
     queue = post.queue(name)
     queue.send("the limit is known")
     before = server.info("memory")["used_memory_peak"]
@@ -79,7 +79,7 @@ def test_sixty_four_megabytes_cost_the_server_nothing(server: RedisServer, post:
     verdict("36b", n=1)
 
 
-async def test_asyncio_refuses_it_before_the_network_too(proxy: FaultProxy, post: Post, name: str) -> None:
+async def test_asyncio_refuses_it_before_the_network_too(proxy: FaultProxy, post: Client, name: str) -> None:
     post.queue(name, max_payload=LIMIT).send("the queue is known")
     async with restante.aio.connect(proxy.url) as opened:
         queue = opened.queue(name)
@@ -91,7 +91,7 @@ async def test_asyncio_refuses_it_before_the_network_too(proxy: FaultProxy, post
 
 
 def test_a_client_that_does_not_know_the_limit_yet_is_refused_by_the_server(
-    server: RedisServer, post: Post, name: str
+    server: RedisServer, post: Client, name: str
 ) -> None:
     with restante.connect(server.url) as other:
         queue = other.queue(name)

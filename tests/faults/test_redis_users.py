@@ -11,11 +11,11 @@ import pytest
 import redis
 
 import restante
-from restante import AccessDenied, Admin, Consumer, Position, Post, State, Sweeper
+from restante import AccessDenied, Admin, Client, Consumer, Position, State, Sweeper
 from restante.core import doctor
 from restante.core.acl import PLACEHOLDER, RedisRole, add_rights, set_user
+from restante.core.call_retry import Server, disk_support
 from restante.core.embedded import socket_path
-from restante.core.exchange import Server, disk_support
 from restante.core.journal_reader import JournalReader
 from restante.core.lease_journal import LeaseJournal, Settlement
 from restante.rsmq import viewing
@@ -37,7 +37,7 @@ def server() -> Iterator[RedisServer]:
 
 
 @pytest.fixture
-def owner(server: RedisServer) -> Iterator[Post]:
+def owner(server: RedisServer) -> Iterator[Client]:
     """The default user, on an empty server."""
     call(server.client(), "FLUSHALL")
     with restante.connect(server.url) as post:
@@ -45,11 +45,11 @@ def owner(server: RedisServer) -> Iterator[Post]:
 
 
 @pytest.fixture
-def log_in(server: RedisServer, owner: Post) -> Iterator[Callable[[str], Post]]:
+def log_in(server: RedisServer, owner: Client) -> Iterator[Callable[[str], Client]]:
     """Clients that log in with a role."""
-    opened: list[Post] = []
+    opened: list[Client] = []
 
-    def made(role: str) -> Post:
+    def made(role: str) -> Client:
         opened.append(restante.connect(url_of(server, role), patience=0.2, consumer=f"c-{role}"))
         return opened[-1]
 
@@ -72,7 +72,7 @@ def contents(server: RedisServer) -> dict[bytes, bytes]:
 # -- what each role does ---------------------------------------------------------------------------------------------
 
 
-def sends(post: Post) -> None:
+def sends(post: Client) -> None:
     plain = post.queue("orders", lease=60)
     assert plain.send(1)
     assert plain.send({"later": True}, delay=60, priority=9, kind="k", headers={"a": 1})
@@ -87,7 +87,7 @@ def sends(post: Post) -> None:
         limited.send_many([0] * 1000)
 
 
-def consumes(post: Post) -> None:
+def consumes(post: Client) -> None:
     queue = post.queue("work", lease=60, max_attempts=9, keep_done=2, dedup=0.001)
     for verb in ("ack", "nack", "bury", "release", "extend"):
         message = queue.receive()
@@ -115,7 +115,7 @@ def consumes(post: Post) -> None:
     journal.clear(last)
 
 
-def looks(post: Post) -> None:
+def looks(post: Client) -> None:
     admin = Admin(post)
     assert admin.queues() == ["first", "second", "third", "work"]
     assert admin.counts("work").ready == 9
@@ -131,11 +131,11 @@ def looks(post: Post) -> None:
     assert (admin.unroutable(), admin.elsewhere()) == ({}, frozenset())
     findings = {one.what: one for one in doctor.examine(post)}
     assert findings["version"].level == "ok"
-    keys = [post.queue(name)._ref.keys["journal"] for name in ("first", "work")]
+    keys = [post.queue(name).ref.keys["journal"] for name in ("first", "work")]
     assert post.connection.command("XREAD", "COUNT", 9, "STREAMS", *keys, "0-0", "0-0", key=keys[0])
 
 
-def pipes(post: Post) -> None:
+def pipes(post: Client) -> None:
     reader = JournalReader(post)
     place = reader.claim("work", "spark")
     assert place is not None
@@ -152,7 +152,7 @@ def pipes(post: Post) -> None:
     assert Admin(post).messages("work", State.READY).messages
 
 
-def operates(post: Post) -> None:
+def operates(post: Client) -> None:
     admin = Admin(post)
     looks(post)
     admin.configure("work", lease=5)
@@ -176,7 +176,7 @@ def operates(post: Post) -> None:
     tokens.revoke("browser")
 
 
-WORK: dict[str, Callable[[Post], None]] = {
+WORK: dict[str, Callable[[Client], None]] = {
     "send": sends,
     "consume": consumes,
     "view": looks,
@@ -185,7 +185,7 @@ WORK: dict[str, Callable[[Post], None]] = {
 }
 
 
-def prepare(owner: Post) -> None:
+def prepare(owner: Client) -> None:
     """Queues with something in every state, a consumer that was seen just now and one long gone."""
     here = restante.connect(owner.url, consumer="c-here")
     owner.queue("work").send_many([0] * 9)
@@ -197,14 +197,14 @@ def prepare(owner: Post) -> None:
     assert held is not None
     held.bury()
     here.close()
-    old = owner.queue("work")._ref.keys["consumers"]
+    old = owner.queue("work").ref.keys["consumers"]
     owner.connection.command("HSET", old, "long-gone", b'1000\t{"host":"h"}', key=old)
     Admin(owner).pause("first")
     Admin(owner).resume("first")
 
 
 @pytest.mark.parametrize("role", WORK)
-def test_a_role_may_do_its_work(owner: Post, log_in: Callable[[str], Post], role: str) -> None:
+def test_a_role_may_do_its_work(owner: Client, log_in: Callable[[str], Client], role: str) -> None:
     if role != "send":
         prepare(owner)
     WORK[role](log_in(role))
@@ -213,22 +213,22 @@ def test_a_role_may_do_its_work(owner: Post, log_in: Callable[[str], Post], role
 # -- what it may not -------------------------------------------------------------------------------------------------
 
 
-def test_whoever_may_not_read_rsmq_queues_still_sees_the_native_ones(log_in: Callable[[str], Post]) -> None:
+def test_whoever_may_not_read_rsmq_queues_still_sees_the_native_ones(log_in: Callable[[str], Client]) -> None:
     """As `restante ls` and the dashboard's first page do, which show both."""
     post = log_in("view")
     assert (viewing.neighbours(post), viewing.any_queue(post)) == ([], False)
 
 
-def receive(post: Post) -> Any:
+def receive(post: Client) -> Any:
     return post.queue("work").receive()
 
 
-def send(post: Post) -> Any:
+def send(post: Client) -> Any:
     return post.queue("work").send(1)
 
 
 #: What each role tries in vain, and the role that the error names.
-REFUSED: list[tuple[str, str, Callable[[Post], Any]]] = [
+REFUSED: list[tuple[str, str, Callable[[Client], Any]]] = [
     ("send", "consume", receive),
     ("send", "view", lambda post: Admin(post).counts("work")),
     ("send", "view", lambda post: Admin(post).journal("work")),
@@ -255,11 +255,11 @@ REFUSED: list[tuple[str, str, Callable[[Post], Any]]] = [
 @pytest.mark.parametrize(("role", "needed", "attempt"), REFUSED)
 def test_what_a_role_may_not_do_is_refused_with_the_role_that_may_and_changes_nothing(
     server: RedisServer,
-    owner: Post,
-    log_in: Callable[[str], Post],
+    owner: Client,
+    log_in: Callable[[str], Client],
     role: str,
     needed: str,
-    attempt: Callable[[Post], Any],
+    attempt: Callable[[Client], Any],
 ) -> None:
     owner.queue("work").send(1, id="m1")
     post = log_in(role)
@@ -271,7 +271,7 @@ def test_what_a_role_may_not_do_is_refused_with_the_role_that_may_and_changes_no
 
 
 def test_durability_disk_names_the_right_it_needs_before_redis_7_2(
-    server: RedisServer, owner: Post, log_in: Callable[[str], Post]
+    server: RedisServer, owner: Client, log_in: Callable[[str], Client]
 ) -> None:
     with pytest.raises(AccessDenied) as told:
         log_in("send").queue("work").send(1, durability="disk")
@@ -319,7 +319,7 @@ def clients(server: RedisServer) -> Iterator[dict[str, redis.Redis]]:
 
 @pytest.mark.parametrize("role", WORK)
 def test_dangerous_commands_are_refused_to_every_role(
-    server: RedisServer, owner: Post, clients: dict[str, redis.Redis], role: str
+    server: RedisServer, owner: Client, clients: dict[str, redis.Redis], role: str
 ) -> None:
     owner.queue("work").send(1)
     call(server.client(), "SET", "foreign", "kept")
@@ -348,7 +348,7 @@ FOREIGN_SCRIPTS = (
 
 @pytest.mark.parametrize("role", WORK)
 def test_a_script_that_is_not_restante_s_own_is_not_run(
-    server: RedisServer, owner: Post, clients: dict[str, redis.Redis], role: str
+    server: RedisServer, owner: Client, clients: dict[str, redis.Redis], role: str
 ) -> None:
     owner.queue("work").send(1)
     before = contents(server)
@@ -371,7 +371,9 @@ def test_a_line_pasted_with_its_placeholder_makes_no_user(server: RedisServer) -
     assert b"careless" not in call(server.client(), "ACL", "USERS")
 
 
-def test_two_roles_and_one_queue_give_both_kinds_of_work_on_that_queue_alone(server: RedisServer, owner: Post) -> None:
+def test_two_roles_and_one_queue_give_both_kinds_of_work_on_that_queue_alone(
+    server: RedisServer, owner: Client
+) -> None:
     roles = [RedisRole.SEND, RedisRole.CONSUME]
     call(server.client(), *set_user("both", roles, ["orders"], PASSWORD).split())
     owner.queue("others").send(1)
@@ -387,7 +389,7 @@ def test_two_roles_and_one_queue_give_both_kinds_of_work_on_that_queue_alone(ser
     assert Admin(owner).counts("others").ready == 1
 
 
-def test_a_user_made_again_keeps_no_right_of_before(server: RedisServer, owner: Post) -> None:
+def test_a_user_made_again_keeps_no_right_of_before(server: RedisServer, owner: Client) -> None:
     client = server.client()
     call(client, *set_user("changed", [RedisRole.OPERATE], password=PASSWORD).split())
     call(client, *set_user("changed", [RedisRole.VIEW], password=PASSWORD).split())
@@ -395,7 +397,7 @@ def test_a_user_made_again_keeps_no_right_of_before(server: RedisServer, owner: 
         Admin(post).purge("work")
 
 
-def test_added_rights_leave_those_of_before_and_the_password(server: RedisServer, owner: Post) -> None:
+def test_added_rights_leave_those_of_before_and_the_password(server: RedisServer, owner: Client) -> None:
     client = server.client()
     call(client, *set_user("growing", [RedisRole.SEND], password=PASSWORD).split())
     call(client, *add_rights("growing", [RedisRole.CONSUME]).split())
@@ -407,12 +409,12 @@ def test_added_rights_leave_those_of_before_and_the_password(server: RedisServer
 # -- the doctor ------------------------------------------------------------------------------------------------------
 
 
-def user_finding(post: Post) -> doctor.Finding:
+def user_finding(post: Client) -> doctor.Finding:
     (found,) = (one for one in doctor.examine(post) if one.what == "user")
     return found
 
 
-def test_the_doctor_says_who_it_is_and_notices_the_default_user(owner: Post, log_in: Callable[[str], Post]) -> None:
+def test_the_doctor_says_who_it_is_and_notices_the_default_user(owner: Client, log_in: Callable[[str], Client]) -> None:
     assert user_finding(owner).level == "notice"
     assert "restante acl --role" in user_finding(owner).remedy
     assert user_finding(log_in("view")) == doctor.Finding("ok", "user", "view")

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from restante import Admin, Post, State
+from restante import Admin, Client, State
 from tests.faults.rows import missing, places, verdict
 from tests.harness.processes import PythonProcess
 from tests.harness.servers import RedisServer
@@ -22,7 +22,7 @@ admin.replay(sys.argv[2], rate=4000, progress=progress)
 
 @pytest.mark.parametrize("after", [0.0, 0.35])
 def test_a_replay_killed_half_way_is_resumed_and_moves_each_message_once(
-    server: RedisServer, post: Post, view: Admin, name: str, after: float
+    server: RedisServer, post: Client, view: Admin, name: str, after: float
 ) -> None:
     queue = post.queue(name)
     sent: list[str] = []

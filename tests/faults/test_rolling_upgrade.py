@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from restante import Admin, Post
+from restante import Admin, Client
 from tests.faults.rows import history_faults, verdict, wait_until
 from tests.faults.workers import Worker, runs_of
 from tests.harness.processes import CHECKOUT
@@ -43,7 +43,7 @@ def earlier(tmp_path: Path) -> Path:
 @pytest.mark.chaos
 @pytest.mark.parametrize("seconds", [30, 120])
 def test_consumers_of_two_versions_share_a_queue_and_lose_nothing(
-    server: RedisServer, post: Post, view: Admin, name: str, earlier: Path, seconds: int
+    server: RedisServer, post: Client, view: Admin, name: str, earlier: Path, seconds: int
 ) -> None:
     """Both take each other's messages, and one of each is killed every two seconds."""
     queue = post.queue(name, lease=3.0, max_attempts=1000)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from restante import Admin, LeasedMessage, Post, Queue, State
+from restante import Admin, Client, LeasedMessage, Queue, State
 from restante.core.journal import JournalEntry
 from tests.faults import rows
 from tests.faults.rows import early_deliveries, history_faults, lost_messages, never_run
@@ -25,7 +25,7 @@ def doubles(view: Admin, queue: str, runs: list[Run], **told: Any) -> int:
 
 
 @pytest.fixture
-def queue(post: Post, name: str) -> Queue:
+def queue(post: Client, name: str) -> Queue:
     return post.queue(name)
 
 
@@ -73,7 +73,7 @@ def test_a_delivery_while_another_holds_the_message_is_a_double(server: RedisSer
     assert doubles(view, queue.name, []) == 1  # also where no handler ran
 
 
-def test_a_delivery_after_the_ack_is_a_double(server: RedisServer, post: Post, view: Admin, name: str) -> None:
+def test_a_delivery_after_the_ack_is_a_double(server: RedisServer, post: Client, view: Admin, name: str) -> None:
     queue = post.queue(name, keep_done=10)  # what is acked stays stored
     runs: list[Run] = []
     id = queue.send("x")
@@ -203,7 +203,7 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 def test_what_a_row_does_not_count_is_counted_from_the_journal(
-    server: RedisServer, post: Post, queue: Queue, counting: list[dict[str, Any]]
+    server: RedisServer, post: Client, queue: Queue, counting: list[dict[str, Any]]
 ) -> None:
     id = queue.send("x")
     rows.verdict(1, n=1, lost=0, phantom=0)

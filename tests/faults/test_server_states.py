@@ -10,7 +10,7 @@ import pytest
 import redis as driver
 
 import restante
-from restante import NotReady, Post, ReadOnly, Unavailable, Unconfirmed, UnsafeServer
+from restante import Client, NotReady, ReadOnly, Unavailable, Unconfirmed, UnsafeServer
 from restante.core import doctor, operations
 from tests.cli.conftest import Cli
 from tests.faults.rows import verdict
@@ -29,7 +29,7 @@ def own() -> Iterator[RedisServer]:
         yield running
 
 
-def sent_when(post: Post, name: str, mend: threading.Event) -> threading.Thread:
+def sent_when(post: Client, name: str, mend: threading.Event) -> threading.Thread:
     """Sends in a thread, patiently; it must not end before `mend` is set."""
 
     def send() -> None:
@@ -173,7 +173,7 @@ async def test_a_master_that_became_a_replica_sends_its_clients_back_to_the_sent
     verdict("28b", n=4, lost=4 - found)
 
 
-def findings(post: Post) -> dict[str, list[tuple[str, str]]]:
+def findings(post: Client) -> dict[str, list[tuple[str, str]]]:
     """What the doctor says: level and finding by what it looked at."""
     made: dict[str, list[tuple[str, str]]] = {}
     for one in doctor.examine(post):

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import pytest
 
 import restante
-from restante import Admin, NotReady, Post, QueueFull, State, Unavailable, UnsafeServer
+from restante import Admin, Client, NotReady, QueueFull, State, Unavailable, UnsafeServer
 from restante.core import doctor
 from tests.faults.rows import (
     drain,
@@ -112,17 +112,17 @@ def test_a_server_that_is_down_at_the_start_is_a_clear_error_within_5_seconds(na
     verdict("15b", n=3, max_recovery_s=slowest, within_s=5.0)
 
 
-def _send(post: Post, name: str) -> None:
+def _send(post: Client, name: str) -> None:
     post.queue(name).send("x")
 
 
-def _consume(post: Post, name: str) -> None:
+def _consume(post: Client, name: str) -> None:
     queue = post.queue(name)
     queue.handler(print)
     restante.Consumer([queue]).run()
 
 
-def _look(post: Post, name: str) -> None:
+def _look(post: Client, name: str) -> None:
     Admin(post).counts(name)
 
 

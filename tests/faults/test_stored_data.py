@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import restante
-from restante import Admin, Corrupt, LeasedMessage, Post, Queue, RestanteError, State
+from restante import Admin, Client, Corrupt, LeasedMessage, Queue, RestanteError, State
 from restante.core.keys import NAMES
 from tests.faults.rows import drain, missing, places, verdict
 from tests.harness.proxy import FaultProxy
@@ -29,7 +29,7 @@ def stored(server: RedisServer, queue: str, id: str) -> bytes:
 
 
 def test_a_flipped_bit_anywhere_in_a_payload_is_found_and_the_message_is_dead(
-    server: RedisServer, post: Post, view: Admin, name: str
+    server: RedisServer, post: Client, view: Admin, name: str
 ) -> None:
     queue = post.queue(name)
     payload = bytes(range(64))
@@ -47,7 +47,7 @@ def test_a_flipped_bit_anywhere_in_a_payload_is_found_and_the_message_is_dead(
 
 
 def test_a_flipped_bit_anywhere_in_a_stored_message_never_blocks_the_others(
-    server: RedisServer, post: Post, view: Admin, name: str
+    server: RedisServer, post: Client, view: Admin, name: str
 ) -> None:
     """What lies before the payload steers the scripts: they must not trip over it."""
     probe = post.queue(name)
@@ -75,7 +75,7 @@ def test_a_flipped_bit_anywhere_in_a_stored_message_never_blocks_the_others(
 
 
 def test_a_damaged_lease_that_ends_at_once_does_not_fail_the_receive(
-    server: RedisServer, post: Post, view: Admin, name: str
+    server: RedisServer, post: Client, view: Admin, name: str
 ) -> None:
     queue = post.queue(name)
     bad = queue.send("bad", lease=30, priority=1)
@@ -103,7 +103,7 @@ def _reaches(queue: Queue, good: str, bad: str) -> bool:
     return bad not in seen
 
 
-def test_behind_a_corrupt_head_the_next_message_comes_at_once(server: RedisServer, post: Post, name: str) -> None:
+def test_behind_a_corrupt_head_the_next_message_comes_at_once(server: RedisServer, post: Client, name: str) -> None:
     queue = post.queue(name)
     bad = queue.send_many(["bad"] * 3, priority=1)
     queue.send("good")
@@ -189,7 +189,7 @@ def test_a_key_of_the_wrong_type_is_named_and_nothing_is_lost(server: RedisServe
         verdict(39, n=20, lost=lost, key=key)
 
 
-def test_a_planted_marker_neither_spins_nor_hides(server: RedisServer, post: Post, name: str) -> None:
+def test_a_planted_marker_neither_spins_nor_hides(server: RedisServer, post: Client, name: str) -> None:
     queue = post.queue(name)
     queue.send("x")
     drain(post, name)

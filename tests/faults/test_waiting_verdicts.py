@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import restante
-from restante import Admin, Consumer, LeasedMessage, Post, State
+from restante import Admin, Client, Consumer, LeasedMessage, State
 from restante.rsmq import AsyncRsmq, AsyncRsmqConsumer, Rsmq, RsmqConsumer
 from tests.faults.rows import wait_until
 from tests.harness.deadlines import PATIENCE
@@ -67,13 +67,13 @@ def outage(mortal: RedisServer, caplog: pytest.LogCaptureFixture) -> Iterator[Ou
 
 
 @pytest.fixture
-def post(mortal: RedisServer) -> Iterator[Post]:
+def post(mortal: RedisServer) -> Iterator[Client]:
     """A client that gives up soon, so that an outage is noticed soon."""
     with restante.connect(mortal.url, patience=0.1) as opened:
         yield opened
 
 
-def events(post: Post, queue: str, id: str) -> list[str]:
+def events(post: Client, queue: str, id: str) -> list[str]:
     return [entry.event.value for entry in Admin(post).journal(queue) if entry.message_id == id]
 
 
@@ -94,7 +94,9 @@ BODIES: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 
 @pytest.mark.parametrize("body", BODIES)
-def test_a_verdict_in_consume_waits_for_a_server_that_is_away(outage: Outage, post: Post, name: str, body: str) -> None:
+def test_a_verdict_in_consume_waits_for_a_server_that_is_away(
+    outage: Outage, post: Client, name: str, body: str
+) -> None:
     act, verdict = BODIES[body]
     queue = post.queue(name, retry=restante.fixed(3600))
     first, second = queue.send("first"), queue.send("second")
@@ -114,7 +116,7 @@ def test_a_verdict_in_consume_waits_for_a_server_that_is_away(outage: Outage, po
 
 @pytest.mark.parametrize("body", BODIES)
 async def test_a_verdict_in_an_asyncio_consume_waits_too(
-    outage: Outage, post: Post, mortal: RedisServer, name: str, body: str
+    outage: Outage, post: Client, mortal: RedisServer, name: str, body: str
 ) -> None:
     act, verdict = BODIES[body]
     post.queue(name, retry=restante.fixed(3600)).send_many(["first", "second"])
@@ -133,7 +135,7 @@ async def test_a_verdict_in_an_asyncio_consume_waits_too(
     assert [event for event in first if event != "extended"] == ["sent", "received", verdict]
 
 
-def test_the_last_ack_of_a_loop_that_ends_waits_for_the_server(outage: Outage, post: Post, name: str) -> None:
+def test_the_last_ack_of_a_loop_that_ends_waits_for_the_server(outage: Outage, post: Client, name: str) -> None:
     queue = post.queue(name)
     id = queue.send("only")
     for message in queue.consume():
@@ -145,7 +147,7 @@ def test_the_last_ack_of_a_loop_that_ends_waits_for_the_server(outage: Outage, p
 
 
 def test_a_loop_told_to_stop_does_not_wait_for_the_server_any_more(
-    mortal: RedisServer, post: Post, name: str, caplog: pytest.LogCaptureFixture
+    mortal: RedisServer, post: Client, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "restante")
     queue = post.queue(name)
@@ -171,7 +173,7 @@ def wait_for(log: pytest.LogCaptureFixture, text: str) -> None:
 
 
 def test_a_lease_that_ended_during_the_outage_does_not_end_the_loop(
-    outage: Outage, post: Post, name: str, caplog: pytest.LogCaptureFixture
+    outage: Outage, post: Client, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue = post.queue(name, lease=0.1, max_attempts=50)
     queue.send("first")
@@ -187,7 +189,7 @@ def test_a_lease_that_ended_during_the_outage_does_not_end_the_loop(
     assert message.attempts > 1
 
 
-def test_a_consumer_s_failed_handler_is_nacked_once_the_server_is_back(outage: Outage, post: Post, name: str) -> None:
+def test_a_consumer_s_failed_handler_is_nacked_once_the_server_is_back(outage: Outage, post: Client, name: str) -> None:
     queue = post.queue(name, retry=restante.fixed(3600))
     id = queue.send("x")
     queue.send("y")
@@ -206,7 +208,7 @@ def test_a_consumer_s_failed_handler_is_nacked_once_the_server_is_back(outage: O
     assert Admin(post).counts(name).totals["acked"] == 1
 
 
-def test_an_rsmq_consumer_deletes_what_was_handled_while_the_server_was_away(outage: Outage, post: Post) -> None:
+def test_an_rsmq_consumer_deletes_what_was_handled_while_the_server_was_away(outage: Outage, post: Client) -> None:
     rsmq = Rsmq(post=post)
     rsmq.create_queue("rows", vt=60)
     for text in ("first", "second"):
@@ -224,7 +226,7 @@ def test_an_rsmq_consumer_deletes_what_was_handled_while_the_server_was_away(out
     assert rsmq.get_queue_attributes("rows").msgs == 0
 
 
-async def test_an_asyncio_rsmq_consumer_does_so_too(outage: Outage, post: Post, mortal: RedisServer) -> None:
+async def test_an_asyncio_rsmq_consumer_does_so_too(outage: Outage, post: Client, mortal: RedisServer) -> None:
     blocking = Rsmq(post=post)
     blocking.create_queue("async-rows", vt=60)
     blocking.send_message("async-rows", "first")

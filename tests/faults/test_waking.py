@@ -9,7 +9,7 @@ import time
 import pytest
 
 import restante
-from restante import Admin, Post, Sweeper
+from restante import Admin, Client, Sweeper
 from restante.core import connection
 from restante.core import queue as queue_module
 from tests.faults.rows import drain, missing, script_calls, verdict, wait_until
@@ -60,7 +60,7 @@ def test_one_message_wakes_at_most_two_of_two_hundred(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("ready", [0, 5000])
 @pytest.mark.timed
 def test_an_expired_lease_behind_ten_thousand_long_ones_comes_back_at_once(
-    server: RedisServer, post: Post, name: str, ready: int
+    server: RedisServer, post: Client, name: str, ready: int
 ) -> None:
     queue = post.queue(name)
     for _ in range(10):
@@ -89,7 +89,7 @@ def test_an_expired_lease_behind_ten_thousand_long_ones_comes_back_at_once(
     verdict(46, n=10_001, max_recovery_s=max(lateness), within_s=1.0, early=sum(1 for late in lateness if late < 0))
 
 
-def test_sweepers_that_run_at_once_double_nothing(server: RedisServer, post: Post, view: Admin, name: str) -> None:
+def test_sweepers_that_run_at_once_double_nothing(server: RedisServer, post: Client, view: Admin, name: str) -> None:
     queue = post.queue(name, max_attempts=3)
     sent = queue.send_many(list(range(900)), delay=0.3)
     held = queue.send_many(list(range(900)))
@@ -109,7 +109,7 @@ def test_sweepers_that_run_at_once_double_nothing(server: RedisServer, post: Pos
     verdict(45, n=1800, lost=missing([*sent, *held], seen), dup=len(seen) - len(set(seen)))
 
 
-def test_a_queue_nobody_consumes_is_swept_in_time(server: RedisServer, post: Post, view: Admin, name: str) -> None:
+def test_a_queue_nobody_consumes_is_swept_in_time(server: RedisServer, post: Client, view: Admin, name: str) -> None:
     queue = post.queue(name, max_attempts=1)
     queue.send("later", delay=0.4)
     queue.send("crashed")
@@ -124,7 +124,7 @@ def test_a_queue_nobody_consumes_is_swept_in_time(server: RedisServer, post: Pos
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_client_works_on_both_sides_of_a_fork(server: RedisServer, post: Post, view: Admin, name: str) -> None:
+def test_a_client_works_on_both_sides_of_a_fork(server: RedisServer, post: Client, view: Admin, name: str) -> None:
     queue = post.queue(name)
     queue.send("before")
     child = os.fork()

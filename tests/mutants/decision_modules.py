@@ -35,7 +35,7 @@ BEGIN, END = "<!-- mutation: begin -->", "<!-- mutation: end -->"
 #: The modules that decide without I/O, each with the tests closest to it.
 MODULES: Final = {
     "core/retry": ("tests/core/test_retry_policy.py",),
-    "core/exchange": ("tests/core/test_reactions.py",),
+    "core/call_retry": ("tests/core/test_reactions.py",),
     "core/settings": ("tests/core/test_settings.py",),
     "rabbitmq/topology": (
         "tests/rabbitmq/test_topology.py",

@@ -10,7 +10,7 @@ import amqp
 import pytest
 from kombu import Connection
 
-from restante.core.errors import InvalidInput, Mismatch, Unavailable
+from restante.core.errors import InvalidInput, TopologyMismatch, Unavailable
 from restante.rabbitmq import Subscribed, TopologyOptions, declaring, shared, topology
 from restante.rabbitmq.declaring import counts, declare, verify
 from restante.rabbitmq.topology import Queue
@@ -90,7 +90,7 @@ def test_a_queue_that_differs_is_loud_and_the_remedy_works(
     channel = connection.channel()
     channel.queue_declare(f"{service}.archive", durable=True, auto_delete=False, arguments={"x-message-ttl": 5})
     channel.queue_declare(f"{service}.on_paid", durable=False, auto_delete=False)
-    with pytest.raises(Mismatch) as caught:
+    with pytest.raises(TopologyMismatch) as caught:
         declare(connection, made)
     told = str(caught.value)
     assert f"queue {service}.archive has x-message-ttl 5, wanted is 604800000" in told
@@ -104,13 +104,15 @@ def test_a_queue_that_differs_is_loud_and_the_remedy_works(
 def test_arguments_that_one_side_has_not_at_all_are_named(connection: Connection, service: str) -> None:
     channel = connection.channel()
     channel.queue_declare(f"{service}.archive", durable=True, auto_delete=False)
-    with pytest.raises(Mismatch, match="has x-message-ttl none, wanted is 604800000"):
+    with pytest.raises(TopologyMismatch, match="has x-message-ttl none, wanted is 604800000"):
         declare(connection, topology(service, options=LOW))
 
 
 def test_an_exchange_that_differs_is_loud(connection: Connection, service: str) -> None:
     connection.channel().exchange_declare(f"{service}.rung.1s", "fanout", durable=True, auto_delete=False)
-    with pytest.raises(Mismatch, match=f"exchange {service}.rung.1s has type fanout, wanted is topic: use the same"):
+    with pytest.raises(
+        TopologyMismatch, match=f"exchange {service}.rung.1s has type fanout, wanted is topic: use the same"
+    ):
         declare(connection, topology(service, options=LOW))
 
 
@@ -118,7 +120,7 @@ def test_many_differences_are_told_in_few_words(connection: Connection, service:
     made = topology(service, [Subscribed(f"on_{number}", "a") for number in range(8)], options=LOW)
     declare(connection, made)
     other = TopologyOptions(queue_type="quorum", longest_delay=LOW.longest_delay)
-    with pytest.raises(Mismatch, match=r"on_0 has .*\(and 3 more\)"):
+    with pytest.raises(TopologyMismatch, match=r"on_0 has .*\(and 3 more\)"):
         declare(connection, topology(service, [Subscribed(f"on_{number}", "a") for number in range(8)], options=other))
 
 
@@ -126,12 +128,16 @@ def test_a_missing_right_is_named_with_its_object(
     strangers: tuple[str, str], connection: Connection, connect: Connect, service: str
 ) -> None:
     made = topology(service, [Subscribed("on_paid", "a")], options=LOW)
-    with pytest.raises(Mismatch, match=r"user few may not configure exchange events\.unrouted.*set_permissions -p /"):
+    with pytest.raises(
+        TopologyMismatch, match=r"user few may not configure exchange events\.unrouted.*set_permissions -p /"
+    ):
         declare(connect(strangers[1]), made)
     mine = topology(f"x{service}", [Subscribed("on_paid", "a")], options=LOW)
     declare(connection, mine)
     bindings = [one for one in mine.bindings if one.source == "events"]
-    with pytest.raises(Mismatch, match="user few may not read exchange events, which declaring binding events → x"):
+    with pytest.raises(
+        TopologyMismatch, match="user few may not read exchange events, which declaring binding events → x"
+    ):
         declare(connect(strangers[1]), type(mine)("x", bindings=tuple(bindings)))
 
 

@@ -204,9 +204,9 @@ def test_old_rungs_are_kept_while_they_hold_messages_and_removed_once_empty(
 
 
 def test_a_service_is_not_cleared_away_before_the_shared_ladder_is_there(old: Wire, broker: Connection) -> None:
-    from restante.core.errors import Mismatch
+    from restante.core.errors import TopologyMismatch
 
-    with pytest.raises(Mismatch, match=r"binding billing\.rung\.1s → ladder:quorum\.1s"):
+    with pytest.raises(TopologyMismatch, match=r"binding billing\.rung\.1s → ladder:quorum\.1s"):
         remove(broker, ["billing"])
     assert len(find(broker, ["billing"])) == 2 * (2 * len(STEPS) + 1) - 1
 

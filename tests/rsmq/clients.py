@@ -15,7 +15,7 @@ _DIGITS = string.digits + string.ascii_lowercase
 _TAIL = string.ascii_letters + string.digits
 
 
-class Client(Protocol):
+class RsmqClient(Protocol):
     """What the tests ask of any client; ids are text."""
 
     def create(self, queue: str, vt: int = 30, delay: int = 0) -> None: ...

@@ -13,11 +13,11 @@ import pytest
 import redis
 
 import restante
-from restante import Post
+from restante import Client
 from restante.rsmq import AsyncRsmq, Rsmq
 from tests.harness.clock import START_MS, FrozenClock
 from tests.harness.servers import RedisServer, call, debian_binary, embedded_binary
-from tests.rsmq.clients import Client, Node, Pyrsmq
+from tests.rsmq.clients import Node, Pyrsmq, RsmqClient
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Bench:
     server: RedisServer
     clock: FrozenClock
     client: redis.Redis
-    post: Post
+    post: Client
 
 
 def _running(binary: Path) -> Iterator[Bench]:
@@ -65,7 +65,7 @@ def debian(_debian: Bench) -> Bench:
 
 
 @pytest.fixture(params=["PyRSMQ", "npm"])
-def writer(request: pytest.FixtureRequest, bench: Bench) -> Client:
+def writer(request: pytest.FixtureRequest, bench: Bench) -> RsmqClient:
     """Each client in turn, in the default namespace."""
     return Pyrsmq(bench.client) if request.param == "PyRSMQ" else Node(bench.client)
 

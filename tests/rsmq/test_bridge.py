@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import restante
-from restante import Admin, NotFound, Post, QueueFull
+from restante import Admin, Client, NotFound, QueueFull
 from restante.core.errors import InvalidInput
 from restante.rsmq import crossing, viewing
 from restante.rsmq.bridge import Bridge, Bridged, take_over
@@ -46,7 +46,7 @@ def rsmq(bench: Bench) -> Rsmq:
     return made
 
 
-def payloads(post: Post, queue: str) -> list[Any]:
+def payloads(post: Client, queue: str) -> list[Any]:
     taken = post.queue(queue).receive_many(1000)
     if taken:
         post.queue(queue).ack_many(taken)
@@ -92,8 +92,8 @@ class TestInto:
         assert rsmq.receive_message("in", vt=60) is not None
         queue = bench.post.queue("orders")
         keys = viewing.keys_of(bench.post, "in")
-        queue._open()
-        assert bench.post.connection.run(crossing.forward(queue._ref, keys, held.id, "x", held.rc)) is None
+        queue.ensure_open()
+        assert bench.post.connection.run(crossing.forward(queue.ref, keys, held.id, "x", held.rc)) is None
         assert (viewing.counts(bench.post, "in").messages, payloads(bench.post, "orders")) == (1, [])
 
     def test_what_the_native_queue_has_already_is_only_removed(self, bench: Bench, rsmq: Rsmq) -> None:
@@ -277,30 +277,30 @@ class Traffic:
         for thread in self._threads:
             thread.start()
 
-    def _with_post(self, work: Callable[[Post], None]) -> None:
+    def _with_post(self, work: Callable[[Client], None]) -> None:
         with restante.connect(self._url) as post:
             work(post)
 
-    def _send_rsmq(self, post: Post) -> None:
+    def _send_rsmq(self, post: Client) -> None:
         rsmq = Rsmq(post=post)
         for number in range(0, self._count, 10):
             rsmq.send_many("in", [f"m{n}" for n in range(number, number + 10)])
             time.sleep(0.03)
 
-    def _send_native(self, post: Post) -> None:
+    def _send_native(self, post: Client) -> None:
         queue = post.queue("out")
         for number in range(0, self._count, 10):
             queue.send_many([f"m{n}" for n in range(number, number + 10)])
             time.sleep(0.03)
 
-    def _take_native(self, post: Post) -> None:
+    def _take_native(self, post: Client) -> None:
         queue = post.queue("orders")
         while not self._stop.is_set():
             if taken := queue.receive_many(50, 0.2, lease=60):
                 self.into.update(message.payload for message in taken)
                 queue.ack_many(taken)
 
-    def _take_rsmq(self, post: Post) -> None:
+    def _take_rsmq(self, post: Client) -> None:
         rsmq = Rsmq(post=post)
         while not self._stop.is_set():
             got = rsmq.receive_many("results", 50, vt=60)
@@ -331,7 +331,7 @@ def test_killed_again_and_again_each_message_arrives_once(server: RedisServer, k
         rsmq.create_queue("in")
         rsmq.create_queue("results")
         # A kill with a message in hand counts as an attempt, and nobody should be dead of this test.
-        post.queue("out", max_attempts=1000)._open()
+        post.queue("out", max_attempts=1000).ensure_open()
 
         def start(way: tuple[str, ...]) -> PythonProcess:
             return opened.enter_context(PythonProcess(BRIDGE, server.url, *way, str(LEASE), forked=True))

@@ -112,7 +112,7 @@ class TestLostAnswers:
 
     def test_a_send_that_was_never_written_is_made_again(self, debian: Bench, far: Rsmq) -> None:
         """No connection was had at all: nothing can have been stored, and the call waits for the server."""
-        far._post.connection._remap(None)
+        far.client.connection.remap(None)
         assert far.send_message("orders", "a")
         assert len(scores(debian)) == 1
 

@@ -12,18 +12,18 @@ import pytest
 from redis.cluster import RedisCluster
 
 import restante
-from restante import Corrupt, InvalidInput, InvalidName, NotFound, Post, State
+from restante import Client, Corrupt, InvalidInput, InvalidName, NotFound, State
 from restante.rsmq import Rsmq, RsmqMessage, queues, split, walk
 from restante.rsmq.reading import MAX_PAGE, MAX_PARTS, SMALLEST_PART
 from tests.harness.cluster import RedisCluster3
 from tests.harness.servers import HOST, call, require
-from tests.rsmq.clients import Client, Node, Pyrsmq
+from tests.rsmq.clients import Node, Pyrsmq, RsmqClient
 from tests.rsmq.conftest import Bench
 
 READING = {"type", "hmget", "zcard", "zcount", "zrange", "zrangebyscore", "smembers", "time"}
 
 
-def all_of(post: Post, queue: str, namespace: str = "rsmq", *, page: int = 1000) -> dict[str, RsmqMessage]:
+def all_of(post: Client, queue: str, namespace: str = "rsmq", *, page: int = 1000) -> dict[str, RsmqMessage]:
     return once_each(walk(post, queue, namespace, page=page))
 
 
@@ -57,13 +57,13 @@ def test_what_our_own_client_wrote_is_read_as_any_others(bench: Bench) -> None:
 
 
 class TestOneMessage:
-    def test_a_sent_message_is_ready(self, bench: Bench, writer: Client) -> None:
+    def test_a_sent_message_is_ready(self, bench: Bench, writer: RsmqClient) -> None:
         writer.create("orders")
         id = writer.send("orders", "hello")
         now = bench.clock.now_ms
         assert list(walk(bench.post, "orders")) == [[RsmqMessage(id, b"hello", now, 0, None, now, State.READY)]]
 
-    def test_a_delayed_message_is_scheduled_until_it_is_due(self, bench: Bench, writer: Client) -> None:
+    def test_a_delayed_message_is_scheduled_until_it_is_due(self, bench: Bench, writer: RsmqClient) -> None:
         writer.create("orders", delay=60)
         by_queue, by_call = writer.send("orders", "a"), writer.send("orders", "b", delay=5)
         now = bench.clock.now_ms
@@ -73,7 +73,7 @@ class TestOneMessage:
         bench.clock.advance(5)
         assert [message.state for message in all_of(bench.post, "orders").values()] == [State.READY, State.SCHEDULED]
 
-    def test_a_received_message_is_leased_until_its_lease_ends(self, bench: Bench, writer: Client) -> None:
+    def test_a_received_message_is_leased_until_its_lease_ends(self, bench: Bench, writer: RsmqClient) -> None:
         writer.create("orders", vt=30)
         id = writer.send("orders", "a")
         sent = bench.clock.now_ms
@@ -86,7 +86,7 @@ class TestOneMessage:
         bench.clock.advance(0.001)
         assert all_of(bench.post, "orders")[id] == RsmqMessage(id, b"a", first + 30_000, 1, first, sent, State.READY)
 
-    def test_a_second_receive_counts_and_keeps_the_first_time(self, bench: Bench, writer: Client) -> None:
+    def test_a_second_receive_counts_and_keeps_the_first_time(self, bench: Bench, writer: RsmqClient) -> None:
         writer.create("orders")
         id = writer.send("orders", "a")
         sent = bench.clock.now_ms
@@ -96,7 +96,7 @@ class TestOneMessage:
         due = bench.clock.now_ms + 7_000
         assert all_of(bench.post, "orders")[id] == RsmqMessage(id, b"a", due, 2, sent, sent, State.LEASED)
 
-    def test_a_lease_cut_short_makes_it_ready(self, bench: Bench, writer: Client) -> None:
+    def test_a_lease_cut_short_makes_it_ready(self, bench: Bench, writer: RsmqClient) -> None:
         writer.create("orders")
         id = writer.send("orders", "a")
         writer.receive("orders")
@@ -104,7 +104,7 @@ class TestOneMessage:
         found = all_of(bench.post, "orders")[id]
         assert (found.state, found.attempts, found.due_ms) == (State.READY, 1, bench.clock.now_ms)
 
-    def test_deleted_and_popped_messages_are_gone(self, bench: Bench, writer: Client) -> None:
+    def test_deleted_and_popped_messages_are_gone(self, bench: Bench, writer: RsmqClient) -> None:
         writer.create("orders")
         sent = [writer.send("orders", "a") for _ in range(4)]
         popped = writer.pop("orders")
@@ -113,7 +113,7 @@ class TestOneMessage:
         writer.delete("orders", received)
         assert set(all_of(bench.post, "orders")) == set(sent) - {popped, received}
 
-    def test_a_payload_is_the_bytes_that_were_sent(self, bench: Bench, writer: Client) -> None:
+    def test_a_payload_is_the_bytes_that_were_sent(self, bench: Bench, writer: RsmqClient) -> None:
         writer.create("orders")
         texts = ["naïve ☕ 𝄞 \0", "x" * 65536, " ", "12", '{"a": 1}']
         sent = {writer.send("orders", text): text.encode() for text in texts}
@@ -217,12 +217,12 @@ class TestQueues:
             assert set(found) == ids
             assert {message.payload for message in found.values()} == {namespace.encode()}
 
-    def test_a_queue_without_messages_has_no_pages(self, bench: Bench, writer: Client) -> None:
+    def test_a_queue_without_messages_has_no_pages(self, bench: Bench, writer: RsmqClient) -> None:
         writer.create("orders")
         assert list(walk(bench.post, "orders")) == []
         assert split(bench.post, "orders", 4) == [(0, 1)]
 
-    def test_a_missing_queue_raises_at_the_call(self, bench: Bench, writer: Client) -> None:
+    def test_a_missing_queue_raises_at_the_call(self, bench: Bench, writer: RsmqClient) -> None:
         writer.create("orders")
         for call_it in (lambda: walk(bench.post, "order"), lambda: split(bench.post, "orders", 1, "other")):
             with pytest.raises(NotFound):

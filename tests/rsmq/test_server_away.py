@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import restante
-from restante import Admin, Post, QueueFull
+from restante import Admin, Client, QueueFull
 from restante.core.operations import Script
 from restante.rsmq import AsyncRsmq, Rsmq, RsmqReceived, calls, consuming
 from restante.rsmq.bridge import Bridge, Bridged, take_over
@@ -166,7 +166,7 @@ def test_what_a_bridge_brings_back_is_announced_where_that_is_asked_for(debian: 
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Post]:
+def cluster() -> Iterator[Client]:
     require("redis-cli")
     with RedisCluster3() as running, restante.connect(running.url, patience=10) as post:
         yield post
@@ -175,7 +175,7 @@ def cluster() -> Iterator[Post]:
 class TestCluster:
     """There no script reaches both queues: a message is sent first and deleted after that."""
 
-    def test_a_message_that_a_full_queue_refuses_is_not_deleted(self, cluster: Post) -> None:
+    def test_a_message_that_a_full_queue_refuses_is_not_deleted(self, cluster: Client) -> None:
         rsmq = Rsmq(post=cluster, namespace=NAMESPACE)
         rsmq.create_queue("in")
         rsmq.send_many("in", ["a", "b"])
@@ -192,7 +192,7 @@ class TestCluster:
         assert second is not None
         assert (first.payload, second.payload, rsmq.get_queue_attributes("in").msgs) == ("a", "b", 0)
 
-    def test_a_message_that_an_operator_cannot_move_is_not_deleted(self, cluster: Post) -> None:
+    def test_a_message_that_an_operator_cannot_move_is_not_deleted(self, cluster: Client) -> None:
         rsmq = Rsmq(post=cluster, namespace=NAMESPACE)
         rsmq.create_queue("chosen")
         ids = rsmq.send_many("chosen", ["a", "b"])

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
 
-from restante import Post
+from restante import Client
 from restante.server import create_app
 from tests.harness.deadlines import PATIENCE, wait_until
 from tests.harness.processes import PythonProcess
@@ -149,7 +149,7 @@ class Stream:
 class Up(PythonProcess):
     """`restante up` in a process of its own."""
 
-    def __init__(self, post: Post, *words: str) -> None:
+    def __init__(self, post: Client, *words: str) -> None:
         super().__init__(_PROGRAM, "--url", post.url, "--json", "up", "--port", "0", *words, forked=True)
         wait_until(lambda: self.lines or self.returncode is not None, lambda: self.stderr[-3000:])
         assert self.lines, self.stderr[-3000:]

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import pytest
 
 import restante
-from restante import Admin, Post
+from restante import Admin, Client
 from restante.server import ServerSettings, Serving
 from restante.server.access import SignInLimit, Tokens
 from tests.harness.deadlines import PATIENCE
@@ -59,13 +59,13 @@ def serving(_serving: Serving, redis: RedisServer) -> Serving:
 
 
 @pytest.fixture
-def post(redis: RedisServer) -> Iterator[Post]:
+def post(redis: RedisServer) -> Iterator[Client]:
     with restante.connect(redis.url) as opened:
         yield opened
 
 
 @pytest.fixture
-def admin(post: Post) -> Admin:
+def admin(post: Client) -> Admin:
     return Admin(post, operator="tester")
 
 
@@ -76,7 +76,7 @@ def api(serving: Serving) -> Api:
 
 
 @pytest.fixture
-def token(post: Post, serving: Serving) -> Callable[..., Api]:
+def token(post: Client, serving: Serving) -> Callable[..., Api]:
     """Makes a token with these roles, and calls that show it."""
 
     def make(*roles: str) -> Api:
@@ -107,7 +107,7 @@ def clock(serving: Serving) -> Clock:
 
 
 @pytest.fixture
-def up(post: Post) -> Iterator[Callable[..., Up]]:
+def up(post: Client) -> Iterator[Callable[..., Up]]:
     """Starts `restante up` in processes that end with the test."""
     with ExitStack() as running:
         yield lambda *words: running.enter_context(Up(post, *words))

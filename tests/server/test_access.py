@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from restante import Admin, InvalidInput, Post
+from restante import Admin, Client, InvalidInput
 from restante.server import ServerSettings, Serving
 from restante.server.access import Tokens
 from restante.server.app import UNGUARDED, api_routes
@@ -70,7 +70,7 @@ def test_the_api_has_the_routes_its_design_names() -> None:
 
 
 @pytest.mark.parametrize("role", ["none", "wrong", "read", "send", "consume", "operate"])
-def test_every_route_asks_for_its_role(role: str, token: Callable[..., Api], post: Post, serving: Serving) -> None:
+def test_every_route_asks_for_its_role(role: str, token: Callable[..., Api], post: Client, serving: Serving) -> None:
     post.queue("orders").send("x", id="m1")
     token("operate")  # so that one is asked for
     if role in ("none", "wrong"):
@@ -92,7 +92,7 @@ def test_every_route_asks_for_its_role(role: str, token: Callable[..., Api], pos
 
 
 def test_the_description_demands_a_token_exactly_where_the_server_does(
-    token: Callable[..., Api], post: Post, serving: Serving
+    token: Callable[..., Api], post: Client, serving: Serving
 ) -> None:
     described = token("operate").get("/api/openapi.json").json
     demands = {
@@ -115,7 +115,7 @@ def test_the_description_demands_a_token_exactly_where_the_server_does(
 
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "HEAD"])
 def test_a_method_that_a_route_does_not_have_is_refused_and_changes_nothing(
-    method: str, api: Api, admin: Admin, post: Post
+    method: str, api: Api, admin: Admin, post: Client
 ) -> None:
     post.queue("orders").send("x", id="m1")
     before = admin.counts("orders").totals
@@ -135,14 +135,14 @@ def test_probes_may_ask_for_the_head_alone(api: Api) -> None:
 
 
 class TestTokens:
-    def test_the_secret_is_not_kept(self, post: Post, redis: Any) -> None:
+    def test_the_secret_is_not_kept(self, post: Client, redis: Any) -> None:
         made, text = Tokens(post).create("ci", ["send"])
         kept = post.connection.command("HGETALL", b"restante:tokens", key=b"restante:tokens")
         assert text.split("_", 2)[2].encode() not in b"".join(kept)
         assert [token.name for token in Tokens(post).list()] == [made.name]
 
     def test_a_revoked_token_and_its_browsers_are_let_in_no_more(
-        self, token: Callable[..., Api], post: Post, serving: Serving, clock: Clock
+        self, token: Callable[..., Api], post: Client, serving: Serving, clock: Clock
     ) -> None:
         other, reader = token("operate"), token("read")
         text = reader._headers["Authorization"].removeprefix("Bearer ")
@@ -159,7 +159,7 @@ class TestTokens:
 
     @pytest.mark.parametrize("signed_in", [False, True], ids=["by token", "by cookie"])
     def test_the_live_connection_of_a_revoked_token_ends_and_others_go_on(
-        self, token: Callable[..., Api], post: Post, serving: Serving, clock: Clock, signed_in: bool
+        self, token: Callable[..., Api], post: Client, serving: Serving, clock: Clock, signed_in: bool
     ) -> None:
         other, reader = token("operate"), token("read")
         if signed_in:
@@ -180,7 +180,7 @@ class TestTokens:
             stream.close()
 
     def test_a_live_connection_to_an_open_server_ends_when_the_first_token_is_made(
-        self, api: Api, post: Post, clock: Clock
+        self, api: Api, post: Client, clock: Clock
     ) -> None:
         stream = api.events("/api/journal")
         stream.until("hello")
@@ -191,7 +191,7 @@ class TestTokens:
         stream.close()
 
     def test_a_receive_that_waits_gets_nothing_once_its_token_is_revoked(
-        self, token: Callable[..., Api], post: Post, serving: Serving, clock: Clock
+        self, token: Callable[..., Api], post: Client, serving: Serving, clock: Clock
     ) -> None:
         token("operate")
         taker, queue = token("consume"), post.queue("orders")
@@ -218,7 +218,7 @@ class TestTokens:
         assert Api(serving.address, wrong).get("/api/queues").status == 401
         assert Api(serving.address).post("/api/session", {"token": wrong}).status == 401
 
-    def test_a_name_is_used_once_and_roles_must_be_roles(self, post: Post) -> None:
+    def test_a_name_is_used_once_and_roles_must_be_roles(self, post: Client) -> None:
         tokens = Tokens(post)
         tokens.create("ci", ["send"])
         with pytest.raises(InvalidInput, match="already"):
@@ -245,7 +245,7 @@ class TestBrowsers:
         assert Api(serving.address).call("DELETE", "/api/session", headers=jar).status == 200
         assert Api(serving.address).get("/api/session", headers=jar).status == 401
 
-    def test_a_page_of_another_site_can_change_nothing(self, api: Api, post: Post) -> None:
+    def test_a_page_of_another_site_can_change_nothing(self, api: Api, post: Client) -> None:
         post.queue("orders").send("x")
         for headers in (
             {"Sec-Fetch-Site": "cross-site"},
@@ -279,7 +279,7 @@ class TestBrowsers:
             assert headers["cache-control"] == "no-store"
 
 
-def test_beyond_this_machine_tokens_are_needed(post: Post) -> None:
+def test_beyond_this_machine_tokens_are_needed(post: Client) -> None:
     open_to_all = Serving(post.url, ServerSettings("0.0.0.0", 0))
     with pytest.raises(InvalidInput, match="token create"):
         open_to_all.check()
@@ -288,7 +288,7 @@ def test_beyond_this_machine_tokens_are_needed(post: Post) -> None:
 
 
 def test_operators_are_named_in_the_journal_and_in_the_audit(
-    token: Callable[..., Api], post: Post, admin: Admin
+    token: Callable[..., Api], post: Client, admin: Admin
 ) -> None:
     queue = post.queue("orders")
     ids = [queue.send(n) for n in range(3)]

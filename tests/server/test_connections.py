@@ -11,7 +11,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from restante import Post, Unavailable
+from restante import Client, Unavailable
 from restante.server import ServerSettings, Serving
 from restante.server.http_protocol import MAX_HEADER_BYTES, MAX_HEADERS, MAX_PIPELINED, MAX_URL
 from tests.faults.rows import verdict
@@ -22,7 +22,7 @@ GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
 
 
 @pytest.fixture
-def hasty(post: Post) -> Iterator[Api]:
+def hasty(post: Client) -> Iterator[Api]:
     """A server that waits for nobody."""
     settings = ServerSettings(port=0, head_seconds=0.5, body_seconds=0.5, write_seconds=1.0, sweep=False)
     with Serving(post.url, settings) as serving:
@@ -158,7 +158,7 @@ def test_an_endless_header_in_small_pieces_is_refused_by_counting(api: Api) -> N
         assert status(rest(link)) == 431
 
 
-def test_trailers_are_limited_and_never_become_headers(api: Api, post: Post) -> None:
+def test_trailers_are_limited_and_never_become_headers(api: Api, post: Client) -> None:
     head = (
         b"POST /api/queues/orders/messages HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -192,7 +192,7 @@ def test_a_wrong_request_behind_a_right_one_does_not_spoil_its_answer(api: Api) 
     assert answer.endswith(b'{"status":"ok"}') or b" 431 " in answer
 
 
-def test_a_client_that_never_reads_its_answer_is_cut_off(post: Post) -> None:
+def test_a_client_that_never_reads_its_answer_is_cut_off(post: Client) -> None:
     post.queue("orders").send_many([{"text": "x" * 50_000} for _ in range(200)])
     with Serving(post.url, ServerSettings(port=0, write_seconds=0.5, sweep=False)) as serving, socket.socket() as link:
         link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -208,7 +208,7 @@ def test_a_client_that_never_reads_its_answer_is_cut_off(post: Post) -> None:
         assert len(rest(link)) < 200 * 50_000
 
 
-def test_a_server_that_is_full_gives_places_of_waiting_connections_to_new_ones(post: Post) -> None:
+def test_a_server_that_is_full_gives_places_of_waiting_connections_to_new_ones(post: Client) -> None:
     with ExitStack() as open_:
         settings = ServerSettings(port=0, max_connections=20, head_seconds=PATIENCE, sweep=False)
         api = Api(open_.enter_context(Serving(post.url, settings)).address)
@@ -219,7 +219,7 @@ def test_a_server_that_is_full_gives_places_of_waiting_connections_to_new_ones(p
         assert rest(slow[0]) == b""
 
 
-def test_a_server_whose_places_all_work_answers_503(post: Post) -> None:
+def test_a_server_whose_places_all_work_answers_503(post: Client) -> None:
     with ExitStack() as open_:
         api = Api(
             open_.enter_context(Serving(post.url, ServerSettings(port=0, max_connections=3, sweep=False))).address
@@ -243,7 +243,7 @@ def test_an_upgrade_is_answered_as_if_it_was_not_asked_for(api: Api) -> None:
     assert status(answer_to(api, ask)) == 200
 
 
-def test_a_port_is_taken_before_it_is_served(post: Post) -> None:
+def test_a_port_is_taken_before_it_is_served(post: Client) -> None:
     first = Serving(post.url, ServerSettings(port=0, sweep=False))
     first.bind()
     with pytest.raises(Unavailable, match=rf"cannot listen on 127\.0\.0\.1:{first.port}: Address already in use"):
@@ -264,7 +264,7 @@ def _seconds_of(api: Api, count: int) -> list[float]:
 
 @pytest.mark.timed
 @pytest.mark.parametrize("count", [100, pytest.param(2000, marks=pytest.mark.chaos)])
-def test_slow_and_large_requests_do_not_slow_down_others(post: Post, up: Callable[..., Up], count: int) -> None:
+def test_slow_and_large_requests_do_not_slow_down_others(post: Client, up: Callable[..., Up], count: int) -> None:
     """Row 50: the slowest hundredth of other requests takes at most twice as long as on a server left alone."""
     post.queue("orders").send(1)
     api = up().api

@@ -15,7 +15,7 @@ from typing import Any
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from restante import Admin, Post
+from restante import Admin, Client
 from tests.server.calls import Api, described
 
 _ASKED = os.environ.get("RESTANTE_EXAMPLES")
@@ -86,7 +86,7 @@ def test_every_route_with_a_body_is_found() -> None:
 @example(("POST", "/api/queues/orders/receive", b'{"count": 1' + b"0" * 400 + b"}"))
 @example(("PATCH", "/api/queues/orders/messages/m1", b'{"due_at": 99999999999999999}'))
 def test_whatever_the_body_is_the_answer_is_not_a_failure_of_the_server(
-    api: Api, post: Post, admin: Admin, call: tuple[str, str, bytes]
+    api: Api, post: Client, admin: Admin, call: tuple[str, str, bytes]
 ) -> None:
     method, path, body = call
     post.queue("orders").send("x", id="m1")
@@ -99,12 +99,12 @@ def test_whatever_the_body_is_the_answer_is_not_a_failure_of_the_server(
         assert counts.totals["sent"] == before, "what is refused is not stored"
 
 
-def test_one_line_that_cannot_be_read_stops_no_live_journal(api: Api, post: Post, admin: Admin) -> None:
+def test_one_line_that_cannot_be_read_stops_no_live_journal(api: Api, post: Client, admin: Admin) -> None:
     for name in ("orders", "spoiled"):
         post.queue(name).send(1)
     with closing(api.events("/api/journal")) as stream:
         stream.until("position")
-        key = post.queue("spoiled")._ref.keys["journal"]
+        key = post.queue("spoiled").ref.keys["journal"]
         last = admin.counts("spoiled").journal_last
         post.connection.command("XADD", key, f"0-{last + 1}", "e", b"no line of ours\xff", key=key)
         post.queue("orders").send(2, id="after")
@@ -113,11 +113,11 @@ def test_one_line_that_cannot_be_read_stops_no_live_journal(api: Api, post: Post
             seen += [line["message_id"] for line in stream.until("journal").data]
 
 
-def test_a_damaged_message_is_shown_and_exported_as_bytes(api: Api, post: Post) -> None:
+def test_a_damaged_message_is_shown_and_exported_as_bytes(api: Api, post: Client) -> None:
     queue = post.queue("orders")
     for id in ("good", "damaged", "headless"):
         queue.send({"n": 1}, id=id)
-    key = queue._ref.keys["messages"]
+    key = queue.ref.keys["messages"]
     raw = post.connection.command("HGET", key, "damaged", key=key)
     post.connection.command("HSET", key, "damaged", raw[:-3] + b'"\xff', "headless", b"gone", key=key)
     page = api.get("/api/queues/orders/messages?state=ready").json

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from restante import Admin, Post
+from restante import Admin, Client
 from restante.server import ServerSettings, Serving
 from tests.harness.deadlines import PATIENCE, took_at_most
 from tests.server.calls import Api
@@ -22,7 +22,7 @@ SEND = b"POST /api/queues/orders/messages HTTP/1.1\r\nHost: localhost\r\nContent
 
 
 @pytest.fixture
-def tight(post: Post) -> Iterator[Api]:
+def tight(post: Client) -> Iterator[Api]:
     """A server with small limits."""
     with Serving(post.url, ServerSettings(port=0, max_body=100_000, body_seconds=1.0)) as serving:
         yield Api(serving.address)
@@ -124,12 +124,12 @@ def test_a_name_with_a_slash_and_every_other_sign_works(api: Api, admin: Admin) 
         "kind=" + "x" * 201,
     ],
 )  # fmt: skip
-def test_pages_have_limits(api: Api, post: Post, query: str) -> None:
+def test_pages_have_limits(api: Api, post: Client, query: str) -> None:
     post.queue("orders").send(1)
     assert api.get(f"/api/queues/orders/messages?{query}").status == 422
 
 
-def test_a_misspelt_parameter_is_refused_with_the_nearest(api: Api, post: Post) -> None:
+def test_a_misspelt_parameter_is_refused_with_the_nearest(api: Api, post: Client) -> None:
     post.queue("orders").send(1)
     answer = api.call("GET", "/api/queues/orders/messages?limt=5")
     assert (answer.status, answer.json["error"]) == (422, "InvalidInput")
@@ -152,7 +152,7 @@ def test_a_misspelt_parameter_is_refused_with_the_nearest(api: Api, post: Post) 
     ],
 )
 def test_a_broken_request_is_answered_and_others_are_served_meanwhile(
-    api: Api, post: Post, admin: Admin, text: bytes, status: int
+    api: Api, post: Client, admin: Admin, text: bytes, status: int
 ) -> None:
     post.queue("mails").send("x")
     with socket.create_connection((api.host, api.port), PATIENCE) as before:
@@ -181,7 +181,7 @@ def test_a_failure_nobody_foresaw_is_told_without_its_words(
     assert api.get("/readyz").status == 200
 
 
-def test_logs_tell_no_payloads_and_no_secrets(up, post: Post) -> None:  # type: ignore[no-untyped-def]  # a factory
+def test_logs_tell_no_payloads_and_no_secrets(up, post: Client) -> None:  # type: ignore[no-untyped-def]  # a factory
     server = up("--quiet")
     for path, body in (
         ("/api/queues/orders/messages", {"payload": "SECRET", "priority": 999}),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from restante.core.errors import Held, JournalLost
+from restante.core.errors import InUse, JournalLost
 from restante.server import insights
 from restante.server.insights import insights_out
 from restante.spark.lake import Lake
@@ -65,8 +65,8 @@ def test_a_failure_is_told_with_its_words(tmp_path: Path, status: RunProgress) -
 
 def test_a_second_pipeline_that_is_refused_does_not_end_the_first(tmp_path: Path, status: RunProgress) -> None:
     with status.running("bronze"):
-        with pytest.raises(Held), RunProgress(Lake(str(tmp_path))).running("starting Spark"):
-            raise Held("another pipeline is running")
+        with pytest.raises(InUse), RunProgress(Lake(str(tmp_path))).running("starting Spark"):
+            raise InUse("another pipeline is running")
         status.tell("silver and gold", 0, 11)
         assert state(tmp_path) == ("running", "silver and gold")
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import restante
-from restante import Admin, Post
+from restante import Admin, Client
 from restante.server import ServerSettings, Serving
 from restante.server import live as room
 from restante.server.sampling import Sampler
@@ -32,7 +32,7 @@ def watching(serving: Serving, count: int = 1) -> None:
     wait_until(lambda: len(serving.office.hub) >= count)
 
 
-def known(serving: Serving, post: Post, *queues: str) -> None:
+def known(serving: Serving, post: Client, *queues: str) -> None:
     """Returns when the server has read the journals of these queues to their ends."""
     admin = Admin(post)
     places = serving.office.hub.places
@@ -45,7 +45,7 @@ def _ready(counts: dict[str, Any]) -> dict[str, int]:
 
 
 class TestFollowing:
-    def test_every_line_comes_once_and_in_order(self, api: Api, post: Post, admin: Admin, serving: Serving) -> None:
+    def test_every_line_comes_once_and_in_order(self, api: Api, post: Client, admin: Admin, serving: Serving) -> None:
         queue = post.queue("orders")
         queue.send("before")
         known(serving, post, "orders")
@@ -62,7 +62,7 @@ class TestFollowing:
         assert numbers == told[-1100:]
 
     def test_lines_that_are_read_while_queues_are_counted_are_no_reset(
-        self, api: Api, post: Post, serving: Serving, monkeypatch: pytest.MonkeyPatch
+        self, api: Api, post: Client, serving: Serving, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         queue = post.queue("orders")
         queue.send("before")
@@ -86,7 +86,7 @@ class TestFollowing:
         assert [line["position"] for line in lines] == [2, 3, 4]
 
     def test_a_dropped_connection_goes_on_without_gap_or_repeat_even_at_another_server(
-        self, api: Api, post: Post, up: Callable[..., Up], serving: Serving
+        self, api: Api, post: Client, up: Callable[..., Up], serving: Serving
     ) -> None:
         orders, mails = post.queue("orders"), post.queue("mails")
         orders.send(0)
@@ -130,7 +130,7 @@ class TestFollowing:
             assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
 
     def test_a_position_that_the_journal_no_longer_has_is_told_as_resync(
-        self, api: Api, post: Post, serving: Serving
+        self, api: Api, post: Client, serving: Serving
     ) -> None:
         queue = post.queue("orders", journal_keep=1000, journal_cap=1000)
         for _ in range(5):
@@ -143,7 +143,7 @@ class TestFollowing:
         assert ahead.until("resync").data == {"reason": "reset"}
         ahead.close()
 
-    def test_a_queue_that_this_server_has_not_met_is_neither_repeated_nor_jumped(self, api: Api, post: Post) -> None:
+    def test_a_queue_that_this_server_has_not_met_is_neither_repeated_nor_jumped(self, api: Api, post: Client) -> None:
         """As after a reconnect to a server that looked for queues just before this one came."""
         queue = post.queue("fresh")
         queue.send_many(list(range(20)))
@@ -159,7 +159,7 @@ class TestFollowing:
         stream.close()
 
     def test_a_queue_that_was_dropped_and_made_anew_is_followed_again(
-        self, api: Api, post: Post, admin: Admin, serving: Serving
+        self, api: Api, post: Client, admin: Admin, serving: Serving
     ) -> None:
         queue = post.queue("orders")
         queue.send_many(list(range(50)))
@@ -168,7 +168,7 @@ class TestFollowing:
         stream.until("position")
         admin.drop("orders")
         with_new = post.queue("orders")
-        with_new._ref.opened = False
+        with_new.ref.opened = False
         with_new.send("again")
         reset = stream.until("resync")
         assert reset.data == {"reason": "reset"}
@@ -209,7 +209,7 @@ class TestFollowing:
         stream.close()
         assert instants == sorted(instants)
 
-    def test_payloads_are_not_told(self, api: Api, post: Post, serving: Serving) -> None:
+    def test_payloads_are_not_told(self, api: Api, post: Client, serving: Serving) -> None:
         post.queue("orders").send("before")
         known(serving, post, "orders")
         stream = api.events("/api/journal")
@@ -224,7 +224,7 @@ class TestBounded:
     @pytest.mark.timed
     @pytest.mark.parametrize(("many", "megabytes"), [(100, 50), pytest.param(1000, 150, marks=pytest.mark.chaos)])
     def test_those_who_never_read_cost_little_and_hold_up_nobody(
-        self, up: Callable[..., Up], post: Post, many: int, megabytes: int
+        self, up: Callable[..., Up], post: Client, many: int, megabytes: int
     ) -> None:
         queue = post.queue("orders")
         queue.send("x")
@@ -257,7 +257,7 @@ class TestBounded:
         assert sizes[-1] - sizes[-2] < 30_000_000, told  # of gigabytes told meanwhile
 
     def test_one_who_is_slow_is_told_to_look_anew_and_goes_on(
-        self, post: Post, admin: Admin, serving: Serving, api: Api
+        self, post: Client, admin: Admin, serving: Serving, api: Api
     ) -> None:
         queue = post.queue("orders")
         queue.send("x")

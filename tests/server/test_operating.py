@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from kombu import Connection, Exchange, Producer
 
-from restante import Admin, Post, State
+from restante import Admin, Client, State
 from restante.server import Serving
 from tests.docs.pages import Page
 from tests.harness.deadlines import PATIENCE, wait_until
@@ -27,7 +27,7 @@ LINES = {"Content-Type": "application/x-ndjson"}
 
 class TestLists:
     @pytest.mark.parametrize("order", ["oldest", "newest"])
-    def test_pages_meet_without_gap_while_messages_come_and_go(self, api: Api, post: Post, order: str) -> None:
+    def test_pages_meet_without_gap_while_messages_come_and_go(self, api: Api, post: Client, order: str) -> None:
         queue = post.queue("orders")
         ids = [queue.send(n, priority=n % 3) for n in range(60)]
         seen: list[str] = []
@@ -42,7 +42,7 @@ class TestLists:
         assert len(seen) == len(set(seen))
         assert set(ids) <= set(seen)
 
-    def test_counts_are_true_and_a_filter_says_where_it_stopped(self, api: Api, post: Post) -> None:
+    def test_counts_are_true_and_a_filter_says_where_it_stopped(self, api: Api, post: Client) -> None:
         queue = post.queue("orders")
         for _ in range(8):
             queue.send_many([{"n": n} for n in range(1000)], kind="common")
@@ -53,7 +53,7 @@ class TestLists:
         assert [message["kind"] for message in rest["messages"]] == ["rare"]
         assert rest["next"] is None
 
-    def test_a_filter_that_fills_its_page_goes_on_behind_its_last_match(self, api: Api, post: Post) -> None:
+    def test_a_filter_that_fills_its_page_goes_on_behind_its_last_match(self, api: Api, post: Client) -> None:
         queue = post.queue("orders")
         wanted = [queue.send(n, kind="odd" if n % 2 else "even") for n in range(40)][1::2]
         seen: list[str] = []
@@ -66,7 +66,7 @@ class TestLists:
             place = f"&before={page['next'].replace('+', '%2B')}"
         assert seen == wanted
 
-    def test_a_message_tells_its_whole_life(self, api: Api, post: Post) -> None:
+    def test_a_message_tells_its_whole_life(self, api: Api, post: Client) -> None:
         queue = post.queue("orders", retry=None)
         id = queue.send({"n": 1}, kind="a", headers={"h": 1})
         message = queue.receive()
@@ -84,7 +84,9 @@ class TestLists:
         gone = api.get(f"/api/journal?queue=orders&message_id={id}").json["entries"]
         assert gone[0]["event"] == "acked"
 
-    def test_an_overdue_message_is_found_behind_hundreds_of_long_ones(self, api: Api, post: Post, admin: Admin) -> None:
+    def test_an_overdue_message_is_found_behind_hundreds_of_long_ones(
+        self, api: Api, post: Client, admin: Admin
+    ) -> None:
         queue = post.queue("orders")
         queue.send_many(list(range(301)))
         queue.receive_many(300, lease=3600)
@@ -95,7 +97,7 @@ class TestLists:
 
 
 class TestActs:
-    def test_replay_counts_first_then_puts_back_and_is_remembered(self, api: Api, post: Post, admin: Admin) -> None:
+    def test_replay_counts_first_then_puts_back_and_is_remembered(self, api: Api, post: Client, admin: Admin) -> None:
         queue = post.queue("orders")
         queue.send_many([{"n": n} for n in range(30)], kind="a")
         for number, message in enumerate(queue.receive_many(30)):
@@ -111,7 +113,7 @@ class TestActs:
         assert api.get(f"/api/queues/orders/replays/{slow.json['task']['id']}").json["task"]["total"] == 20
         assert len(api.get("/api/queues/orders/replays").json["tasks"]) == 2
 
-    def test_edit_move_purge_pause_and_drop(self, api: Api, post: Post, admin: Admin) -> None:
+    def test_edit_move_purge_pause_and_drop(self, api: Api, post: Client, admin: Admin) -> None:
         queue = post.queue("orders")
         ids = [queue.send(n) for n in range(5)]
         changed = api.call("PATCH", f"/api/queues/orders/messages/{ids[0]}", {"payload": "new", "priority": 9})
@@ -141,7 +143,7 @@ class TestActs:
 
 
 def test_a_replay_that_fails_after_its_answer_is_logged(
-    api: Api, post: Post, redis: RedisServer, caplog: pytest.LogCaptureFixture
+    api: Api, post: Client, redis: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue = post.queue("orders", max_attempts=1)
     queue.send_many(list(range(50)))
@@ -156,7 +158,7 @@ def test_a_replay_that_fails_after_its_answer_is_logged(
 
 
 class TestFiles:
-    def test_what_is_exported_can_be_imported_once(self, api: Api, post: Post, admin: Admin) -> None:
+    def test_what_is_exported_can_be_imported_once(self, api: Api, post: Client, admin: Admin) -> None:
         queue = post.queue("orders", max_attempts=1)
         queue.send_many([{"n": n, "text": "ü" * n} for n in range(250)], kind="a", priority=3)
         queue.send(b"\x00\xff", content_type="image/png")
@@ -186,7 +188,7 @@ class TestFiles:
 
 
 class TestFigures:
-    def test_metrics_tell_states_ages_events_and_times(self, api: Api, post: Post, serving: Serving) -> None:
+    def test_metrics_tell_states_ages_events_and_times(self, api: Api, post: Client, serving: Serving) -> None:
         queue = post.queue("figures")
         queue.send("before")
         queue.send_many([1, 2, 3])
@@ -203,7 +205,7 @@ class TestFigures:
             assert f"restante_{name}" in text
 
     def test_metrics_tell_how_long_until_the_next_is_due_and_since_when_the_oldest_is_there(
-        self, api: Api, post: Post, admin: Admin
+        self, api: Api, post: Client, admin: Admin
     ) -> None:
         queue = post.queue("orders")
         queue.send_many(["dead", "failed"])
@@ -225,7 +227,7 @@ class TestFigures:
         assert figures['restante_events_total{event="sent",queue="orders"}'] == "3.0"
 
     def test_a_message_whose_consumer_is_no_longer_seen_is_named(
-        self, api: Api, post: Post, redis: RedisServer
+        self, api: Api, post: Client, redis: RedisServer
     ) -> None:
         post.queue("orders").send_many(["a", "b"])
         for name in ("alive", "killed"):
@@ -255,7 +257,7 @@ class TestFigures:
         assert found["count"] == 3
         assert found["text"] == "exchange shop dropped 3 messages in all: no queue was bound for them"
 
-    def test_what_looks_wrong_is_named(self, api: Api, post: Post, admin: Admin) -> None:
+    def test_what_looks_wrong_is_named(self, api: Api, post: Client, admin: Admin) -> None:
         queue = post.queue("orders", max_attempts=2)
         queue.send("x" * 1_200_000)
         queue.send("y", id="weak")
@@ -276,7 +278,7 @@ class TestFigures:
         wanted = {"near_dead", "large_payload", "bulk_delete", "lease_lost"}
         wait_until(lambda: wanted <= {one["kind"] for one in api.get("/api/anomalies").json["anomalies"]}, poll=0.1)
 
-    def test_a_queue_in_trouble_comes_first(self, api: Api, post: Post) -> None:
+    def test_a_queue_in_trouble_comes_first(self, api: Api, post: Client) -> None:
         for name in ("a", "b", "c"):
             post.queue(name).send(1)
         message = post.queue("b").receive()
@@ -298,7 +300,7 @@ class TestDocuments:
             "localhost:8025", serving.address.removeprefix("http://")
         )
 
-    def test_the_example_in_python_runs(self, serving: Serving, post: Post) -> None:
+    def test_the_example_in_python_runs(self, serving: Serving, post: Client) -> None:
         ran = subprocess.run(
             [sys.executable, "-c", self._text("python", serving)],
             capture_output=True,
@@ -308,7 +310,7 @@ class TestDocuments:
         )
         assert ran.stdout == "shipping order 3\n"
 
-    def test_the_example_in_javascript_runs(self, serving: Serving, post: Post, admin: Admin) -> None:
+    def test_the_example_in_javascript_runs(self, serving: Serving, post: Client, admin: Admin) -> None:
         node = require("node")
         ran = subprocess.run(
             [node, "--input-type=module", "-e", self._text("javascript", serving)],
@@ -317,7 +319,7 @@ class TestDocuments:
         assert ran.stdout == "shipping order 1\nshipping order 2\n"
         assert admin.counts("orders").totals["acked"] == 2
 
-    def test_the_example_with_curl_runs(self, serving: Serving, post: Post) -> None:
+    def test_the_example_with_curl_runs(self, serving: Serving, post: Client) -> None:
         require("curl")
         text = self._text("bash", serving).replace("curl -sN", "curl -sN --max-time 2").replace("01J…", "01J")
         ran = subprocess.run(["bash", "-c", text], capture_output=True, text=True, timeout=PATIENCE, check=False)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import restante
-from restante import Admin, Post, ReadOnly
+from restante import Admin, Client, ReadOnly
 from restante.server import ServerSettings, Serving
 from tests.faults.rows import verdict
 from tests.harness.deadlines import wait_until
@@ -66,7 +66,7 @@ WRITES: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 def test_a_dashboard_on_a_replica_shows_queues_and_never_takes_a_lease(
-    redis: RedisServer, replica: RedisServer, post: Post, admin: Admin
+    redis: RedisServer, replica: RedisServer, post: Client, admin: Admin
 ) -> None:
     queue = post.queue("orders", max_attempts=1, lease=0.05)
     queue.send("waits", id="first")
@@ -107,7 +107,7 @@ def test_a_dashboard_on_a_replica_shows_queues_and_never_takes_a_lease(
 
 
 def test_looking_at_a_replica_works_and_everything_else_is_refused(
-    redis: RedisServer, replica: RedisServer, post: Post
+    redis: RedisServer, replica: RedisServer, post: Client
 ) -> None:
     ids = post.queue("orders").send_many([1, 2, 3])
     post.queue("orders").receive()

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from restante import Admin, Post
+from restante import Admin, Client
 from restante.rsmq.client import Rsmq
 from tests.harness.servers import RedisServer, call
 from tests.server.calls import Api
 
 
 @pytest.fixture
-def rsmq(post: Post) -> Rsmq:
+def rsmq(post: Client) -> Rsmq:
     made = Rsmq(post=post)
     made.create_queue("orders", vt=60, delay=0)
     return made
@@ -29,7 +29,7 @@ def listed(api: Api, queue: str = "orders", question: str = "") -> dict[str, Any
 
 
 class TestLooking:
-    def test_the_page_is_offered_once_there_is_a_queue(self, api: Api, post: Post) -> None:
+    def test_the_page_is_offered_once_there_is_a_queue(self, api: Api, post: Client) -> None:
         assert api.get("/api/rsmq").json["queues"] == []
         assert "rsmq" not in {page["id"] for page in api.get("/api/session").json["pages"]}
         Rsmq(post=post).create_queue("orders")
@@ -91,7 +91,7 @@ class TestLooking:
         shown = api.get(f"/api/rsmq/orders/messages/{id}").json["message"]
         assert (base64.b64decode(shown["payload_base64"]), "payload" in shown) == (b"\xff\x00", False)
 
-    def test_another_namespace_is_named(self, api: Api, post: Post, rsmq: Rsmq) -> None:
+    def test_another_namespace_is_named(self, api: Api, post: Client, rsmq: Rsmq) -> None:
         other = Rsmq(post=post, namespace="{shop}")
         other.create_queue("mail")
         id = other.send_message("mail", "x")
@@ -119,7 +119,7 @@ class TestLooking:
         assert [one["queue"] for one in api.get("/api/rsmq").json["queues"]] == ["c", "orders"]
         assert api.get("/api/rsmq/a").json["error"] == "Corrupt"
 
-    def test_a_key_of_somebody_else_hides_no_native_queue(self, api: Api, post: Post, redis: RedisServer) -> None:
+    def test_a_key_of_somebody_else_hides_no_native_queue(self, api: Api, post: Client, redis: RedisServer) -> None:
         post.queue("mail").send(1)
         call(redis.client(), "SET", "rsmq:QUEUES", "theirs")
         assert [one["queue"] for one in api.get("/api/queues").json["queues"]] == ["mail"]
@@ -141,7 +141,7 @@ class TestOperating:
         ]  # fmt: skip
 
     def test_messages_move_into_a_native_queue_under_their_ids(
-        self, api: Api, post: Post, rsmq: Rsmq, admin: Admin
+        self, api: Api, post: Client, rsmq: Rsmq, admin: Admin
     ) -> None:
         ready, later = rsmq.send_message("orders", "now"), rsmq.send_message("orders", "later", delay=600)
         body = {"ids": [ready, later, "0" * 32], "to": "shop"}

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from restante.core.inspector import Counts
 from restante.core.journal import JournalEntry, Position
-from restante.core.message import Event, State
+from restante.core.message import JournalEvent, State
 from restante.core.settings import QueueSettings
-from restante.core.viewing import Counts
 from restante.server.sampling import BURST, UNATTENDED, Sampler, Trend
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -19,7 +19,7 @@ BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 
 def counts(second: float = 0, **facts: Any) -> Counts:
     """A queue at some second; everything that is not said is naught."""
-    totals = {event.value: 0 for event in Event} | facts.pop("totals", {})
+    totals = {event.value: 0 for event in JournalEvent} | facts.pop("totals", {})
     settings = facts.pop("settings", QueueSettings())
     numbers = {state.value: facts.pop(state.value, 0) for state in State}
     told = {"overdue": 0, "waited": 0.0, "paused": False, "journal_last": 0, "journal_lost": 0, **facts}
@@ -27,7 +27,7 @@ def counts(second: float = 0, **facts: Any) -> Counts:
     return Counts(queue="orders", at=at, totals=totals, settings=settings, edges={}, **numbers, **told)
 
 
-def line(event: Event, second: float, **facts: Any) -> JournalEntry:
+def line(event: JournalEvent, second: float, **facts: Any) -> JournalEntry:
     told: dict[str, Any] = {"message_id": "m1", "attempts": 1, "consumer": "shop-1", "state": "gone", "sent_at": BEGIN}
     told |= facts
     return JournalEntry(
@@ -62,7 +62,7 @@ def test_totals_that_begin_anew_are_no_negative_rate() -> None:
 
 def test_the_middle_and_the_slow_end_are_told_apart(sampler: Sampler) -> None:
     assert sampler.latency("orders") == {"p50_ms": None, "p95_ms": None}
-    sampler.hear([line(Event.ACKED, number / 1000, message_id=f"m{number}") for number in range(100, 0, -1)])
+    sampler.hear([line(JournalEvent.ACKED, number / 1000, message_id=f"m{number}") for number in range(100, 0, -1)])
     assert sampler.latency("orders") == {"p50_ms": 51.0, "p95_ms": 96.0}
 
 
@@ -92,7 +92,8 @@ def test_what_is_wrong_with_a_queue_is_named(
 def test_a_burst_is_named_with_who_took_most_and_the_usual_is_none(sampler: Sampler) -> None:
     def received(second: int, count: int, consumer: str) -> list[JournalEntry]:
         return [
-            line(Event.RECEIVED, second, message_id=f"{second}-{consumer}-{n}", consumer=consumer) for n in range(count)
+            line(JournalEvent.RECEIVED, second, message_id=f"{second}-{consumer}-{n}", consumer=consumer)
+            for n in range(count)
         ]
 
     for second in range(5):
@@ -105,7 +106,7 @@ def test_a_burst_is_named_with_who_took_most_and_the_usual_is_none(sampler: Samp
 
 def test_a_purge_of_many_lines_is_one_anomaly_with_its_count(sampler: Sampler) -> None:
     for second in (0, 1):
-        sampler.hear([line(Event.PURGED, second, message_id=f"{second}-{n}", consumer="ann") for n in range(20)])
-    sampler.hear([line(Event.DELETED, 2, message_id=f"d{n}", consumer="ann") for n in range(9)])
+        sampler.hear([line(JournalEvent.PURGED, second, message_id=f"{second}-{n}", consumer="ann") for n in range(20)])
+    sampler.hear([line(JournalEvent.DELETED, 2, message_id=f"d{n}", consumer="ann") for n in range(9)])
     (purge,) = sampler._past
     assert (purge.kind, purge.who, purge.count, purge.text) == ("purge", "ann", 40, "ann purged 40 messages")

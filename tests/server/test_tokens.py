@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 import restante
-from restante import InvalidInput, NotFound, Post
+from restante import Client, InvalidInput, NotFound
 from restante.core.keys import TOKENS
 from restante.server import Serving, access
 from restante.server.access import FAILURE_SECONDS, MOST_FAILURES, SignInLimit, Tokens
@@ -22,7 +22,7 @@ from tests.server.calls import Api
 class Dated:
     """Tokens on a Redis whose clock the test moves."""
 
-    def __init__(self, post: Post, clock: FrozenClock) -> None:
+    def __init__(self, post: Client, clock: FrozenClock) -> None:
         self.post, self.tokens, self.clock = post, Tokens(post), clock
 
     def after(self, seconds: float) -> Tokens:
@@ -33,13 +33,13 @@ class Dated:
 
 
 @pytest.fixture(scope="module")
-def _dated() -> Iterator[tuple[Post, FrozenClock]]:
+def _dated() -> Iterator[tuple[Client, FrozenClock]]:
     with FrozenClock() as clock, RedisServer(clock=clock) as server, restante.connect(server.url) as post:
         yield post, clock
 
 
 @pytest.fixture
-def dated(_dated: tuple[Post, FrozenClock]) -> Dated:
+def dated(_dated: tuple[Client, FrozenClock]) -> Dated:
     post, clock = _dated
     post.connection.command("UNLINK", TOKENS, key=TOKENS)
     return Dated(post, clock)
@@ -182,7 +182,7 @@ class TestSigningIn:
 
 
 def test_a_server_for_other_machines_is_not_opened_by_the_end_of_its_last_token(
-    token: Callable[..., Api], post: Post, serving: Serving
+    token: Callable[..., Api], post: Client, serving: Serving
 ) -> None:
     token("operate")
     settings = serving.office.settings

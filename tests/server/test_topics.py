@@ -12,8 +12,8 @@ from typing import Any
 import amqp
 import pytest
 
-from restante import Admin, Post, fixed
-from restante.bus import Bus, Client
+from restante import Admin, Client, fixed
+from restante.bus import Bus, BusClient
 from restante.server import ServerSettings, Serving
 from tests.harness.deadlines import wait_until
 from tests.harness.rabbitmq import RabbitServer
@@ -46,8 +46,8 @@ def bus(redis: RedisServer) -> Iterator[Callable[..., Bus]]:
 
 
 @pytest.fixture
-def client(redis: RedisServer) -> Iterator[Client]:
-    with Client(f"{redis.url}/0", source="shop") as opened:
+def client(redis: RedisServer) -> Iterator[BusClient]:
+    with BusClient(f"{redis.url}/0", source="shop") as opened:
         yield opened
 
 
@@ -74,7 +74,7 @@ def dead_of(found: dict[str, Any]) -> dict[tuple[str, str], int | None]:
     return {(one["service"], one["broker"]): one["dead"] for one in found["archives"]}
 
 
-def bury(post: Post, queue: str, count: int, error: Exception) -> list[str]:
+def bury(post: Client, queue: str, count: int, error: Exception) -> list[str]:
     """The ids of events that a handler could not handle."""
     ids = []
     for message in post.queue(queue).receive_many(count):
@@ -91,7 +91,7 @@ class TestLooking:
         assert "topics" not in {page["id"] for page in api.get("/api/session").json["pages"]}
 
     @pytest.mark.usefixtures("shop")
-    def test_every_subscription_says_how_far_it_is_behind(self, api: Api, post: Post, client: Client) -> None:
+    def test_every_subscription_says_how_far_it_is_behind(self, api: Api, post: Client, client: BusClient) -> None:
         for number in range(5):
             client.publish(PAID, {"order": number})
         client.publish(PLACED, {"order": 9})
@@ -118,7 +118,7 @@ class TestLooking:
 
     @pytest.mark.usefixtures("shop")
     def test_how_long_events_take_is_known_once_some_were_acked(
-        self, api: Api, post: Post, client: Client, serving: Serving
+        self, api: Api, post: Client, client: BusClient, serving: Serving
     ) -> None:
         begun = time.time()
         client.publish(PAID, 1)
@@ -139,7 +139,7 @@ class TestLooking:
 
 
 @pytest.fixture
-def died(shop: None, post: Post, client: Client) -> dict[str, list[str]]:
+def died(shop: None, post: Client, client: BusClient) -> dict[str, list[str]]:
     """Three events dead in one subscription, one of them in another too, and one of another service."""
     for number in range(4):
         client.publish(PAID, {"order": number}, id=f"e{number}")
@@ -267,7 +267,7 @@ class TestRabbitMQ:
             yield Api(serving.address)
 
     @pytest.mark.usefixtures("post_room")
-    def test_a_server_that_was_not_told_says_so_and_shows_the_rest(self, api: Api, client: Client) -> None:
+    def test_a_server_that_was_not_told_says_so_and_shows_the_rest(self, api: Api, client: BusClient) -> None:
         client.publish(PAID, 1)
         found = told(api)
         assert "--broker" in found["problem"]
@@ -282,7 +282,7 @@ class TestRabbitMQ:
     def test_its_queues_are_counted_and_its_archive_is_read_and_replayed(
         self, near: Api, redis: RedisServer, rabbit: RabbitServer, admin: Admin
     ) -> None:
-        with Client(rabbit.url, source="shop", store=f"{redis.url}/0") as far:
+        with BusClient(rabbit.url, source="shop", store=f"{redis.url}/0") as far:
             far.publish(PAID, {"order": 1})
         found = told(near)
         stamp = rows(found)["letters.stamp"]
@@ -317,7 +317,7 @@ class TestRabbitMQ:
             assert dead_of(told(api))["letters", "rabbitmq"] == 2
 
     @pytest.mark.usefixtures("post_room")
-    def test_a_broker_that_is_away_is_said_and_stops_nothing_else(self, redis: RedisServer, client: Client) -> None:
+    def test_a_broker_that_is_away_is_said_and_stops_nothing_else(self, redis: RedisServer, client: BusClient) -> None:
         client.publish(PAID, 1)
         away = ServerSettings(port=0, broker="amqp://guest:secret@127.0.0.1:1//", sweep=False)
         with Serving(redis.url, away) as serving:
@@ -351,7 +351,7 @@ class TestRabbitMQ:
                 rabbitmq={"archive_length": 5},
                 **options,
             )
-            far = opened.enter_context(Client(url, source="shop"))
+            far = opened.enter_context(BusClient(url, source="shop"))
             far.publish(PAID, 1)
             far.publish(PAID, 2, delay=3600)
             far.publish("shop.nobody", 3)

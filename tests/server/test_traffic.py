@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from restante import Admin, Post, State, fixed
+from restante import Admin, Client, State, fixed
 from restante.server import Serving
 from tests.harness.deadlines import PATIENCE, at_most, took_at_most, wait_until
 from tests.harness.servers import RedisServer
@@ -75,7 +75,7 @@ class TestSend:
             ({"payload": 1, "delay_seconds": 1, "due_at": 5}, "not both"), ([1], "object"), ("x", "object"),
         ],
     )  # fmt: skip
-    def test_bad_input_names_the_remedy_and_stores_nothing(self, api: Api, post: Post, body: Any, said: str) -> None:
+    def test_bad_input_names_the_remedy_and_stores_nothing(self, api: Api, post: Client, body: Any, said: str) -> None:
         answer = api.post("/api/queues/orders/messages", body)
         assert answer.status == 422
         assert set(answer.json) == {"error", "message", "hint"}
@@ -131,7 +131,7 @@ class TestIdempotencyKey:
 
 class TestReceive:
     @pytest.mark.timed
-    def test_a_long_poll_wakes_at_once_and_holds_up_nobody(self, api: Api, post: Post) -> None:
+    def test_a_long_poll_wakes_at_once_and_holds_up_nobody(self, api: Api, post: Client) -> None:
         found: list[float] = []
 
         def wait() -> None:
@@ -159,7 +159,7 @@ class TestReceive:
         took_at_most(max(found) - sent, 5)
 
     def test_a_caller_who_hung_up_while_waiting_takes_nothing(
-        self, api: Api, post: Post, admin: Admin, serving: Serving
+        self, api: Api, post: Client, admin: Admin, serving: Serving
     ) -> None:
         queue = post.queue("orders")
         with long_poll(api):
@@ -172,7 +172,7 @@ class TestReceive:
 
     @pytest.mark.usefixtures("clock")
     def test_what_was_taken_for_a_caller_who_hung_up_is_given_back_uncounted(
-        self, api: Api, post: Post, admin: Admin, serving: Serving, redis: RedisServer
+        self, api: Api, post: Client, admin: Admin, serving: Serving, redis: RedisServer
     ) -> None:
         """The caller leaves while the server's call to Redis is under way, so the message is taken all the same."""
         queue = post.queue("orders")
@@ -191,7 +191,7 @@ class TestReceive:
         assert message.attempts == 1
 
     @pytest.mark.timed
-    def test_no_more_than_was_asked_and_none_when_there_is_none(self, api: Api, post: Post) -> None:
+    def test_no_more_than_was_asked_and_none_when_there_is_none(self, api: Api, post: Client) -> None:
         post.queue("orders").send_many([1, 2, 3])
         assert len(api.post("/api/queues/orders/receive", {"count": 2}).json["messages"]) == 2
         started = time.monotonic()
@@ -201,7 +201,7 @@ class TestReceive:
         assert took > 0.4
         took_at_most(took, 3)
 
-    def test_acks_travel_with_the_next_receive(self, api: Api, post: Post, admin: Admin) -> None:
+    def test_acks_travel_with_the_next_receive(self, api: Api, post: Client, admin: Admin) -> None:
         post.queue("orders").send_many([1, 2])
         first = take(api)
         acks = [{"id": first["id"], "lease_token": first["lease_token"]}, {"id": "none", "lease_token": "x"}]
@@ -210,7 +210,7 @@ class TestReceive:
         assert len(answer.json["messages"]) == 1
         assert admin.counts("orders").totals["acked"] == 1
 
-    def test_the_consumer_is_known_by_the_name_it_gives(self, api: Api, post: Post) -> None:
+    def test_the_consumer_is_known_by_the_name_it_gives(self, api: Api, post: Client) -> None:
         post.queue("orders").send("x")
         take(api, consumer="shop-7", pid=42)
         (consumer,) = api.get("/api/consumers").json["consumers"]
@@ -220,7 +220,7 @@ class TestReceive:
 
 class TestVerdicts:
     def test_an_invented_id_and_a_late_ack_are_refused_and_change_nothing(
-        self, api: Api, post: Post, admin: Admin
+        self, api: Api, post: Client, admin: Admin
     ) -> None:
         post.queue("orders").send("x")
         taken = take(api, lease_seconds=0.2)
@@ -233,7 +233,7 @@ class TestVerdicts:
         found = admin.show("orders", taken["id"])
         assert (found.state, found.attempts) == (State.READY, 1)
 
-    def test_every_verdict_does_what_it_says(self, api: Api, post: Post, admin: Admin) -> None:
+    def test_every_verdict_does_what_it_says(self, api: Api, post: Client, admin: Admin) -> None:
         queue = post.queue("orders", retry=None)
         for verb, body, state in (
             ("ack", {}, None), ("nack", {"error": "no", "error_class": "Timeout"}, State.RETRYING),
@@ -250,7 +250,7 @@ class TestVerdicts:
             if body.get("error_class"):
                 assert admin.show("orders", id).history[-1].error_class == "Timeout"
 
-    def test_the_delay_of_a_verdict_is_the_one_asked_for(self, api: Api, post: Post, admin: Admin) -> None:
+    def test_the_delay_of_a_verdict_is_the_one_asked_for(self, api: Api, post: Client, admin: Admin) -> None:
         queue = post.queue("orders", retry=fixed(1, 1))
         for verb in ("nack", "release"):
             for many in (False, True):
@@ -265,14 +265,14 @@ class TestVerdicts:
                 assert due is not None
                 assert due.timestamp() * 1000 - taken["received_at"] >= 600_000
 
-    def test_extend_honours_its_argument(self, api: Api, post: Post) -> None:
+    def test_extend_honours_its_argument(self, api: Api, post: Client) -> None:
         post.queue("orders").send("x")
         taken = take(api, lease_seconds=5)
         body = {"lease_token": taken["lease_token"], "lease_seconds": 100}
         (until,) = api.post(f"/api/queues/orders/messages/{taken['id']}/extend", body).json["lease_expires_at"]
         assert 90_000 < until - taken["received_at"] < 110_000
 
-    def test_many_at_once_name_those_that_are_lost(self, api: Api, post: Post, admin: Admin) -> None:
+    def test_many_at_once_name_those_that_are_lost(self, api: Api, post: Client, admin: Admin) -> None:
         post.queue("orders").send_many([1, 2, 3])
         taken = api.post("/api/queues/orders/receive", {"count": 3}).json["messages"]
         tickets = [{"id": one["id"], "lease_token": one["lease_token"]} for one in taken]
@@ -288,7 +288,7 @@ class TestVerdicts:
 
 class TestKilled:
     def test_what_was_answered_201_is_stored_and_a_repeated_key_is_one_message(
-        self, up: Any, post: Post, admin: Admin
+        self, up: Any, post: Client, admin: Admin
     ) -> None:
         """The server is killed with requests under way, three times; each sender repeats its key at the next one."""
         confirmed: dict[int, str] = {}
@@ -330,7 +330,7 @@ class TestKilled:
         assert stored == {id: number for number, id in confirmed.items()}
 
     @pytest.mark.timed
-    def test_sigterm_lets_requests_finish_and_ends_live_connections(self, up: Any, post: Post) -> None:
+    def test_sigterm_lets_requests_finish_and_ends_live_connections(self, up: Any, post: Client) -> None:
         server = up()
         stream = server.api.events("/api/journal")
         stream.until("hello")

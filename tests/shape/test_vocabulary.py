@@ -12,11 +12,11 @@ from typing import Final
 import pytest
 
 import restante.core
-from restante.core.exchange import TYPES
+from restante.core.call_retry import TYPES
 from restante.core.journal import COLUMNS
 from restante.core.keys import NAMES, QueueKeys
 from restante.core.lease_journal import VERDICTS
-from restante.core.message import LIFECYCLE, STATE_LETTERS, Event, State
+from restante.core.message import LIFECYCLE, STATE_LETTERS, JournalEvent, State
 from restante.core.operations import Script
 from restante.core.settings import JOURNAL_LEVELS
 from restante.server import create_app
@@ -31,7 +31,7 @@ SHARED: Final = ("prelude", "moves", "settling")
 #: The verbs: all other files.
 VERBS: Final = sorted(LUA.keys() - set(SHARED))
 
-EVENTS: Final = {event.value for event in Event}
+EVENTS: Final = {event.value for event in JournalEvent}
 STATES: Final = {state.value for state in State}
 #: What a line of the journal says of a message that is no more.
 GONE: Final = "gone"
@@ -155,9 +155,9 @@ class TestLifecycle:
         assert left == {*State, None}
 
     def test_every_event_that_moves_a_message_has_one_row(self) -> None:
-        standing = {Event.EDITED, Event.CONFIGURED, Event.PAUSED, Event.RESUMED}
+        standing = {JournalEvent.EDITED, JournalEvent.CONFIGURED, JournalEvent.PAUSED, JournalEvent.RESUMED}
         events = [row.event for row in LIFECYCLE]
-        assert set(events) == set(Event) - standing
+        assert set(events) == set(JournalEvent) - standing
         assert len(events) == len(set(events))
 
     def test_a_verb_s_event_is_its_past_participle(self) -> None:
@@ -251,7 +251,7 @@ class TestScripts:
         assert said[: len(given)] == given
         rest = " ".join(said[len(given) :])
         # What the caller adds: the index of a state, the keys of another queue, or those of a lease journal.
-        added = {"hold": "leases", "once": "record", "clear": "leases verdicts", **dict.fromkeys(VERDICTS, "verdicts")}
+        added = {"hold": "leases", "claim": "record", "clear": "leases verdicts", **dict.fromkeys(VERDICTS, "verdicts")}
         if verb in added:
             assert rest == added[verb]
         else:
@@ -342,4 +342,4 @@ class TestPages:
     def test_the_api_describes_every_state_and_event(self) -> None:
         known = create_app("redis://localhost:1")._app.openapi()["components"]["schemas"]  # type: ignore[attr-defined]
         assert set(known["State"]["enum"]) == STATES
-        assert set(known["Event"]["enum"]) == EVENTS
+        assert set(known["JournalEvent"]["enum"]) == EVENTS

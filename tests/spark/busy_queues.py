@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
 
-from restante import Post
+from restante import Client
 from restante.core.admin import Admin
-from restante.core.errors import Held, InvalidInput, LeaseLost, NotFound
+from restante.core.errors import InvalidInput, LeaseLost, MessageLeased, NotFound
 from restante.core.journal import JournalEntry, Position
 from restante.core.journal_reader import JournalReader, Place
-from restante.core.message import Draft, Event
+from restante.core.message import Draft, JournalEvent
 from restante.core.queue import LeasedMessage
 from restante.core.retry import fixed
 from restante.core.sweeper import Sweeper
@@ -31,7 +31,7 @@ class Überlauf(Exception):
 class BusyQueues:
     """Random verbs on some queues, by a seed."""
 
-    def __init__(self, post: Post, names: Sequence[str], seed: int) -> None:
+    def __init__(self, post: Client, names: Sequence[str], seed: int) -> None:
         self.post = post
         self.admin = Admin(post, operator="op")
         self.names = tuple(names)
@@ -51,7 +51,7 @@ class BusyQueues:
             (verb,) = self.random.choices([verb for verb, _ in verbs], [weight for _, weight in verbs])
             try:
                 verb(self.random.choice(self.names))
-            except (Held, InvalidInput, LeaseLost, NotFound):
+            except (MessageLeased, InvalidInput, LeaseLost, NotFound):
                 pass  # a verb that came too late: the journal says nothing of it
         for name in self.names:
             self.admin.resume(name)
@@ -129,21 +129,21 @@ class BusyQueues:
 
 
 #: What `run` of some hundred steps brings about, in some seed or other.
-HAPPENS = frozenset(event.value for event in Event)
+HAPPENS = frozenset(event.value for event in JournalEvent)
 
 
-def entries(post: Post, queue: str, after: int = 0) -> list[JournalEntry]:
+def entries(post: Client, queue: str, after: int = 0) -> list[JournalEntry]:
     """The journal by core."""
     return Admin(post).journal(queue, after=Position(after), limit=10_000_000)
 
 
-def place(post: Post, queue: str) -> Place:
+def place(post: Client, queue: str) -> Place:
     found = JournalReader(post).place(queue)
     assert found is not None
     return found
 
 
-def rows(post: Post, *queues: str) -> list[Row]:
+def rows(post: Client, *queues: str) -> list[Row]:
     """The journals by core as rows of the table, without what a journal of payloads adds."""
     made = []
     for queue in queues:

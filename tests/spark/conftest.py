@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import restante
-from restante import Post
+from restante import Client
 from tests.harness.servers import RedisServer, call
 from tests.spark.leased_work import Desk, opened_desk
 
@@ -27,7 +27,7 @@ def server(_server: RedisServer) -> RedisServer:
 
 
 @pytest.fixture
-def post(server: RedisServer) -> Iterator[Post]:
+def post(server: RedisServer) -> Iterator[Client]:
     """A client of it; `post.url` is what Spark's options take."""
     with restante.connect(server.url) as opened:
         yield opened

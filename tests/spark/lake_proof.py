@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from restante import Admin, Post
+from restante import Admin, Client
 from restante.core.journal_reader import JournalReader
 from restante.spark import tables
 from restante.spark.lake import Lake
@@ -24,7 +24,7 @@ from tests.spark.test_tables import assert_same, expected
 Line = tuple[str, int, int]
 
 
-def written(post: Post) -> Counter[Line]:
+def written(post: Client) -> Counter[Line]:
     """Every line the journals have ever had, trimmed or not, each once."""
     places = JournalReader(post).places(Admin(post).queues())
     return Counter(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import restante
-from restante import Post
+from restante import Client
 from restante.core.admin import Admin
 from restante.core.message import State
 from restante.core.queue import Queue
@@ -44,7 +44,7 @@ class Desk:
 
     server: RedisServer
     clock: FrozenClock
-    post: Post
+    post: Client
     queue: Queue = field(init=False)
     works: list[Work] = field(default_factory=list)
 

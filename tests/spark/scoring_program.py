@@ -48,7 +48,7 @@ def main(url: str, queue: str, consumer: str, folder: str, still: str) -> None:
         try:
             running.awaitTermination()
         except StreamingQueryException as error:
-            if "Held" not in str(error):
+            if "InUse" not in str(error):
                 raise
             time.sleep(PAUSE)
             continue

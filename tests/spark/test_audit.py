@@ -17,7 +17,7 @@ import redis
 from pyspark.sql import SparkSession
 
 import restante
-from restante import Admin, NotFound, Post, Queue, State, Sweeper
+from restante import Admin, Client, NotFound, Queue, State, Sweeper
 from restante.spark.audit import Audit, Findings
 from restante.spark.lake import Lake
 from restante.spark.lake import State as LakeState
@@ -37,7 +37,7 @@ class Shop:
     """A server after random traffic, and its lake."""
 
     server: RedisServer
-    post: Post
+    post: Client
     lake: Path
     client: redis.Redis
 
@@ -56,7 +56,7 @@ class Shop:
         return admin.messages(queue, state, limit=1).messages[0].id
 
 
-def every_fate(post: Post, queue: Queue) -> None:
+def every_fate(post: Client, queue: Queue) -> None:
     """One message of each fate: chance alone may leave one out."""
     ids = queue.send_many(["acked", "dead", "expired", "deleted", "waiting"], max_attempts=1)
     acked, dead, _ = queue.receive(lease=60), queue.receive(lease=60), queue.receive(lease=0.001)

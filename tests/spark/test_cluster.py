@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import restante
-from restante import Post
+from restante import Client
 from restante.spark import session
 from restante.spark.pipeline import Pipeline, PipelineOptions
 from tests.harness.cluster import RedisCluster3
@@ -43,7 +43,7 @@ def packed(folder: Path) -> Path:
 #: Silver and gold are Spark's own work, for which an executor needs no package: they take half of the job's time.
 @pytest.mark.parametrize("layers", ["bronze", pytest.param("all", marks=pytest.mark.chaos)])
 def test_two_executors_with_the_package_shipped_as_a_zip_take_every_line_once(
-    spark: SparkSession, server: RedisServer, post: Post, lake: Path, tmp_path: Path, layers: str
+    spark: SparkSession, server: RedisServer, post: Client, lake: Path, tmp_path: Path, layers: str
 ) -> None:
     require("java")
     for name, thousands in (("orders", 6), ("mail", 1)):

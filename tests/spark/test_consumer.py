@@ -13,10 +13,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 from pyspark.sql.types import StructType
 
-from restante import Post
+from restante import Client
 from restante.core import lease_journal
 from restante.core.admin import Admin
-from restante.core.errors import Held, InvalidInput, JournalLost
+from restante.core.errors import InUse, InvalidInput, JournalLost
 from restante.core.message import moment
 from restante.core.retry import fixed
 from restante.spark.leases import DEFAULT_ROWS
@@ -153,7 +153,7 @@ class TestOwnership:
         work = desk.work(maxRowsPerBatch=2)
         work.batch()
         other = desk.work(work.consumer, maxRowsPerBatch=2)
-        with pytest.raises(Held, match="alive elsewhere"):
+        with pytest.raises(InUse, match="alive elsewhere"):
             other.batch()
         assert len(work.batch() or []) == 2
         assert desk.states() == {"ready": 6}
@@ -193,7 +193,7 @@ class TestOwnership:
         assert next_.batch() == []
         assert sorted(ids(next_.batch())) == sorted(sent)
         assert frozen.settle(rows) == Written(lost=4)
-        with pytest.raises(Held, match="alive elsewhere"):
+        with pytest.raises(InUse, match="alive elsewhere"):
             frozen.query.reader.latestOffset(frozen.query.start, ReadMaxRows(5))
         assert desk.events()["acked"] == 4
 
@@ -281,7 +281,7 @@ class TestAvailableNow:
 
 
 class TestWithSpark:
-    def test_failures_are_verdicts_row_by_row(self, spark: SparkSession, post: Post, tmp_path: Path) -> None:
+    def test_failures_are_verdicts_row_by_row(self, spark: SparkSession, post: Client, tmp_path: Path) -> None:
         queue = post.queue(fresh_name("scored"), max_attempts=3, retry=fixed(0, 0, 0))
         sent = queue.send_many([{"n": number} for number in range(10)])
         of = {str(id): number for number, id in enumerate(sent)}

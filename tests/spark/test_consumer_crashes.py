@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from restante import Post
+from restante import Client
 from restante.core.admin import Admin
-from restante.core.errors import Held
+from restante.core.errors import InUse
 from restante.core.lease_journal import LeaseJournal
 from restante.core.retry import fixed
 from restante.spark.writing import Written
@@ -55,7 +55,7 @@ class TestCrashes:
         assert work.query.plan()
         work.write()
         again = work.crash()
-        with pytest.raises(Held, match="alive elsewhere"):
+        with pytest.raises(InUse, match="alive elsewhere"):
             again.batch()
         desk.end_leases()
         self.check(again, sent, attempts=2)
@@ -196,7 +196,7 @@ class TestCrashes:
 
 
 def test_killed_with_all_its_processes_it_goes_on_without_loss_or_doubles(
-    spark: SparkSession, post: Post, tmp_path: Path
+    spark: SparkSession, post: Client, tmp_path: Path
 ) -> None:
     queue = post.queue(fresh_name("killed"))
     sent = [str(id) for id in queue.send_many([{"n": number} for number in range(50)])]

@@ -18,7 +18,7 @@ from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEq
 from pyspark.sql.types import StructType
 
 import restante
-from restante import Post
+from restante import Client
 from restante.core import journal_reader
 from restante.core.admin import Admin
 from restante.core.errors import Corrupt, InvalidInput, JournalLost, Unavailable
@@ -56,7 +56,7 @@ def small_parts() -> Iterator[None]:
 
 
 @pytest.fixture
-def blocks(post: Post) -> str:
+def blocks(post: Client) -> str:
     """A queue whose journal has entries of 1 to 9 lines, 45 in all."""
     queue = fresh_name("blocks")
     for count in range(1, 10):
@@ -74,12 +74,12 @@ def append_line(server: RedisServer, queue: str, line: str) -> None:
 class TestRows:
     @QUICK
     @given(seed=st.integers(0, 2**32))
-    def test_every_line_is_what_core_reads(self, post: Post, seed: int) -> None:
+    def test_every_line_is_what_core_reads(self, post: Client, seed: int) -> None:
         names = [fresh_name("busy"), fresh_name("busy")]
         BusyQueues(post, names, seed).run(120)
         assert facts(read_all(batch_reader(post.url, queues=",".join(names)))) == rows(post, *names)
 
-    def test_every_event_there_is_comes_out(self, post: Post) -> None:
+    def test_every_event_there_is_comes_out(self, post: Client) -> None:
         names = [fresh_name("busy"), fresh_name("busy")]
         for seed in itertools.count():
             BusyQueues(post, names, seed).run(100)
@@ -89,7 +89,7 @@ class TestRows:
             assert seed < 20
         assert facts(found) == rows(post, *sorted(names))
 
-    def test_a_message_without_its_payload_is_told_too(self, post: Post, server: RedisServer) -> None:
+    def test_a_message_without_its_payload_is_told_too(self, post: Client, server: RedisServer) -> None:
         queue = fresh_name("orphan")
         id = post.queue(queue).send(1)
         call(server.client(), "HDEL", f"restante:{{{queue}}}:messages", id)
@@ -98,14 +98,14 @@ class TestRows:
         assert facts(found) == rows(post, queue)
         assert found[-1]["error_class"] == "PayloadMissing"
 
-    def test_no_queue_at_all_is_an_empty_table(self, post: Post) -> None:
+    def test_no_queue_at_all_is_an_empty_table(self, post: Client) -> None:
         assert read_all(batch_reader(post.url)) == []
 
     def test_a_server_that_is_away_is_told_once_patience_ends(self) -> None:
         with pytest.raises(Unavailable):
             batch_reader(f"redis://127.0.0.1:{closed_port()}", patience=0.2).partitions()
 
-    def test_queues_are_chosen_by_name_and_pattern(self, post: Post) -> None:
+    def test_queues_are_chosen_by_name_and_pattern(self, post: Client) -> None:
         for queue in ("eu.orders", "eu.mail", "us.orders", "audit"):
             post.queue(queue).send(1)
         choices = {
@@ -118,7 +118,7 @@ class TestRows:
             found = read_all(batch_reader(post.url, queues=asked))
             assert sorted({row["queue"] for row in found}) == meant
 
-    def test_a_narrow_schema_gives_those_columns_in_that_order(self, post: Post, blocks: str) -> None:
+    def test_a_narrow_schema_gives_those_columns_in_that_order(self, post: Client, blocks: str) -> None:
         whole = read_all(batch_reader(post.url))
         for names in (
             ["event"],
@@ -132,19 +132,19 @@ class TestRows:
             assert found == [{name: row[name] for name in names} for row in whole]
             assert not found or [*found[0]] == names
 
-    def test_a_narrow_schema_and_a_span_of_time_go_together(self, post: Post, blocks: str) -> None:
+    def test_a_narrow_schema_and_a_span_of_time_go_together(self, post: Client, blocks: str) -> None:
         schema = StructType([JOURNAL.spark()["position"]])
         found = read_all(batch_reader(post.url, schema, since="2020-01-01T00:00:00Z"))
         assert found == [{"position": number} for number in range(1, 46)]
 
-    def test_a_schema_the_journal_has_not_is_refused(self, post: Post) -> None:
+    def test_a_schema_the_journal_has_not_is_refused(self, post: Client) -> None:
         for schema in (StructType().add("position", "string"), StructType().add("offset", "long")):
             with pytest.raises(InvalidInput, match="journal has no column"):
                 batch_reader(post.url, schema)
 
 
 class TestPayloads:
-    def test_payload_headers_and_type_stand_beside_the_lines_that_carry_them(self, post: Post) -> None:
+    def test_payload_headers_and_type_stand_beside_the_lines_that_carry_them(self, post: Client) -> None:
         queue = post.queue(fresh_name("payloads"), journal="payloads")
         queue.send({"n": 1}, id="json", headers={"a": "ü"})
         queue.send_many([b"\x00\xff", None, "text"])
@@ -166,7 +166,7 @@ class TestPayloads:
         ]
         assert all(row["headers"] is None for row in found if row["payload"] is None)
 
-    def test_other_levels_have_nulls(self, post: Post) -> None:
+    def test_other_levels_have_nulls(self, post: Client) -> None:
         queue = post.queue(fresh_name("levels"))
         queue.send(1)
         queue.configure(journal="payloads")
@@ -176,7 +176,7 @@ class TestPayloads:
         found = [row["payload"] for row in read_all(batch_reader(post.url)) if row["event"] == "sent"]
         assert found == [None, b"2", None]
 
-    def test_lines_a_level_leaves_out_take_no_numbers(self, post: Post) -> None:
+    def test_lines_a_level_leaves_out_take_no_numbers(self, post: Client) -> None:
         queue = post.queue(fresh_name("terminal"), journal="terminal")
         queue.send_many(range(5))
         for message in queue.receive_many(5):
@@ -188,7 +188,7 @@ class TestPayloads:
 
 
 class TestSpans:
-    def test_numbers_bound_what_is_read_also_inside_an_entry(self, post: Post, blocks: str) -> None:
+    def test_numbers_bound_what_is_read_also_inside_an_entry(self, post: Client, blocks: str) -> None:
         for low, high in ((1, 45), (1, 1), (2, 2), (5, 9), (17, 30), (45, 45), (44, 99), (46, 50), (30, 17)):
             found = read_all(batch_reader(post.url, startSeq=low, endSeq=high))
             assert positions(found) == [*range(low, min(high, 45) + 1)]
@@ -211,7 +211,7 @@ class TestSpans:
                 row for row in whole if row["at"] >= times[7]
             ]
 
-    def test_a_first_line_that_was_trimmed_is_told_not_passed_over(self, post: Post) -> None:
+    def test_a_first_line_that_was_trimmed_is_told_not_passed_over(self, post: Client) -> None:
         queue = post.queue(fresh_name("trimmed"), journal_keep=1000, journal_cap=1000)
         for _ in range(15):
             queue.send_many(range(200))
@@ -223,7 +223,9 @@ class TestSpans:
         assert positions(found) == [*range(floor + 1, place(post, queue.name).last + 1)]
         assert positions(read_all(batch_reader(post.url))) == positions(found)
 
-    def test_lines_that_vanish_while_they_are_read_are_told(self, post: Post, blocks: str, server: RedisServer) -> None:
+    def test_lines_that_vanish_while_they_are_read_are_told(
+        self, post: Client, blocks: str, server: RedisServer
+    ) -> None:
         call(server.client(), "XDEL", f"restante:{{{blocks}}}:journal", "0-15")
         with pytest.raises(JournalLost, match="no lines 11 to 15"):
             read_all(batch_reader(post.url))
@@ -257,7 +259,7 @@ class TestSplitting:
     @QUICK
     @given(sizes=st.lists(st.integers(1, 30), min_size=1, max_size=12), parts=st.integers(1, 20))
     def test_entries_that_straddle_a_cut_are_read_once(
-        self, post: Post, small_parts: None, sizes: list[int], parts: int
+        self, post: Client, small_parts: None, sizes: list[int], parts: int
     ) -> None:
         names = [fresh_name("cut"), fresh_name("cut")]
         for n, size in enumerate(sizes):
@@ -268,7 +270,7 @@ class TestSplitting:
         assert set(counted.values()) == {1}
         assert counted.total() == sum(sizes)
 
-    def test_real_cuts_give_every_line_once(self, post: Post) -> None:
+    def test_real_cuts_give_every_line_once(self, post: Client) -> None:
         queue = post.queue(fresh_name("long"))
         for _ in range(75):
             queue.send_many([0] * 333)
@@ -290,7 +292,7 @@ class TestUnknownFormats:
     )
     @pytest.mark.parametrize("names", [None, ["queue", "position", "at"]])
     def test_a_line_of_another_format_is_refused(
-        self, post: Post, server: RedisServer, blocks: str, line: str, names: list[str] | None
+        self, post: Client, server: RedisServer, blocks: str, line: str, names: list[str] | None
     ) -> None:
         append_line(server, blocks, line)
         schema = StructType([JOURNAL.spark()[name] for name in names]) if names else None
@@ -300,12 +302,12 @@ class TestUnknownFormats:
 
 
 class TestFilters:
-    def narrowed(self, post: Post, *filters: Filter) -> list[Row]:
+    def narrowed(self, post: Client, *filters: Filter) -> list[Row]:
         reader = FilteringJournalReader(options(post.url), JOURNAL.names)
         assert list(reader.pushFilters([*filters])) == [*filters], "Spark filters the rows at the edges again"
         return read_all(reader)
 
-    def test_what_is_read_shrinks_and_never_too_much(self, post: Post, blocks: str) -> None:
+    def test_what_is_read_shrinks_and_never_too_much(self, post: Client, blocks: str) -> None:
         other = fresh_name("other")
         post.queue(other).send_many(range(5))
         whole = rows(post, *sorted((blocks, other)))
@@ -345,24 +347,24 @@ def collected(frame: DataFrame) -> list[Row]:
 
 
 class TestWithSpark:
-    def test_the_table_is_what_core_reads(self, spark: SparkSession, post: Post) -> None:
+    def test_the_table_is_what_core_reads(self, spark: SparkSession, post: Client) -> None:
         names = [fresh_name("busy"), fresh_name("busy")]
         BusyQueues(post, names, 3).run(200)
         frame = spark.read.format("restante").options(url=post.url, queues=",".join(names)).load()
         assert ", ".join(f"`{name}` {type}" for name, type in frame.dtypes) == JOURNAL.ddl()
         assert facts(collected(frame)) == rows(post, *names)
 
-    def test_columns_can_be_chosen_and_others_are_refused(self, spark: SparkSession, post: Post, blocks: str) -> None:
+    def test_columns_can_be_chosen_and_others_are_refused(self, spark: SparkSession, post: Client, blocks: str) -> None:
         reader = spark.read.format("restante").options(url=post.url, queues=blocks)
         narrow = reader.schema("event string, position bigint").load()
         assert [tuple(row) for row in narrow.collect()] == [("sent", number) for number in range(1, 46)]
         with pytest.raises(Exception, match="journal has no column offset bigint"):
             reader.schema("offset bigint").load().collect()
 
-    def test_no_queue_is_an_empty_table(self, spark: SparkSession, post: Post) -> None:
+    def test_no_queue_is_an_empty_table(self, spark: SparkSession, post: Client) -> None:
         assert spark.read.format("restante").options(url=post.url, queues="none").load().collect() == []
 
-    def test_sql_reads_it_as_a_view(self, spark: SparkSession, post: Post, blocks: str) -> None:
+    def test_sql_reads_it_as_a_view(self, spark: SparkSession, post: Client, blocks: str) -> None:
         told = f"OPTIONS (url '{post.url}', queues '{blocks}', kind 'journal')"
         spark.sql(f"CREATE TEMPORARY VIEW blocks_view USING restante {told}")
         try:
@@ -371,7 +373,7 @@ class TestWithSpark:
             spark.catalog.dropTempView("blocks_view")
         assert [tuple(row) for row in found] == [("sent", 45, 45)]
 
-    def test_filters_passed_down_give_the_same_rows(self, spark: SparkSession, post: Post, blocks: str) -> None:
+    def test_filters_passed_down_give_the_same_rows(self, spark: SparkSession, post: Client, blocks: str) -> None:
         other = fresh_name("other")
         BusyQueues(post, [other], 5).run(60)
         at = entries(post, blocks)[20].at

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 
-from restante import Post
+from restante import Client
 from restante.core.admin import Admin
 from restante.core.errors import JournalLost
 from restante.spark.journal import share
@@ -21,7 +21,7 @@ from tests.spark.busy_queues import BusyQueues, facts, place, rows
 from tests.spark.driving import Query, Row, fresh_name, stream_reader
 
 
-def query(post: Post, **told: Any) -> Query:
+def query(post: Client, **told: Any) -> Query:
     return Query(lambda: stream_reader(post.url, **told))
 
 
@@ -29,45 +29,45 @@ def lines(found: list[Row] | None) -> list[tuple[str, int]]:
     return sorted((row["queue"], row["position"]) for row in found or [])
 
 
-def fill(post: Post, queue: str, count: int) -> str:
+def fill(post: Client, queue: str, count: int) -> str:
     post.queue(queue).send_many(["x"] * count)
     return queue
 
 
 class TestAdmission:
-    def test_a_limit_is_kept_and_every_line_comes_once(self, post: Post) -> None:
+    def test_a_limit_is_kept_and_every_line_comes_once(self, post: Client) -> None:
         names = [fresh_name("busy"), fresh_name("busy")]
         BusyQueues(post, names, 1).run(150)
         batches = query(post, maxRowsPerBatch=37).drain()
         assert [len(batch) for batch in batches[:-1]] == [37] * (len(batches) - 1)
         assert facts([row for batch in batches for row in batch]) == rows(post, *names)
 
-    def test_without_a_limit_one_batch_takes_all(self, post: Post) -> None:
+    def test_without_a_limit_one_batch_takes_all(self, post: Client) -> None:
         queue = fill(post, fresh_name("all"), 500)
         reading = query(post)
         assert isinstance(reading.reader.getDefaultReadLimit(), ReadAllAvailable)
         assert lines(reading.batch()) == [(queue, number) for number in range(1, 501)]
         assert reading.batch() is None
 
-    def test_the_limit_given_wins_over_the_option(self, post: Post) -> None:
+    def test_the_limit_given_wins_over_the_option(self, post: Client) -> None:
         fill(post, fresh_name("given"), 50)
         reading = query(post, maxRowsPerBatch=10)
         assert reading.reader.getDefaultReadLimit() == ReadMaxRows(10)
         assert len(reading.batch(ReadMaxRows(7)) or []) == 7
         assert len(reading.batch(ReadAllAvailable()) or []) == 43
 
-    def test_fewer_rows_than_asked_for_wait_for_more(self, post: Post) -> None:
+    def test_fewer_rows_than_asked_for_wait_for_more(self, post: Client) -> None:
         queue = fill(post, fresh_name("few"), 9)
         reading = query(post)
         assert reading.batch(ReadMinRows(10)) is None
         fill(post, queue, 1)
         assert len(reading.batch(ReadMinRows(10)) or []) == 10
 
-    def test_fewer_rows_than_asked_for_do_not_keep_an_ending_query(self, post: Post) -> None:
+    def test_fewer_rows_than_asked_for_do_not_keep_an_ending_query(self, post: Client) -> None:
         fill(post, fresh_name("few"), 9)
         assert len(query(post).available_now().batch(ReadMinRows(10)) or []) == 9
 
-    def test_rows_are_shared_by_what_each_queue_has_unread(self, post: Post) -> None:
+    def test_rows_are_shared_by_what_each_queue_has_unread(self, post: Client) -> None:
         busy, idle, quiet = fill(post, fresh_name("a"), 900), fill(post, fresh_name("b"), 100), fresh_name("c")
         post.queue(quiet).receive()
         reading = query(post)
@@ -91,7 +91,7 @@ class TestAdmission:
 
 
 class TestOffsets:
-    def test_the_same_place_is_the_same_text(self, post: Post) -> None:
+    def test_the_same_place_is_the_same_text(self, post: Client) -> None:
         for queue in ("zebra", "ant", "m"):
             fill(post, queue, 3)
         first, second = query(post), query(post, queues="m,zebra,ant")
@@ -105,7 +105,7 @@ class TestOffsets:
         assert json.dumps(first.reader.latestOffset(turned, ReadAllAvailable())) == text
 
     @pytest.mark.parametrize("begin", ["earliest", "latest"])
-    def test_the_first_offset_is_the_same_however_often_it_is_asked_for(self, post: Post, begin: str) -> None:
+    def test_the_first_offset_is_the_same_however_often_it_is_asked_for(self, post: Client, begin: str) -> None:
         queue = fill(post, fresh_name("first"), 5)
         reader: Any = stream_reader(post.url, startingPosition=begin)
         first = reader.initialOffset()
@@ -113,7 +113,7 @@ class TestOffsets:
         fill(post, queue, 5)
         assert json.dumps(reader.initialOffset()) == json.dumps(first)
 
-    def test_a_stream_from_the_latest_line_reads_what_comes_then(self, post: Post) -> None:
+    def test_a_stream_from_the_latest_line_reads_what_comes_then(self, post: Client) -> None:
         queue = fill(post, fresh_name("latest"), 5)
         reading = query(post, startingPosition="latest")
         assert reading.batch() is None
@@ -123,7 +123,7 @@ class TestOffsets:
         found = [row for part in reading.reader.partitions(begun, end) for row in reading.reader.read(part)]
         assert sum(batch.num_rows for batch in found) == 2
 
-    def test_a_queue_that_appears_later_is_read_from_its_beginning(self, post: Post) -> None:
+    def test_a_queue_that_appears_later_is_read_from_its_beginning(self, post: Client) -> None:
         old = fill(post, fresh_name("old"), 3)
         reading = query(post)
         assert lines(reading.batch()) == [(old, 1), (old, 2), (old, 3)]
@@ -131,14 +131,14 @@ class TestOffsets:
         fill(post, old, 1)
         assert lines(reading.batch()) == [(new, 1), (new, 2), (old, 4)]
 
-    def test_no_queue_yet_is_no_reason_to_end(self, post: Post) -> None:
+    def test_no_queue_yet_is_no_reason_to_end(self, post: Client) -> None:
         reading = query(post)
         assert reading.start == {}
         assert reading.batch() is None
         queue = fill(post, fresh_name("late"), 1)
         assert lines(reading.batch()) == [(queue, 1)]
 
-    def test_a_batch_planned_before_a_crash_is_read_as_it_was_planned(self, post: Post) -> None:
+    def test_a_batch_planned_before_a_crash_is_read_as_it_was_planned(self, post: Client) -> None:
         queue = fill(post, fresh_name("again"), 10)
         reading = query(post, maxRowsPerBatch=4)
         reading.batch()
@@ -153,7 +153,7 @@ class TestOffsets:
 
 
 class TestAvailableNow:
-    def test_it_ends_with_what_was_there_when_it_began(self, post: Post) -> None:
+    def test_it_ends_with_what_was_there_when_it_began(self, post: Client) -> None:
         queue = fill(post, fresh_name("now"), 25)
         reading = query(post, maxRowsPerBatch=10).available_now()
         found = reading.batch()
@@ -163,7 +163,7 @@ class TestAvailableNow:
         assert [len(batch or []) for batch in batches] == [10, 10, 5]
         assert lines([row for batch in batches for row in batch or []]) == [(queue, number) for number in range(1, 26)]
 
-    def test_the_next_run_goes_on_where_it_ended(self, post: Post) -> None:
+    def test_the_next_run_goes_on_where_it_ended(self, post: Client) -> None:
         queue = fill(post, fresh_name("now"), 5)
         first = query(post).available_now()
         first.drain()
@@ -172,7 +172,7 @@ class TestAvailableNow:
 
 
 class TestRegistration:
-    def test_a_reader_is_registered_at_what_is_committed_not_at_what_is_planned(self, post: Post) -> None:
+    def test_a_reader_is_registered_at_what_is_committed_not_at_what_is_planned(self, post: Client) -> None:
         queue = fill(post, fresh_name("registered"), 30)
         reading = query(post, reader="lake", maxRowsPerBatch=10)
         assert reading.plan()
@@ -184,7 +184,7 @@ class TestRegistration:
         reading.drain()
         assert place(post, queue).readers == {"lake": 30}
 
-    def test_the_journal_waits_for_a_registered_reader(self, post: Post) -> None:
+    def test_the_journal_waits_for_a_registered_reader(self, post: Client) -> None:
         queue = post.queue(fresh_name("waits"), journal_keep=1000, journal_cap=1_000_000)
         fill(post, queue.name, 10)
         reading = query(post, reader="lake")
@@ -194,12 +194,12 @@ class TestRegistration:
         assert place(post, queue.name).floor <= 11
         assert len(reading.drained()) == 3000
 
-    def test_without_a_name_nothing_is_registered(self, post: Post) -> None:
+    def test_without_a_name_nothing_is_registered(self, post: Client) -> None:
         queue = fill(post, fresh_name("nameless"), 3)
         query(post).drain()
         assert place(post, queue).readers == {}
 
-    def test_a_queue_made_anew_is_not_registered_at_the_old_number(self, post: Post) -> None:
+    def test_a_queue_made_anew_is_not_registered_at_the_old_number(self, post: Client) -> None:
         queue = fill(post, fresh_name("anew"), 30)
         reading = query(post, reader="lake", failOnDataLoss=False)
         reading.batch()
@@ -210,7 +210,7 @@ class TestRegistration:
         assert place(post, queue).readers == {"lake": 3}
 
 
-def trimmed(post: Post, queue: str) -> int:
+def trimmed(post: Client, queue: str) -> int:
     """Lets the journal run over its cap; returns the number of the last line that went."""
     post.queue(queue, journal_keep=1000, journal_cap=1000)
     while (floor := place(post, queue).floor) < 500:
@@ -218,7 +218,7 @@ def trimmed(post: Post, queue: str) -> int:
     return floor
 
 
-def made_anew(post: Post, queue: str, count: int) -> None:
+def made_anew(post: Client, queue: str, count: int) -> None:
     before = place(post, queue).incarnation
     Admin(post).drop(queue)
     while True:
@@ -240,7 +240,7 @@ def went_back(server: RedisServer, queue: str, to: int) -> None:
 class TestLoss:
     """Found at the next plan, whether the query goes on or ends with what is there."""
 
-    def begun(self, post: Post, now: bool, **told: Any) -> tuple[str, Query]:
+    def begun(self, post: Client, now: bool, **told: Any) -> tuple[str, Query]:
         queue = fill(post, fresh_name("lost"), 100)
         reading = query(post, queues=queue, **told)
         assert len(reading.batch() or []) == 100
@@ -250,31 +250,31 @@ class TestLoss:
         reading = reading.restarted()
         return reading.available_now() if now else reading
 
-    def test_trimmed_lines_end_the_query(self, post: Post, now: bool) -> None:
+    def test_trimmed_lines_end_the_query(self, post: Client, now: bool) -> None:
         queue, reading = self.begun(post, now)
         floor = trimmed(post, queue)
         with pytest.raises(JournalLost, match=f"trimmed to line {floor}, and 100 is the last one read"):
             self.again(reading, now).batch()
 
-    def test_trimmed_lines_are_passed_over_when_told_so(self, post: Post, now: bool) -> None:
+    def test_trimmed_lines_are_passed_over_when_told_so(self, post: Client, now: bool) -> None:
         queue, reading = self.begun(post, now, failOnDataLoss=False)
         floor = trimmed(post, queue)
         found = lines(self.again(reading, now).batch())
         assert found == [(queue, number) for number in range(floor + 1, place(post, queue).last + 1)]
 
-    def test_a_queue_made_anew_ends_the_query(self, post: Post, now: bool) -> None:
+    def test_a_queue_made_anew_ends_the_query(self, post: Client, now: bool) -> None:
         queue, reading = self.begun(post, now)
         made_anew(post, queue, 150)
         with pytest.raises(JournalLost, match="removed and made anew"):
             self.again(reading, now).batch()
 
-    def test_a_queue_made_anew_is_read_from_its_beginning_when_told_so(self, post: Post, now: bool) -> None:
+    def test_a_queue_made_anew_is_read_from_its_beginning_when_told_so(self, post: Client, now: bool) -> None:
         queue, reading = self.begun(post, now, failOnDataLoss=False)
         made_anew(post, queue, 150)
         found = self.again(reading, now).batch()
         assert facts(found or []) == rows(post, queue)
 
-    def test_a_journal_that_went_back_ends_the_query(self, post: Post, server: RedisServer, now: bool) -> None:
+    def test_a_journal_that_went_back_ends_the_query(self, post: Client, server: RedisServer, now: bool) -> None:
         queue, reading = self.begun(post, now)
         fill(post, queue, 1)
         reading.batch()
@@ -283,7 +283,7 @@ class TestLoss:
             self.again(reading, now).batch()
 
     def test_a_journal_that_went_back_is_read_from_its_end_when_told_so(
-        self, post: Post, server: RedisServer, now: bool
+        self, post: Client, server: RedisServer, now: bool
     ) -> None:
         queue, reading = self.begun(post, now, failOnDataLoss=False)
         fill(post, queue, 1)
@@ -298,31 +298,31 @@ class TestLoss:
 class TestLossOfAPlannedBatch:
     """The batch was planned, then its process died: on restart Spark reads it without asking for a plan."""
 
-    def planned(self, post: Post, **told: Any) -> tuple[str, Query]:
+    def planned(self, post: Client, **told: Any) -> tuple[str, Query]:
         queue = fill(post, fresh_name("planned"), 100)
         reading = query(post, queues=queue, **told)
         reading.batch(ReadMaxRows(10))
         assert reading.plan()
         return queue, reading.crashed()
 
-    def test_a_queue_made_anew_is_not_read_in_the_old_ones_place(self, post: Post) -> None:
+    def test_a_queue_made_anew_is_not_read_in_the_old_ones_place(self, post: Client) -> None:
         queue, reading = self.planned(post)
         made_anew(post, queue, 150)
         with pytest.raises(JournalLost, match=queue):
             reading.rows()
 
-    def test_a_queue_made_anew_comes_once_when_told_to_go_on(self, post: Post) -> None:
+    def test_a_queue_made_anew_comes_once_when_told_to_go_on(self, post: Client) -> None:
         queue, reading = self.planned(post, failOnDataLoss=False)
         made_anew(post, queue, 150)
         assert facts(reading.drained()) == rows(post, queue)
 
-    def test_trimmed_lines_end_the_query(self, post: Post, server: RedisServer) -> None:
+    def test_trimmed_lines_end_the_query(self, post: Client, server: RedisServer) -> None:
         queue, reading = self.planned(post)
         call(server.client(), "XTRIM", f"restante:{{{queue}}}:journal", "MAXLEN", 0)
         with pytest.raises(JournalLost, match="no lines 11 to 100"):
             reading.rows()
 
-    def test_trimmed_lines_are_passed_over_when_told_so(self, post: Post) -> None:
+    def test_trimmed_lines_are_passed_over_when_told_so(self, post: Client) -> None:
         queue, reading = self.planned(post, failOnDataLoss=False)
         floor = trimmed(post, queue)
         found = reading.drained()
@@ -331,7 +331,7 @@ class TestLossOfAPlannedBatch:
 
 class TestWithSpark:
     def test_a_query_reads_every_line_once_in_bounded_batches_and_tells_its_lag(
-        self, spark: SparkSession, post: Post, tmp_path: Path
+        self, spark: SparkSession, post: Client, tmp_path: Path
     ) -> None:
         names = [fresh_name("busy"), fresh_name("busy")]
         BusyQueues(post, names, 11).run(60)
@@ -353,7 +353,9 @@ class TestWithSpark:
         assert json.loads(told[-1]["endOffset"]) == latest != json.loads(told[0]["endOffset"])
         spark.sql("DROP VIEW lines_of_busy")
 
-    def test_lost_lines_end_a_real_query_with_the_remedy(self, spark: SparkSession, post: Post, tmp_path: Path) -> None:
+    def test_lost_lines_end_a_real_query_with_the_remedy(
+        self, spark: SparkSession, post: Client, tmp_path: Path
+    ) -> None:
         queue = fill(post, fresh_name("lost"), 3)
 
         def run() -> None:

@@ -22,7 +22,7 @@ from pyarrow import fs
 from pyspark.sql import SparkSession
 
 import restante
-from restante import Admin, Held, InvalidInput, JournalLost, Post
+from restante import Admin, Client, InUse, InvalidInput, JournalLost
 from restante.core.journal_reader import JournalReader
 from restante.spark import pipeline as module
 from restante.spark.lake import Lake
@@ -77,7 +77,7 @@ class Days:
 
     lake: Path
     url: str
-    post: Post
+    post: Client
     clock: FrozenClock
     #: The lake after the first run, not compacted yet, and the lines it holds.
     early: Path
@@ -311,14 +311,14 @@ def commit(folder: Path, number: int, rows: list[dict[str, Any]]) -> None:
 
 class TestGuards:
     def test_a_second_pipeline_is_refused_while_the_first_runs(
-        self, run: Callable[..., Pipeline], post: Post, lake: Path
+        self, run: Callable[..., Pipeline], post: Client, lake: Path
     ) -> None:
         post.queue("orders").send(1)
         first = Lake(str(lake))
         first.lock()
-        with pytest.raises(Held, match="another pipeline is running"):
+        with pytest.raises(InUse, match="another pipeline is running"):
             run().run_once()
-        with pytest.raises(Held, match="another pipeline is running"):
+        with pytest.raises(InUse, match="another pipeline is running"):
             run().run_continuously()
         first.unlock()
         first.lock()
@@ -366,7 +366,7 @@ class TestGuards:
 @pytest.mark.usefixtures("only_bronze")
 class TestLoss:
     def test_lost_lines_end_the_run_and_are_passed_over_only_when_asked(
-        self, run: Callable[..., Pipeline], post: Post, lake: Path, spark: SparkSession
+        self, run: Callable[..., Pipeline], post: Client, lake: Path, spark: SparkSession
     ) -> None:
         queue = post.queue("orders", journal_keep=1000, journal_cap=3000)
         reader = JournalReader(post)
@@ -399,7 +399,7 @@ class TestLoss:
         assert run().run_once().rows == 0
 
     def test_a_queue_made_anew_is_told_apart_from_the_old_one(
-        self, run: Callable[..., Pipeline], post: Post, lake: Path, spark: SparkSession
+        self, run: Callable[..., Pipeline], post: Client, lake: Path, spark: SparkSession
     ) -> None:
         queue = post.queue("orders")
         queue.send_many([1, 2, 3])
@@ -462,7 +462,7 @@ class TestKilled:
         ids=len,
     )
     def test_a_pipeline_killed_at_any_moment_holds_every_line_once_in_the_end(
-        self, spark: SparkSession, server: RedisServer, post: Post, lake: Path, moments: tuple[str, ...]
+        self, spark: SparkSession, server: RedisServer, post: Client, lake: Path, moments: tuple[str, ...]
     ) -> None:
         chance = random.Random(11)
         options: dict[str, Any] = {

@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import restante
-from restante import Admin, Post, State
+from restante import Admin, Client, State
 from restante.spark.lake import Lake
 from restante.spark.pipeline import Pipeline, PipelineOptions
 from tests.cli.conftest import Cli, Ran
@@ -30,7 +30,7 @@ class Shop:
     """A server, its lake, and the command that filled it."""
 
     server: RedisServer
-    post: Post
+    post: Client
     cli: Cli
     filled: Ran
 
@@ -88,7 +88,7 @@ class TestRun:
         finally:
             other.unlock()
         assert ran.code == 4
-        assert json.loads(ran.err)["error"] == "Held"
+        assert json.loads(ran.err)["error"] == "InUse"
 
     def test_a_server_that_is_away_ends_it_before_spark_starts(self, shop: Shop) -> None:
         ran = shop("run", "--url", "redis://127.0.0.1:1")
@@ -115,7 +115,7 @@ class TestRun:
             assert lost > 0
             assert shop("run", *words, "--allow-loss", lake=tmp_path).json["rows"] == 3002 - 2 - lost
 
-    def test_control_c_leaves_a_good_lake_and_nobody(self, spark: SparkSession, post: Post, tmp_path: Path) -> None:
+    def test_control_c_leaves_a_good_lake_and_nobody(self, spark: SparkSession, post: Client, tmp_path: Path) -> None:
         queue = post.queue("orders")
         queue.send_many(list(range(1000)))
         cli, lake = Cli(post.url, tmp_path), tmp_path / "lake"

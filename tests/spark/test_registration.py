@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import restante
-from restante import Admin, Post
+from restante import Admin, Client
 from restante.cli.demo import refresh_insights
 from restante.core.journal_reader import JournalReader, Place
 from restante.spark import registration as module
@@ -30,17 +30,17 @@ KEEP, MANY = 1000, 5000
 
 
 @pytest.fixture
-def admin(post: Post) -> Admin:
+def admin(post: Client) -> Admin:
     return Admin(post)
 
 
-def place(post: Post, queue: str) -> Place:
+def place(post: Client, queue: str) -> Place:
     found = JournalReader(post).place(queue)
     assert found is not None
     return found
 
 
-def busy(post: Post, name: str, lines: int = MANY) -> None:
+def busy(post: Client, name: str, lines: int = MANY) -> None:
     """A journal that keeps as little as it may."""
     queue = post.queue(name, journal_keep=KEEP)
     for start in range(0, lines, 1000):
@@ -48,7 +48,7 @@ def busy(post: Post, name: str, lines: int = MANY) -> None:
 
 
 class TestClaim:
-    def test_a_reader_begins_where_the_journal_does_and_keeps_its_place(self, post: Post) -> None:
+    def test_a_reader_begins_where_the_journal_does_and_keeps_its_place(self, post: Client) -> None:
         busy(post, "old")
         journals = JournalReader(post)
         first = journals.claim("old", "lake")
@@ -59,13 +59,13 @@ class TestClaim:
         assert again is not None
         assert again.readers == {"lake": 4500}
 
-    def test_a_queue_that_is_not_there_is_not_made(self, post: Post, admin: Admin) -> None:
+    def test_a_queue_that_is_not_there_is_not_made(self, post: Client, admin: Admin) -> None:
         assert JournalReader(post).claim("nosuch", "lake") is None
         assert admin.queues() == []
 
 
 class TestRegistration:
-    def test_journals_wait_from_the_moment_of_registration(self, post: Post) -> None:
+    def test_journals_wait_from_the_moment_of_registration(self, post: Client) -> None:
         post.queue("orders", journal_keep=KEEP)
         post.queue("orders").send(0)
         with Registration(post.url):
@@ -74,7 +74,7 @@ class TestRegistration:
         busy(post, "other")
         assert place(post, "other").floor > 0
 
-    def test_queues_that_appear_later_are_registered_with(self, post: Post) -> None:
+    def test_queues_that_appear_later_are_registered_with(self, post: Client) -> None:
         with Registration(post.url, queues="shop.*", reader="lake"):
             post.queue("shop.late").send(1)
             post.queue("elsewhere").send(1)
@@ -82,7 +82,7 @@ class TestRegistration:
         assert place(post, "elsewhere").readers == {}
 
     def test_a_queue_made_anew_is_registered_with_again(
-        self, post: Post, admin: Admin, monkeypatch: pytest.MonkeyPatch
+        self, post: Client, admin: Admin, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(module, "LOOKS", 1)
         post.queue("orders").send(1)
@@ -92,7 +92,7 @@ class TestRegistration:
                 fresh.queue("orders").send(2)
             wait_until(lambda: place(post, "orders").readers == {"pipeline": 0}, 60, "registering")
 
-    def test_what_it_registered_can_be_withdrawn_and_nothing_else(self, post: Post) -> None:
+    def test_what_it_registered_can_be_withdrawn_and_nothing_else(self, post: Client) -> None:
         for name in ("orders", "emails"):
             post.queue(name).send(1)
         JournalReader(post).register("emails", "pipeline", 1)
@@ -108,7 +108,7 @@ class TestRegistration:
 
 
 class TestStream:
-    def test_a_stream_registers_before_its_first_batch_and_with_new_queues_as_it_sees_them(self, post: Post) -> None:
+    def test_a_stream_registers_before_its_first_batch_and_with_new_queues_as_it_sees_them(self, post: Client) -> None:
         post.queue("orders", journal_keep=KEEP).send(0)
         reader: Any = stream_reader(post.url, reader="lake")
         start = reader.initialOffset()
@@ -124,7 +124,7 @@ class TestStream:
 
 class TestEveryWayIn:
     def test_the_command_registers_before_it_starts_spark(
-        self, post: Post, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+        self, post: Client, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         post.queue("orders", journal_keep=KEEP).send(0)
 
@@ -144,7 +144,7 @@ class TestEveryWayIn:
         assert "The lake begins" not in (tmp_path / "lake" / "report.html").read_text()
 
     def test_a_lake_that_begins_late_says_so_in_summary_status_and_report(
-        self, post: Post, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+        self, post: Client, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         busy(post, "orders")
         before = place(post, "orders").floor
@@ -162,7 +162,7 @@ class TestEveryWayIn:
         assert sentence in " ".join(cli.inside("pipeline", "status", "--lake", "lake").out.split())
 
     def test_where_spark_does_not_start_no_journal_waits_for_it(
-        self, post: Post, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, post: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         post.queue("orders").send(0)
 
@@ -174,7 +174,7 @@ class TestEveryWayIn:
         assert ran.code != 0
         assert place(post, "orders").readers == {}
 
-    def test_the_demo_registers_before_it_waits_for_its_shop(self, post: Post, tmp_path: Path) -> None:
+    def test_the_demo_registers_before_it_waits_for_its_shop(self, post: Client, tmp_path: Path) -> None:
         post.queue("orders").send(0)
         closed = threading.Event()
         closed.set()

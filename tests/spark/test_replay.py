@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import restante
-from restante import Admin, Draft, InvalidInput, JournalEntry, Message, NotFound, Post, QueueFull, State
+from restante import Admin, Client, Draft, InvalidInput, JournalEntry, Message, NotFound, QueueFull, State
 from restante.core.journal_reader import JournalReader
 from restante.spark.pipeline import Pipeline, PipelineOptions
 from restante.spark.replay import Plan, Replay
@@ -46,7 +46,7 @@ class Letters:
     """A server and a lake as they were just after the pipeline's run."""
 
     server: RedisServer
-    post: Post
+    post: Client
     admin: Admin
     lake: Path
     spark: SparkSession
@@ -68,7 +68,7 @@ class Letters:
         return {queue: self.admin.counts(queue).journal_last for queue in self.admin.queues()}
 
 
-def fill(post: Post) -> None:
+def fill(post: Client) -> None:
     """Messages acked and dead, many and few, in a queue whose journal has the payloads and in one whose has not."""
     orders, mail = post.queue("orders", journal="payloads", dedup=0), post.queue("mail")
     few = [

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
-from restante import Post
+from restante import Client
 from restante.core.errors import InvalidInput
 from restante.spark import session as module
 from restante.spark.session import session
@@ -80,7 +80,7 @@ class TestTheSession:
 
 class TestStarting:
     def test_a_program_says_nothing_but_its_own_words_and_knows_the_format_untold(
-        self, run: Runner, post: Post
+        self, run: Runner, post: Client
     ) -> None:
         require("java")
         blocks = fresh_name("blocks")

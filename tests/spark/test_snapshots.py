@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 import restante
-from restante import Post
+from restante import Client
 from restante.core.admin import Admin
 from restante.core.errors import InvalidInput, NotFound
 from restante.core.message import Message, State
@@ -35,7 +35,7 @@ class Desk:
 
     server: RedisServer
     clock: FrozenClock
-    post: Post
+    post: Client
 
     @property
     def url(self) -> str:
@@ -59,7 +59,7 @@ def desk(_desk: Desk) -> Desk:
     return _desk
 
 
-def every_state(post: Post) -> str:
+def every_state(post: Client) -> str:
     """A queue with two messages in each state, of all sorts; returns its name."""
     queue = post.queue(fresh_name("states"), keep_done=10, retry=fixed(HOUR))
     admin = Admin(post)
@@ -280,7 +280,7 @@ class TestRsmq:
 
 
 class TestWithSpark:
-    def test_snapshots_and_rsmq_are_tables(self, spark: SparkSession, post: Post, server: RedisServer) -> None:
+    def test_snapshots_and_rsmq_are_tables(self, spark: SparkSession, post: Client, server: RedisServer) -> None:
         queue = every_state(post)
         client = Node(server.client())
         client.create("old")

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
-from restante.core.message import Event
+from restante.core.message import JournalEvent
 from restante.spark import tables
 from restante.spark.schemas import ATTEMPTS, COUNTED, DATE, GOLD, JOURNAL, MESSAGES, SILVER, SUMMED, THROUGHPUT, Table
 from tests.spark import reference
@@ -170,7 +170,12 @@ class TestShape:
         assert collected(made(read, [], expected([])).items()) == {name: [] for name in BY_NAME}
 
     def test_every_event_is_counted_but_those_of_queues_and_edits(self) -> None:
-        assert {*COUNTED} == {*Event} - {Event.CONFIGURED, Event.PAUSED, Event.RESUMED, Event.EDITED}
+        assert {*COUNTED} == {*JournalEvent} - {
+            JournalEvent.CONFIGURED,
+            JournalEvent.PAUSED,
+            JournalEvent.RESUMED,
+            JournalEvent.EDITED,
+        }
 
     def test_every_fate_is_a_column_of_the_audit(self) -> None:
         assert {*tables.FATES} <= {*BY_NAME["audit"].names}

@@ -19,10 +19,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from pyspark.sql.types import StructType
 
-from restante import Post
+from restante import Client
 from restante.core.admin import Admin
 from restante.core.errors import InvalidInput, InvalidName, InvalidPayload, PayloadTooLarge, QueueFull, RestanteError
-from restante.core.message import Event, Message, State
+from restante.core.message import JournalEvent, Message, State
 from restante.core.queue import LeasedMessage, Queue
 from restante.core.retry import fixed
 from restante.spark.writing import Written, hashed_id
@@ -34,13 +34,13 @@ INSTANT = pa.timestamp("us", tz="UTC")
 HOUR = 3600.0
 
 
-def lying(post: Post, queue: str) -> dict[str, Message]:
+def lying(post: Client, queue: str) -> dict[str, Message]:
     """Every message in the queue, whole."""
     admin = Admin(post)
     return {message.id: admin.show(queue, message.id) for state in State for message in admin.walk(queue, state)}
 
 
-def payloads(post: Post, queue: str) -> dict[str, Any]:
+def payloads(post: Client, queue: str) -> dict[str, Any]:
     return {id: message.payload for id, message in lying(post, queue).items()}
 
 
@@ -49,12 +49,12 @@ def numbered(count: int, start: int = 0) -> list[Row]:
 
 
 class TestSending:
-    def test_rows_become_messages_under_their_ids(self, post: Post) -> None:
+    def test_rows_become_messages_under_their_ids(self, post: Client) -> None:
         queue = fresh_name("sent")
         assert written(post.url, numbered(5), queue=queue) == Written(done=5)
         assert payloads(post, queue) == {f"m{number}": number for number in range(5)}
 
-    def test_text_and_bytes_are_json_unless_another_type_is_named(self, post: Post) -> None:
+    def test_text_and_bytes_are_json_unless_another_type_is_named(self, post: Client) -> None:
         queue = fresh_name("bodies")
         text: list[Row] = [{"message_id": "t", "payload": '{"a":"ü"}'}, {"message_id": "null", "payload": None}]
         raw: list[Row] = [{"message_id": "b", "payload": b"[1]"}]
@@ -71,7 +71,7 @@ class TestSending:
         }  # fmt: skip
         assert lying(post, queue)["png"].content_type == "image/png"
 
-    def test_every_column_with_a_meaning_is_heeded(self, post: Post) -> None:
+    def test_every_column_with_a_meaning_is_heeded(self, post: Client) -> None:
         queue = fresh_name("columns")
         due = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=2)
         rows: list[Row] = [
@@ -97,7 +97,7 @@ class TestSending:
         assert (plain.kind, plain.priority, plain.headers, plain.max_attempts) == ("", 0, {}, None)
         assert plain.state is State.READY
 
-    def test_without_a_payload_the_other_columns_are_it(self, post: Post) -> None:
+    def test_without_a_payload_the_other_columns_are_it(self, post: Client) -> None:
         queue = fresh_name("made")
         at = datetime(2026, 1, 31, 12, tzinfo=UTC)
         row = {"order": 7, "who": "ü", "price": Decimal("1.50"), "day": date(2026, 1, 31), "at": at, "none": None,
@@ -110,37 +110,37 @@ class TestSending:
             "none": None, "items": [{"n": 1}, {"n": 2}],
         }  # fmt: skip
 
-    def test_a_call_takes_as_many_rows_as_told(self, post: Post, server: RedisServer) -> None:
+    def test_a_call_takes_as_many_rows_as_told(self, post: Client, server: RedisServer) -> None:
         queue = fresh_name("calls")
         assert written(post.url, numbered(25), queue=queue, rowsPerCall=10).done == 25
         assert call(server.client(), "XLEN", f"restante:{{{queue}}}:journal") == 3
 
-    def test_no_rows_are_no_messages(self, post: Post) -> None:
+    def test_no_rows_are_no_messages(self, post: Client) -> None:
         empty = batch_of([], pa.schema({"message_id": pa.string(), "payload": pa.string()}))
         assert write_batch(post.url, empty, queue=fresh_name("empty")) == Written()
 
 
 class TestIds:
-    def test_an_id_made_from_columns_is_the_same_at_every_try(self, post: Post) -> None:
+    def test_an_id_made_from_columns_is_the_same_at_every_try(self, post: Client) -> None:
         queue = fresh_name("made")
         rows = [{"order": number // 2, "line": number % 2, "text": "x"} for number in range(10)]
         assert written(post.url, rows, queue=queue, idColumns="order, line") == Written(done=10)
         assert written(post.url, rows[::-1], queue=queue, idColumns="order,line") == Written(before=10)
         assert set(lying(post, queue)) == {hashed_id([row["order"], row["line"]]) for row in rows}
 
-    def test_a_given_id_goes_before_one_made(self, post: Post) -> None:
+    def test_a_given_id_goes_before_one_made(self, post: Client) -> None:
         queue = fresh_name("both")
         rows: list[Row] = [{"message_id": "given", "n": 1}, {"message_id": None, "n": 2}]
         assert written(post.url, rows, queue=queue, idColumns="n").done == 2
         assert set(lying(post, queue)) == {"given", hashed_id([2])}
 
-    def test_random_ids_are_new_at_every_try(self, post: Post) -> None:
+    def test_random_ids_are_new_at_every_try(self, post: Client) -> None:
         queue = fresh_name("random")
         for _ in range(2):
             assert written(post.url, [{"n": 1}, {"n": 1}], queue=queue, idColumns="random").done == 2
         assert len(lying(post, queue)) == 4
 
-    def test_rows_that_differ_only_in_bytes_are_two_messages(self, post: Post) -> None:
+    def test_rows_that_differ_only_in_bytes_are_two_messages(self, post: Client) -> None:
         queue = fresh_name("bytes")
         rows = [{"key": b"\xff", "payload": "1"}, {"key": b"\xfe", "payload": "2"}]
         assert written(post.url, rows, queue=queue, idColumns="key").done == 2
@@ -162,20 +162,20 @@ class TestIds:
 
 
 class TestTwice:
-    def test_a_whole_job_run_again_sends_nothing(self, post: Post) -> None:
+    def test_a_whole_job_run_again_sends_nothing(self, post: Client) -> None:
         queue = fresh_name("twice")
         assert written(post.url, numbered(600), queue=queue) == Written(done=600)
         assert written(post.url, numbered(600), queue=queue) == Written(before=600)
         assert len(entries(post, queue)) == 600
 
-    def test_what_was_acked_meanwhile_is_not_sent_again(self, post: Post) -> None:
+    def test_what_was_acked_meanwhile_is_not_sent_again(self, post: Client) -> None:
         queue = fresh_name("acked")
         written(post.url, numbered(20), queue=queue)
         for message in post.queue(queue).receive_many(7):
             message.ack()
         assert written(post.url, numbered(25), queue=queue) == Written(done=5, before=20)
 
-    def test_a_failed_tasks_retry_sends_only_what_is_missing(self, post: Post) -> None:
+    def test_a_failed_tasks_retry_sends_only_what_is_missing(self, post: Client) -> None:
         queue = fresh_name("failed")
         made = source(post.url, queue=queue, rowsPerCall=10)
         schema = StructType().add("message_id", "string").add("payload", "string")
@@ -190,21 +190,21 @@ class TestTwice:
         again = made.writer(schema, False).write(iter([batch_of(numbered(20)), batch_of(numbered(20, 20))]))
         assert again == Written(done=20, before=20)
 
-    def test_a_row_that_cannot_be_sent_stops_its_call_whole(self, post: Post) -> None:
+    def test_a_row_that_cannot_be_sent_stops_its_call_whole(self, post: Client) -> None:
         queue = fresh_name("stopped")
         rows = [*numbered(15), {"message_id": "bad id", "payload": "1"}]
         with pytest.raises(InvalidName):
             written(post.url, rows, queue=queue, rowsPerCall=10)
         assert set(lying(post, queue)) == {f"m{number}" for number in range(10)}
 
-    def test_a_repeated_epoch_changes_nothing(self, post: Post) -> None:
+    def test_a_repeated_epoch_changes_nothing(self, post: Client) -> None:
         queue = fresh_name("epoch")
         assert write_batch(post.url, batch_of(numbered(30)), stream=True, queue=queue) == Written(done=30)
         before = entries(post, queue)
         assert write_batch(post.url, batch_of(numbered(30)), stream=True, queue=queue) == Written(before=30)
         assert entries(post, queue) == before
 
-    def test_a_replay_sends_copies_that_say_where_they_are_from_once(self, post: Post) -> None:
+    def test_a_replay_sends_copies_that_say_where_they_are_from_once(self, post: Client) -> None:
         queue = fresh_name("replay")
         rows = [{**row, "headers": '{"trace":"t"}'} for row in numbered(3)]
         for name, told in (("monday", Written(done=3)), ("monday", Written(before=3)), ("tuesday", Written(done=3))):
@@ -271,7 +271,7 @@ class TestRefusing:
             ", ".join(f"{name}={told!r}" for name, told in value.items()) if isinstance(value, dict) else ""
         ),
     )
-    def test_a_row_that_cannot_be_a_message_is_refused(self, post: Post, row: Row, error: type[Exception]) -> None:
+    def test_a_row_that_cannot_be_a_message_is_refused(self, post: Client, row: Row, error: type[Exception]) -> None:
         queue = fresh_name("refused")
         whole = {"message_id": "m", "payload": "1", **row}
         schema = pa.schema({"message_id": pa.string(), "payload": pa.string()})
@@ -280,11 +280,11 @@ class TestRefusing:
         assert isinstance(raised.value, RestanteError)
         assert lying(post, queue) == {}
 
-    def test_bytes_are_not_made_into_text_behind_ones_back(self, post: Post) -> None:
+    def test_bytes_are_not_made_into_text_behind_ones_back(self, post: Client) -> None:
         with pytest.raises(InvalidInput, match="base64"):
             written(post.url, [{"key": 1, "blob": b"\xff"}], queue=fresh_name("blob"), idColumns="key")
 
-    def test_limits_of_the_queue_hold(self, post: Post) -> None:
+    def test_limits_of_the_queue_hold(self, post: Client) -> None:
         small = post.queue(fresh_name("small"), max_payload=10, max_length=5)
         small.send(1)
         with pytest.raises(PayloadTooLarge):
@@ -295,7 +295,7 @@ class TestRefusing:
 
 
 class TestPace:
-    def test_tasks_of_one_job_keep_the_rate_together(self, post: Post) -> None:
+    def test_tasks_of_one_job_keep_the_rate_together(self, post: Client) -> None:
         rate, seconds = 400, 3
         for _ in range(3):
             queue = fresh_name("paced")
@@ -324,7 +324,7 @@ class TestPace:
 class Held:
     """A queue with leased messages, and the writer that settles them."""
 
-    def __init__(self, post: Post, count: int = 4, **queue: Any) -> None:
+    def __init__(self, post: Client, count: int = 4, **queue: Any) -> None:
         self.post = post
         self.consumer = fresh_name("scoring")
         self.queue: Queue = post.queue(fresh_name("held"), **queue)
@@ -348,7 +348,7 @@ class Held:
 
 
 class TestSettling:
-    def test_each_verdict_does_what_its_verb_does(self, post: Post) -> None:
+    def test_each_verdict_does_what_its_verb_does(self, post: Client) -> None:
         held = Held(post, keep_done=10, retry=fixed(HOUR))
         words = ("ack", "nack", "bury", "release")
         rows = [
@@ -364,13 +364,13 @@ class TestSettling:
         for one in (nacked, buried):
             assert (one.history[-1].error_class, one.history[-1].error) == ("ValueError", "no")
 
-    def test_lines_of_the_journal_are_those_of_the_verbs(self, post: Post) -> None:
+    def test_lines_of_the_journal_are_those_of_the_verbs(self, post: Client) -> None:
         held = Held(post, 3)
         held.settle(held.rows("ack"))
         last = [(entry.event, entry.message_id) for entry in entries(post, held.queue.name)[-3:]]
-        assert last == [(Event.ACKED, message.id) for message in held.messages]
+        assert last == [(JournalEvent.ACKED, message.id) for message in held.messages]
 
-    def test_a_failed_message_waits_by_its_own_policy_or_the_queues(self, post: Post) -> None:
+    def test_a_failed_message_waits_by_its_own_policy_or_the_queues(self, post: Client) -> None:
         held = Held(post, 3, retry=fixed(100.0, 200.0))
         own = [
             {**held.rows("nack", [message])[0], "attempts": attempts, "retry": retry}
@@ -384,7 +384,7 @@ class TestSettling:
             waits.append(round((shown.due_at - shown.history[-1].ended_at).total_seconds()))
         assert waits == [100, 200, 1000]
 
-    def test_a_row_may_say_itself_when_it_comes_again(self, post: Post) -> None:
+    def test_a_row_may_say_itself_when_it_comes_again(self, post: Client) -> None:
         held = Held(post, 2, retry=fixed(100.0))
         rows = [{**row, "delay_seconds": delay} for row, delay in zip(held.rows("nack"), (7.0, 0.0), strict=True)]
         held.settle(rows)
@@ -393,7 +393,7 @@ class TestSettling:
         assert round((later.due_at - later.history[-1].ended_at).total_seconds()) == 7
         assert soon.state in (State.RETRYING, State.READY)
 
-    def test_spent_attempts_and_an_ended_policy_are_dead(self, post: Post) -> None:
+    def test_spent_attempts_and_an_ended_policy_are_dead(self, post: Client) -> None:
         spent = Held(post, 1, max_attempts=1)
         spent.settle(spent.rows("nack", attempts=1))
         ended = Held(post, 1, retry=fixed(1.0))
@@ -401,7 +401,7 @@ class TestSettling:
         assert [*spent.states().values(), *ended.states().values()] == ["dead", "dead"]
 
     @pytest.mark.parametrize("verdict", ["ack", "nack", "bury", "release"])
-    def test_a_lease_settled_before_keeps_its_verdict(self, post: Post, verdict: str) -> None:
+    def test_a_lease_settled_before_keeps_its_verdict(self, post: Client, verdict: str) -> None:
         held = Held(post, 30, retry=fixed(HOUR))
         assert held.settle(held.rows(verdict)[:10]) == Written(done=10)
         assert held.settle(held.rows(verdict), rowsPerCall=7) == Written(done=20, before=10)
@@ -410,7 +410,7 @@ class TestSettling:
             assert held.settle(held.rows(again)) == Written(before=30)
         assert (held.states(), entries(post, held.queue.name)) == (states, journal)
 
-    def test_lost_leases_are_counted_and_left_alone(self, post: Post) -> None:
+    def test_lost_leases_are_counted_and_left_alone(self, post: Client) -> None:
         held = Held(post, 4)
         held.messages[0].bury()
         held.messages[1].nack(delay=HOUR)
@@ -421,16 +421,16 @@ class TestSettling:
         assert held.states() == before
         assert held.settle(held.rows("ack")) == Written(done=2, lost=2)
 
-    def test_one_lease_told_twice_in_a_batch_is_settled_once(self, post: Post) -> None:
+    def test_one_lease_told_twice_in_a_batch_is_settled_once(self, post: Client) -> None:
         held = Held(post, 1)
         told = held.settle([*held.rows("ack"), *held.rows("ack")])
         assert told.lost == 0
-        assert [entry.event for entry in entries(post, held.queue.name)].count(Event.ACKED) == 1
+        assert [entry.event for entry in entries(post, held.queue.name)].count(JournalEvent.ACKED) == 1
 
     @pytest.mark.parametrize(
         "wrong", [{"verdict": "acked"}, {"verdict": None}, {"lease_token": None}, {"message_id": None}]
     )
-    def test_a_row_without_a_verdict_or_lease_is_refused_and_nothing_settled(self, post: Post, wrong: Row) -> None:
+    def test_a_row_without_a_verdict_or_lease_is_refused_and_nothing_settled(self, post: Client, wrong: Row) -> None:
         held = Held(post, 2)
         rows = held.rows("ack")
         schema = pa.schema(dict.fromkeys(rows[0], pa.string()))
@@ -440,7 +440,7 @@ class TestSettling:
             )
         assert set(held.states().values()) == {"leased"}
 
-    def test_words_of_any_error_are_kept_readable(self, post: Post) -> None:
+    def test_words_of_any_error_are_kept_readable(self, post: Client) -> None:
         held = Held(post, 1)
         text = "tab\tline\nüñ " + "x" * 10_000 + " the end"
         held.settle(held.rows("bury", error_class="my.Odd\tError ü", error=text))
@@ -455,7 +455,7 @@ class TestWithSpark:
         columns = (F.concat(F.lit("m"), "id").alias("message_id"), F.to_json(F.struct("id")).alias("payload"))
         return spark.range(0, count, 1, 3).select(*columns, F.lit("spark").alias("kind"))
 
-    def test_a_job_run_twice_sends_each_row_once(self, spark: SparkSession, post: Post) -> None:
+    def test_a_job_run_twice_sends_each_row_once(self, spark: SparkSession, post: Client) -> None:
         queue = fresh_name("job")
         for _ in range(2):
             writer = self.frame(spark, 700).write.format("restante").options(url=post.url, queue=queue)
@@ -463,7 +463,9 @@ class TestWithSpark:
         assert payloads(post, queue) == {f"m{number}": {"id": number} for number in range(700)}
         assert len(entries(post, queue)) == 700
 
-    def test_a_job_that_failed_half_way_is_finished_by_running_it_again(self, spark: SparkSession, post: Post) -> None:
+    def test_a_job_that_failed_half_way_is_finished_by_running_it_again(
+        self, spark: SparkSession, post: Client
+    ) -> None:
         queue = fresh_name("half")
         whole = self.frame(spark, 300)
         broken = whole.withColumn("payload", F.when(F.col("message_id") == "m250", "{").otherwise(F.col("payload")))
@@ -473,13 +475,13 @@ class TestWithSpark:
         whole.write.format("restante").options(url=post.url, queue=queue).mode("append").save()
         assert len(entries(post, queue)) == len(lying(post, queue)) == 300
 
-    def test_overwriting_is_refused_with_the_remedy(self, spark: SparkSession, post: Post) -> None:
+    def test_overwriting_is_refused_with_the_remedy(self, spark: SparkSession, post: Client) -> None:
         writer = self.frame(spark, 1).write.format("restante").options(url=post.url, queue="q")
         with pytest.raises(Exception, match="append"):
             writer.mode("overwrite").save()
 
     def test_a_stream_that_lost_its_last_commit_repeats_the_epoch_without_doubles(
-        self, spark: SparkSession, post: Post, tmp_path: Path
+        self, spark: SparkSession, post: Client, tmp_path: Path
     ) -> None:
         queue, arriving, checkpoint = fresh_name("stream"), tmp_path / "in", tmp_path / "checkpoint"
         arriving.mkdir()

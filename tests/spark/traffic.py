@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from restante import Admin, Held, LeaseLost, Post, Queue, State, fixed
+from restante import Admin, Client, LeaseLost, MessageLeased, Queue, State, fixed
 from restante.core.settings import QueueOptions
 
 #: Seconds a lease of this traffic lasts: short enough that some run out while a test watches.
@@ -22,7 +22,7 @@ KINDS = ("", "order", "refund")
 class Traffic:
     """Moves messages of some queues about."""
 
-    def __init__(self, post: Post, seed: int, names: Sequence[str] = ("orders", "mail", "thumbnails")) -> None:
+    def __init__(self, post: Client, seed: int, names: Sequence[str] = ("orders", "mail", "thumbnails")) -> None:
         self.chance = random.Random(seed)
         self.admin = Admin(post, operator="ada")
         options: QueueOptions = {"lease": LEASE, "max_attempts": 2, "retry": fixed(0.02)}
@@ -70,7 +70,7 @@ class Traffic:
     def delete(self, queue: Queue) -> None:
         try:
             self.admin.delete(queue.name, self._some(queue))
-        except Held:
+        except MessageLeased:
             pass  # another process took one meanwhile
 
     def purge(self, queue: Queue) -> None:

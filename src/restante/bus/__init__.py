@@ -25,14 +25,14 @@ from restante.core.extras import needs_extra
 with needs_extra("bus", "restante.bus"):
     from restante.bus.batch import Publishing
     from restante.bus.broker import Answer, Published
-    from restante.bus.client import AsyncClient, Client
+    from restante.bus.client import AsyncBusClient, BusClient
     from restante.bus.envelope import Envelope
     from restante.bus.schema import Event
 
 if TYPE_CHECKING:
     from restante.bus.app import Bus
 
-__all__ = ["Answer", "AsyncClient", "Bus", "Client", "Envelope", "Event", "Published", "Publishing"]
+__all__ = ["Answer", "AsyncBusClient", "Bus", "BusClient", "Envelope", "Event", "Published", "Publishing"]
 
 
 def __getattr__(name: str) -> Any:

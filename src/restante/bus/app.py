@@ -27,7 +27,7 @@ from restante.bus.addresses import celery_url, chosen, is_rabbitmq, shown
 from restante.bus.batch import Batch, Publishing
 from restante.bus.broker import CALLS, Answer, Published, Sending
 from restante.bus.celery_settings import CeleryOptions
-from restante.bus.client import AsyncClient, Client, Topic, open_post, say
+from restante.bus.client import AsyncBusClient, BusClient, Topic, open_post, say
 from restante.bus.delivery import Delivery
 from restante.bus.handlers import Handler, Retrying
 from restante.bus.keeping import Keeper, RedisKeeper
@@ -48,13 +48,13 @@ from restante.core.errors import InvalidInput, RestanteError
 from restante.core.journal import Line
 from restante.core.keys import QUEUES, SUBSCRIPTIONS
 from restante.core.keywords import check_keywords
-from restante.core.message import Event, State
+from restante.core.message import JournalEvent, State
 from restante.core.retry import RetryPolicy, exponential, seconds
 from restante.core.topics import valid_pattern, valid_topic, valid_word
 from restante.rabbitmq.topology import TopologyOptions, valid_service
 
 if TYPE_CHECKING:
-    from restante.core.queue import Post
+    from restante.core.queue import Client
 
 F = TypeVar("F", bound=Callable[..., Any])
 log = logging.getLogger("restante")
@@ -275,16 +275,18 @@ class Bus(Celery):
     # -- speaking ------------------------------------------------------------------------------------------------
 
     @functools.cached_property
-    def client(self) -> Client:
+    def client(self) -> BusClient:
         """What publishes and calls for this service."""
         self._settings.check()
-        return Client(self.broker_url, source=self.service, store=self._store_url, prefix=self._prefix, **self._ladder)
+        return BusClient(
+            self.broker_url, source=self.service, store=self._store_url, prefix=self._prefix, **self._ladder
+        )
 
     @functools.cached_property
-    def aio(self) -> AsyncClient:
+    def aio(self) -> AsyncBusClient:
         """The same with await: `await bus.aio.publish(…)`, `await bus.aio.call(…)`."""
         self._settings.check()
-        return AsyncClient(
+        return AsyncBusClient(
             self.broker_url, source=self.service, store=self._store_url, prefix=self._prefix, **self._ladder
         )
 
@@ -309,31 +311,31 @@ class Bus(Celery):
     def publish(
         self, topic: Topic, data: Any = None, *, wait: bool = True, **options: Unpack[PublishOptions]
     ) -> Published | Publishing:
-        """`Client.publish`, with this service as the source."""
+        """`BusClient.publish`, with this service as the source."""
         return self.client.publish(topic, data, wait=wait, **options)
 
     def batch(self) -> Batch:
-        """`Client.batch`: `with bus.batch():` publishes without waiting for each event."""
+        """`BusClient.batch`: `with bus.batch():` publishes without waiting for each event."""
         return self.client.batch()
 
     def publish_many(
         self, events: Iterable[EventClass | tuple[Topic, Any]], **options: Unpack[ManyOptions]
     ) -> list[Published]:
-        """`Client.publish_many`, with this service as the source."""
+        """`BusClient.publish_many`, with this service as the source."""
         return self.client.publish_many(events, **options)
 
     def call(self, topic: Topic, data: Any = None, **options: Unpack[CallOptions]) -> Any:
-        """`Client.call`, with this service as the source."""
+        """`BusClient.call`, with this service as the source."""
         return self.client.call(topic, data, **options)
 
     def call_all(self, topic: Topic, data: Any = None, **options: Unpack[CallOptions]) -> dict[str, Answer]:
-        """`Client.call_all`, with this service as the source."""
+        """`BusClient.call_all`, with this service as the source."""
         return self.client.call_all(topic, data, **options)
 
     # -- for the worker ------------------------------------------------------------------------------------------
 
     @functools.cached_property
-    def _post(self) -> Post | None:
+    def _post(self) -> Client | None:
         """The Redis that keeps the records, and on Redis everything else."""
         if not self.on_rabbitmq:
             return open_post(self.broker_url)
@@ -382,13 +384,13 @@ class Bus(Celery):
         """Who is to have a message."""
         return self.subscriptions.get(queue) or self.answered.get(topic)
 
-    def line(self, delivery: Delivery, event: Event, state: State | str, **more: Any) -> Line | None:
+    def line(self, delivery: Delivery, event: JournalEvent, state: State | str, **more: Any) -> Line | None:
         """A line for the journal, where the broker does not write its own."""
         if not self.on_rabbitmq or self._post is None:
             return None
         return delivery.line(event, state, self._consumer, **more)
 
-    def note(self, delivery: Delivery, event: Event, state: State | str, **more: Any) -> None:
+    def note(self, delivery: Delivery, event: JournalEvent, state: State | str, **more: Any) -> None:
         """Writes such a line; that it cannot be written holds nothing up."""
         line = self.line(delivery, event, state, **more)
         if line is not None:
@@ -432,7 +434,7 @@ class Bus(Celery):
         if self.on_rabbitmq and not own and chosen is None and len(self._queues) > 1:
             self.amqp.queues.deselect(f"{self.service}.tasks")
 
-    def _register(self, post: Post) -> None:
+    def _register(self, post: Client) -> None:
         """Tells pages and commands who has subscribed to what; what this service no longer has is taken out."""
         command = post.connection.command
         flat = command("HGETALL", SUBSCRIPTIONS, key=SUBSCRIPTIONS)
@@ -473,7 +475,7 @@ class Bus(Celery):
 class _Journal(NoRecords):
     """No deduplication, but the journal."""
 
-    def __init__(self, post: Post, prefix: str) -> None:
+    def __init__(self, post: Client, prefix: str) -> None:
         self._lines = RedisRecords(post.connection, prefix=prefix)
 
     def take(self, subscription: str, id: str, attempts: int, line: Line | None = None, *, seize: bool = False) -> Any:

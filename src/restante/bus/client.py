@@ -32,7 +32,7 @@ from restante.core.retry import seconds
 from restante.core.settings import ClientOptions, ClientSettings
 
 if TYPE_CHECKING:
-    from restante.core.queue import Post
+    from restante.core.queue import Client
 
 #: Keywords of publish, as candidates for what was meant.
 _PUBLISH = PublishOptions.__optional_keys__ | {"wait"}
@@ -115,7 +115,7 @@ def allowed(timeout: float | timedelta) -> float:
     return seconds(timeout, "timeout", least=0.001)
 
 
-class Client:
+class BusClient:
     """Publishes and calls over one broker; safe to share between threads. Close it when done."""
 
     def __init__(
@@ -230,7 +230,7 @@ class Client:
         self.close()
 
 
-class AsyncClient:
+class AsyncBusClient:
     """The same for asyncio."""
 
     def __init__(
@@ -250,11 +250,11 @@ class AsyncClient:
             self._broker = AsyncRabbitBroker(self.url, store=store, **cast(RabbitOptions, settings))
         else:
             from restante.bus.on_redis import AsyncRedisBroker
-            from restante.core.queue import AsyncPost
+            from restante.core.queue import AsyncClient
 
             url, on_close = _resolved(self.url)
             self._broker = AsyncRedisBroker(
-                AsyncPost(url, ClientSettings.parse(cast(ClientOptions, settings)), on_close=on_close), prefix
+                AsyncClient(url, ClientSettings.parse(cast(ClientOptions, settings)), on_close=on_close), prefix
             )
         self._alone = self.batch()
 
@@ -271,7 +271,7 @@ class AsyncClient:
     async def publish(
         self, topic: Topic, data: Any = None, *, wait: bool = True, **options: Unpack[PublishOptions]
     ) -> Published | asyncio.Task[Published]:
-        """`Client.publish` with await; `wait=False` returns a task, whose name is the event's id."""
+        """`BusClient.publish` with await; `wait=False` returns a task, whose name is the event's id."""
         said, how = sending(topic, data, self.source, options, _PUBLISH)
 
         async def send() -> Published:
@@ -286,17 +286,17 @@ class AsyncClient:
         return Published(said.envelope.id, None) if wait else task
 
     def batch(self) -> AsyncBatch:
-        """`Client.batch` with await: `async with client.batch():`. It holds for this task and those made inside."""
+        """`BusClient.batch` with await: `async with client.batch():`. It holds for this task and those made inside."""
         return AsyncBatch(self._opened, self._broker.at_once)
 
     async def call(self, topic: Topic, data: Any = None, **options: Unpack[CallOptions]) -> Any:
-        """`Client.call` with await."""
+        """`BusClient.call` with await."""
         said, timeout = _call(topic, data, self.source, options)
         answer = await self._broker.call(said.envelope, said.text, timeout)
         return answer.value(said.response, said.declined)
 
     async def call_all(self, topic: Topic, data: Any = None, **options: Unpack[CallOptions]) -> dict[str, Answer]:
-        """`Client.call_all` with await."""
+        """`BusClient.call_all` with await."""
         said, timeout = _call(topic, data, self.source, options)
         return by_service(await self._broker.call_all(said.envelope, said.text, timeout))
 
@@ -320,12 +320,12 @@ def by_service(answers: list[Answer]) -> dict[str, Answer]:
     return made
 
 
-def open_post(url: str, **settings: Unpack[ClientOptions]) -> Post:
+def open_post(url: str, **settings: Unpack[ClientOptions]) -> Client:
     """The core's client for a Redis broker."""
-    from restante.core.queue import Post
+    from restante.core.queue import Client
 
     found, on_close = _resolved(url)
-    return Post(found, ClientSettings.parse(settings), on_close=on_close)
+    return Client(found, ClientSettings.parse(settings), on_close=on_close)
 
 
 def _resolved(url: str) -> tuple[str, Any]:

@@ -18,7 +18,7 @@ from restante.bus.registry import Card, cards
 from restante.core.admin import Admin
 from restante.core.errors import NotFound
 from restante.core.message import Message, State
-from restante.core.queue import Post
+from restante.core.queue import Client
 
 #: Dead events one list shows.
 PAGE = 100
@@ -95,7 +95,7 @@ def found(letters: DeadLetters, id: str) -> DeadEvent:
 class RedisDead:
     """Dead messages in the queues of a service's subscriptions."""
 
-    def __init__(self, post: Post, service: str, *, operator: str | None = None) -> None:
+    def __init__(self, post: Client, service: str, *, operator: str | None = None) -> None:
         self.service = service
         self._post = post
         self._admin = Admin(post, operator=operator)
@@ -172,7 +172,7 @@ def _dead(subscription: str, message: Message) -> DeadEvent:
     return DeadEvent(
         message.id, subscription, message.kind, str(message.headers.get("source", "")), message.attempts,
         last.ended_at if last else None, last.error_class if last else "", last.error if last else "",
-        message._stored.body[:10_000].decode(errors="replace"), message.replays,
+        message.stored.body[:10_000].decode(errors="replace"), message.replays,
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import orjson
 
 from restante.bus.envelope import Envelope
 from restante.core.journal import Line
-from restante.core.message import Event, State
+from restante.core.message import JournalEvent, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Delivery:
         headers, attempts, *rest = orjson.loads(packed)
         return cls(Envelope.read(headers, attempts=attempts), *rest)
 
-    def line(self, event: Event, state: State | str, consumer: str, **more: Any) -> Line:
+    def line(self, event: JournalEvent, state: State | str, consumer: str, **more: Any) -> Line:
         """A line of the journal about it."""
         envelope = self.envelope
         sent = None if envelope.time is None else int(envelope.time.timestamp() * 1000)

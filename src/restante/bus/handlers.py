@@ -149,7 +149,7 @@ class Handler:
         except (ValueError, RecursionError) as error:
             raise InvalidPayload(f"the body is not JSON: {error}") from None
         if isinstance(value, Event):
-            value._envelope = envelope
+            value.received_in(envelope)
         return value
 
     def run(self, task: Any, envelope: Envelope, value: Any) -> Any:

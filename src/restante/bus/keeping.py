@@ -14,7 +14,7 @@ from restante.core.settings import QueueOptions, QueueSettings
 
 if TYPE_CHECKING:
     from restante.bus.app import Bus
-    from restante.core.queue import Post
+    from restante.core.queue import Client
 
 _TOKEN = re.compile(r"[0-9a-f]{32}")
 
@@ -72,7 +72,7 @@ class RedisKeeper:
     #: The dead stay in their queue.
     archive_length = None
 
-    def __init__(self, bus: Bus, post: Post, prefix: str) -> None:
+    def __init__(self, bus: Bus, post: Client, prefix: str) -> None:
         self._bus = bus
         self._post = post
         self._prefix = prefix
@@ -92,7 +92,7 @@ class RedisKeeper:
         if not _TOKEN.fullmatch(token):
             raise Malformed("a call's reply address is a token of its caller's, and nothing else")
         # By the server's clock until it was received, by ours since.
-        left = taken._stored.sent_ms / 1000 + call_seconds(headers) - taken._received_ms / 1000
+        left = taken.stored.sent_ms / 1000 + call_seconds(headers) - taken.received_ms / 1000
         return Delivery(envelope, way, queue, token, time.time() + left, priority=taken.priority, size=size)
 
     def put_off(self, queue: str, message: Any) -> bool:
@@ -106,7 +106,7 @@ class RedisKeeper:
         message.channel.bury(message.delivery_tag, error)
 
     def reply(self, delivery: Delivery, answer: Answer) -> None:
-        from restante.core.once import reply
+        from restante.core.claims import reply
 
         seconds = max(0.0, delivery.deadline - time.time()) + REPLY_GRACE
         self._post.connection.run_all(reply(delivery.reply_to, answer.packed(), seconds))
@@ -134,7 +134,7 @@ class RedisKeeper:
         for name, handler in bus.subscriptions.items():
             wanted: QueueOptions = {"max_attempts": handler.retrying.max_attempts, "retry": handler.retrying.policy}
             queue = self._post.queue(self._prefix + name)
-            queue._open()
+            queue.ensure_open()
             settings: QueueSettings = queue.settings
             if any(getattr(settings, key) != value for key, value in wanted.items()):
                 queue.configure(**wanted)

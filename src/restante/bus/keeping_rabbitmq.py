@@ -22,7 +22,7 @@ from restante.bus.keeping import call_seconds, way_of
 from restante.bus.on_rabbitmq import MOST_PRIORITY, REPLY_TO, Links, from_headers, packed, unreachable
 from restante.bus.registry import Card
 from restante.core.errors import QueueFull, RestanteError, Unavailable
-from restante.core.message import Event, State
+from restante.core.message import JournalEvent, State
 from restante.core.retry import RetryPolicy
 from restante.core.topics import is_topic, matches
 from restante.rabbitmq.ladder import CRASH_DELAY, Ladder
@@ -159,7 +159,7 @@ class RabbitKeeper:
         self._publish(message, body, headers, exchange, key, delivery.envelope.id)
         _ack(message, request)
         name = getattr(error, "name", type(error).__name__)
-        self._bus.note(delivery, Event.NACKED, State.RETRYING, delay=delay, error_class=name)
+        self._bus.note(delivery, JournalEvent.NACKED, State.RETRYING, delay=delay, error_class=name)
 
     def bury(self, message: Any, request: Any, error: BaseException) -> None:
         original, body, delivery, _ = getattr(message, "restante", (message.headers, message.body, None, None))
@@ -183,7 +183,7 @@ class RabbitKeeper:
                 self._publish(message, body, again, exchange, key, id)
         _ack(message, request)
         if delivery is not None:
-            self._bus.note(delivery, Event.BURIED, State.DEAD, error_class=name)
+            self._bus.note(delivery, JournalEvent.BURIED, State.DEAD, error_class=name)
 
     def _publish(self, message: Any, body: Any, headers: dict[str, Any], exchange: str, key: str, id: str) -> None:
         """As it was but for the headers; what could not be read keeps the content type it came with."""

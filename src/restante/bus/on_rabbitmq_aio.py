@@ -145,8 +145,8 @@ class AsyncRabbitBroker:
         if self._registry and exchange == CALLS:
             await asyncio.to_thread(self._registry.called, envelope, len(text))
         answers: list[Answer] = []
-        bell = asyncio.Event()
-        self._waiting[envelope.id] = (answers, bell)
+        waker = asyncio.Event()
+        self._waiting[envelope.id] = (answers, waker)
         try:
             while True:
                 message = _message(envelope, text, None, deadline - time.monotonic())
@@ -158,9 +158,9 @@ class AsyncRabbitBroker:
             if not heard:
                 raise NoHandler(f"no service answers {envelope.topic}: start the one that does, or check the spelling")
             while count is None or len(answers) < count:
-                bell.clear()
+                waker.clear()
                 try:
-                    await asyncio.wait_for(bell.wait(), max(0.0, deadline - time.monotonic()))
+                    await asyncio.wait_for(waker.wait(), max(0.0, deadline - time.monotonic()))
                 except TimeoutError:
                     break
             return answers

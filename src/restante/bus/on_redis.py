@@ -26,12 +26,12 @@ from restante.bus.broker import (
 from restante.bus.envelope import Envelope
 from restante.core import operations as ops
 from restante.core.admin import DELETE
-from restante.core.errors import CallTimeout, Mismatch, NoHandler, Unroutable
-from restante.core.exchange import BLOCK, Plain
+from restante.core.call_retry import BLOCK, Plain
+from restante.core.errors import CallTimeout, NoHandler, TopologyMismatch, Unroutable
 from restante.core.keys import QUEUES, exchange_key, reply_keys
 from restante.core.message import Draft
 from restante.core.operations import MAX_BATCH, QueueRef
-from restante.core.queue import AsyncPost, Flow, Post, Wait, open_queue, run_flow, run_flow_async
+from restante.core.queue import AsyncClient, Client, Flow, Wait, open_queue, run_flow, run_flow_async
 from restante.core.routes import QueueInfo, Table, question
 from restante.core.stored import Json
 
@@ -39,7 +39,7 @@ from restante.core.stored import Json
 class Routes:
     """The routes of one server as this process knows them, and how a message finds its queues."""
 
-    def __init__(self, post: Post | AsyncPost, prefix: str, *, riding: bool) -> None:
+    def __init__(self, post: Client | AsyncClient, prefix: str, *, riding: bool) -> None:
         self._post = post
         self._prefix = prefix
         #: Whether a question can travel in front of a send: with the synchronous runner, outside a cluster.
@@ -47,7 +47,7 @@ class Routes:
         self._tables: dict[str, Table] = {}
 
     def _opened(self, name: str) -> Flow[QueueRef]:
-        ref = self._post.queue(self._prefix + name)._ref
+        ref = self._post.queue(self._prefix + name).ref
         if not ref.opened:
             yield open_queue(ref)
             yield Plain(("SADD", QUEUES, ref.name), QUEUES)
@@ -195,7 +195,7 @@ def _headers(envelope: Envelope) -> dict[str, Any]:
 class RedisBroker:
     """The synchronous client of a Redis broker."""
 
-    def __init__(self, post: Post, prefix: str = "") -> None:
+    def __init__(self, post: Client, prefix: str = "") -> None:
         self.post = post
         self._routes = Routes(post, prefix, riding=True)
 
@@ -230,7 +230,7 @@ class AsyncRedisBroker:
     #: Each takes a connection for its round trip; more would wait for one core of the server.
     at_once = 16
 
-    def __init__(self, post: AsyncPost, prefix: str = "") -> None:
+    def __init__(self, post: AsyncClient, prefix: str = "") -> None:
         self.post = post
         self._routes = Routes(post, prefix, riding=False)
 
@@ -248,14 +248,14 @@ class AsyncRedisBroker:
 
 
 def bind(
-    post: Post, prefix: str, exchange: str, type: str, bindings: Sequence[tuple[str, str]], owned: Collection[str]
+    post: Client, prefix: str, exchange: str, type: str, bindings: Sequence[tuple[str, str]], owned: Collection[str]
 ) -> list[str]:
     """Makes sure of these bindings (queue, pattern), and that the owned queues have no others; says what it removed."""
     key = exchange_key(prefix + exchange, "routes")
     command = post.connection.command
     table = Table.parse(command("HGETALL", key, key=key))
     if table.declared and table.type != type:
-        raise Mismatch(
+        raise TopologyMismatch(
             f"the exchange {exchange} is of type {table.type} on {post.connection.endpoint.shown}, not {type}: another "
             f"program has declared it; delete {key.decode()} if nobody needs it, or give the bus a prefix="
         )

@@ -48,7 +48,7 @@ class RedisRecords:
         self._keys: dict[str, QueueKeys] = {}
 
     def _run(self, verb: str, subscription: str, id: str, attempts: int, line: Line | None) -> Taken:
-        from restante.core.once import once
+        from restante.core.claims import once
 
         keys = self._keys.get(subscription)
         if keys is None:

@@ -37,7 +37,7 @@ with needs_extra("outbox", "the outbox"):
     from sqlalchemy import insert as sql_insert
 
 from restante.bus.broker import Sending
-from restante.bus.client import Client, Topic, sending
+from restante.bus.client import BusClient, Topic, sending
 from restante.bus.envelope import Envelope, Malformed
 from restante.bus.options import PublishOptions
 from restante.core.errors import InvalidInput, RestanteError, Unroutable
@@ -79,7 +79,7 @@ class Executes(Protocol):
 class Outbox:
     """Events that wait in a table of the user's own database.
 
-    `client` is a `Bus` or a `Client`. Several relays may run: on PostgreSQL and MySQL they share the rows, elsewhere
+    `client` is a `Bus` or a `BusClient`. Several relays may run: on PostgreSQL and MySQL they share the rows, elsewhere
     they take turns.
     """
 
@@ -87,7 +87,7 @@ class Outbox:
         self, client: Any, *, name: str = "restante_outbox", metadata: MetaData | None = None, **unknown: Never
     ) -> None:
         check_keywords(unknown, ("name", "metadata"), "Outbox")
-        self._client: Client = getattr(client, "client", client)
+        self._client: BusClient = getattr(client, "client", client)
         metadata = metadata if metadata is not None else MetaData()
         # SQLite counts by itself in this type alone.
         counted = BigInteger().with_variant(Integer, "sqlite")

@@ -19,11 +19,11 @@ from restante.bus.envelope import Envelope
 from restante.core.errors import RestanteError
 from restante.core.journal import Line
 from restante.core.keys import SUBSCRIPTIONS, QueueKeys
-from restante.core.message import Event, State
+from restante.core.message import JournalEvent, State
 from restante.core.topics import matches
 
 if TYPE_CHECKING:
-    from restante.core.queue import Post
+    from restante.core.queue import Client
 
 log = logging.getLogger("restante")
 
@@ -57,7 +57,7 @@ class Card:
         return cls(name, **{key: value for key, value in told.items() if key in cls.__slots__ and key != "name"})
 
 
-def cards(post: Post) -> list[Card]:
+def cards(post: Client) -> list[Card]:
     """Every handler that services have told of, by name."""
     flat = post.connection.command("HGETALL", SUBSCRIPTIONS, key=SUBSCRIPTIONS)
     made = []
@@ -104,12 +104,12 @@ class Registry:
     def sent(self, envelope: Envelope, size: int, how: Sending) -> int | None:
         """Notes an event in the journal of every subscription that gets it; says how many, None if unknown."""
         state = State.SCHEDULED if how.delay else State.READY
-        line = self._line(Event.SENT, state, envelope, size, how.priority, how.delay or None)
+        line = self._line(JournalEvent.SENT, state, envelope, size, how.priority, how.delay or None)
         return self._note(envelope, line, [c.queue for c in self._topics(envelope.topic)])
 
     def sent_many(self, events: Sequence[tuple[Envelope, int, Sending]]) -> list[int | None]:
         """`sent` of several events by one round trip."""
-        from restante.core.once import once
+        from restante.core.claims import once
 
         if time.monotonic() < self._away_until:
             return [None] * len(events)
@@ -117,7 +117,7 @@ class Registry:
         for envelope, size, how in events:
             queues = [card.queue for card in self._topics(envelope.topic)]
             state = State.SCHEDULED if how.delay else State.READY
-            line = self._line(Event.SENT, state, envelope, size, how.priority, how.delay or None)
+            line = self._line(JournalEvent.SENT, state, envelope, size, how.priority, how.delay or None)
             ops += [once("note", QueueKeys(queue), envelope.id, 0, 1.0, line) for queue in queues]
             counts.append(len(queues))
         try:
@@ -129,12 +129,14 @@ class Registry:
 
     def not_sent(self, envelope: Envelope, size: int) -> None:
         """Takes that back."""
-        line = self._line(Event.DELETED, "gone", envelope, size, 0, None, detail="not published")
+        line = self._line(JournalEvent.DELETED, "gone", envelope, size, 0, None, detail="not published")
         self._note(envelope, line, [c.queue for c in self._topics(envelope.topic)])
 
     def called(self, envelope: Envelope, size: int) -> None:
         """Notes a call in the journal of its queue."""
-        self._note(envelope, self._line(Event.SENT, State.READY, envelope, size, 0, None), [f"call:{envelope.topic}"])
+        self._note(
+            envelope, self._line(JournalEvent.SENT, State.READY, envelope, size, 0, None), [f"call:{envelope.topic}"]
+        )
 
     def _topics(self, topic: str) -> list[Card]:
         try:
@@ -144,13 +146,20 @@ class Registry:
             return []
 
     def _line(
-        self, event: Event, state: Any, envelope: Envelope, size: int, priority: int, delay: float | None, **more: Any
+        self,
+        event: JournalEvent,
+        state: Any,
+        envelope: Envelope,
+        size: int,
+        priority: int,
+        delay: float | None,
+        **more: Any,
     ) -> Line:
         sent = None if envelope.time is None else int(envelope.time.timestamp() * 1000)
         return Line(event, state, envelope.topic, size, priority, sent, self._post.consumer, delay, **more)
 
     def _note(self, envelope: Envelope, line: Line, queues: list[str]) -> int | None:
-        from restante.core.once import once
+        from restante.core.claims import once
 
         if time.monotonic() < self._away_until:
             return None

@@ -20,7 +20,7 @@ from restante.bus.handlers import Handler
 from restante.bus.schema import encode
 from restante.core.errors import Declined, RestanteError
 from restante.core.journal import Taken
-from restante.core.message import MAX_ERROR, Event, State
+from restante.core.message import MAX_ERROR, JournalEvent, State
 
 if TYPE_CHECKING:
     from restante.bus.app import Bus
@@ -50,9 +50,9 @@ def handle(bus: Bus, handler: Handler, task: Any, delivery: Delivery, text: str)
     # Redis ends an event by its own clock; RabbitMQ has none for messages that travel.
     if bus.on_rabbitmq and envelope.is_over:
         log.info("expired subscription=%s id=%s", name, envelope.id)
-        bus.note(delivery, Event.DELETED, "gone", detail="expired")
+        bus.note(delivery, JournalEvent.DELETED, "gone", detail="expired")
         return
-    line = bus.line(delivery, Event.RECEIVED, State.LEASED)
+    line = bus.line(delivery, JournalEvent.RECEIVED, State.LEASED)
     records, turn = bus.records_of(handler), turn_of(bus, handler, delivery)
     seize = not bus.on_rabbitmq and not (handler.early and delivery.expired)
     try:
@@ -88,7 +88,7 @@ def handle(bus: Bus, handler: Handler, task: Any, delivery: Delivery, text: str)
         # Without its traceback, whose frames would keep each other and everything they saw until the collector comes.
         raise Retry(text, exc=error.with_traceback(None), when=delay) from None
     try:
-        records.confirm(name, envelope.id, turn, bus.line(delivery, Event.ACKED, "gone"))
+        records.confirm(name, envelope.id, turn, bus.line(delivery, JournalEvent.ACKED, "gone"))
     except RestanteError as error:
         # It is done: a double that comes within the window would run, which is better than this one running again.
         log.warning("not confirmed subscription=%s id=%s error=%s", name, envelope.id, error)
@@ -117,9 +117,9 @@ def answer(bus: Bus, handler: Handler, task: Any, delivery: Delivery, text: str)
     envelope = delivery.envelope
     if time.time() >= delivery.deadline:
         log.info("call too late topic=%s id=%s", envelope.topic, envelope.id)
-        bus.note(delivery, Event.DELETED, "gone", detail="expired")
+        bus.note(delivery, JournalEvent.DELETED, "gone", detail="expired")
         return
-    bus.note(delivery, Event.RECEIVED, State.LEASED)
+    bus.note(delivery, JournalEvent.RECEIVED, State.LEASED)
     try:
         result = handler.run(task, envelope, handler.value(envelope, text))
         made = Answer(handler.service, "ok", encode(result, handler.returns))
@@ -129,4 +129,4 @@ def answer(bus: Bus, handler: Handler, task: Any, delivery: Delivery, text: str)
         log.exception("call failed topic=%s id=%s", envelope.topic, envelope.id)
         made = Answer(handler.service, "failed", error_class=type(error).__name__, error=str(error)[:1000])
     bus.reply(delivery, made)
-    bus.note(delivery, Event.ACKED, "gone", error_class=made.error_class)
+    bus.note(delivery, JournalEvent.ACKED, "gone", error_class=made.error_class)

@@ -51,6 +51,10 @@ class Event(BaseModel):
         if error is not None:
             cls.error = error
 
+    def received_in(self, envelope: Envelope) -> None:
+        """Notes the envelope this event was received in."""
+        self._envelope = envelope
+
     @property
     def envelope(self) -> Envelope:
         """Id, time, source, version, attempts of a received event."""

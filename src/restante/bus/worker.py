@@ -25,7 +25,7 @@ from restante.bus.broker import Answer
 from restante.bus.envelope import Malformed
 from restante.bus.running import release
 from restante.core.errors import RestanteError
-from restante.core.message import ToldError
+from restante.core.message import RemoteError
 
 log = logging.getLogger("restante")
 
@@ -77,7 +77,7 @@ def handing(c: Any, inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
         except (Malformed, Spent) as error:
             log.error("buried queue=%s error=%s", queue, error)
             try:
-                bus.keeper.bury(message, None, ToldError(type(error).__name__, str(error)))
+                bus.keeper.bury(message, None, RemoteError(type(error).__name__, str(error)))
             except (RestanteError, OSError) as failure:
                 # Given back, or its place among those at hand would be taken for good; on RabbitMQ by the ladder.
                 log.error("not buried queue=%s error=%s", queue, failure)
@@ -155,7 +155,7 @@ class Request(celery_request.Request):
             self.acknowledge()
             return
         delay, name = self._decide(error, delivery, handler)
-        told = ToldError(name, str(info.traceback if info is not None else f"{name}: {error}"))
+        told = RemoteError(name, str(info.traceback if info is not None else f"{name}: {error}"))
         try:
             self._tell(delay, told)
             self.acknowledged = True
@@ -182,7 +182,7 @@ class Request(celery_request.Request):
             return handler.retrying.delay(attempts, RuntimeError(str(error))), type(error).__name__
         return None, type(error).__name__
 
-    def _tell(self, delay: float | None, told: ToldError) -> None:
+    def _tell(self, delay: float | None, told: RemoteError) -> None:
         message = self._message
         bus, (_, _, delivery, handler) = self._app, message.restante
         if delay is None:
@@ -192,7 +192,7 @@ class Request(celery_request.Request):
         else:
             bus.keeper.retry(message, self, delay, told)
 
-    def _insist(self, delay: float | None, told: ToldError) -> None:
+    def _insist(self, delay: float | None, told: RemoteError) -> None:
         while True:
             try:
                 return self._tell(delay, told)

@@ -24,7 +24,7 @@ from restante.celery.presence import drop_queue
 from restante.celery.unroutable import expendable, no_route, not_found
 from restante.core import operations as ops
 from restante.core.admin import Admin
-from restante.core.errors import Held, NotFound, RestanteError
+from restante.core.errors import MessageLeased, NotFound, RestanteError
 from restante.core.keys import exchange_key
 from restante.core.message import new_id
 from restante.core.operations import MAX_BATCH
@@ -55,7 +55,7 @@ class Source:
         self.name = name
         self.info = info
         self.queue = channel.desk.queue(name)
-        self.marker = self.queue._ref.keys["marker"]
+        self.marker = self.queue.ref.keys["marker"]
         #: Whether something may be there: before the first look, after a wake-up, while there was more. A transient
         #: queue mostly has broadcasts alone; what else is there has set its marker.
         self.maybe = not info.transient
@@ -154,7 +154,7 @@ class Channel(Declaring):
             Admin(self.desk.post, audited=False).delete(
                 self.desk.name(queue), [message["properties"]["restante_id"]], detail="no longer bound"
             )
-        except (Held, NotFound, KeyError):
+        except (MessageLeased, NotFound, KeyError):
             pass
 
     def _send(
@@ -168,10 +168,10 @@ class Channel(Declaring):
         delay = 0.0 if message.get("due") else wire.delay_of(headers)
         lettered = "x-dead-letter-exchange" in info.arguments
         queue = self.desk.queue(info.name)
-        if not queue._ref.opened:
-            queue._open()
+        if not queue.ref.opened:
+            queue.ensure_open()
         call = ops.send(
-            queue._ref,
+            queue.ref,
             payload,
             id=id or properties.get("restante_id") or new_id(),
             kind=wire.kind_of(headers),
@@ -183,7 +183,7 @@ class Channel(Declaring):
         )
         call.question = question
         if id is None and properties.pop("restante_new", None):
-            ops.first_try(queue._ref, call)
+            ops.first_try(queue.ref, call)
         self.desk.post.connection.run(call)
         return call.answer
 
@@ -371,7 +371,7 @@ class Channel(Declaring):
             if taken.attempts > limit:
                 self._dead_letter(source.info, message, "delivery_limit")
                 return
-            lapses_at = None if expires is None else taken._stored.sent_ms + (waited + expires) * 1000
+            lapses_at = None if expires is None else taken.stored.sent_ms + (waited + expires) * 1000
             if lapses_at is not None and lapses_at <= now and not taken.replays:
                 self._dead_letter(source.info, message, "expired")
                 return

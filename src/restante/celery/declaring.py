@@ -96,8 +96,8 @@ class Declaring(base.StdChannel):
             "max_attempts": 65535 if "x-dead-letter-exchange" in info.arguments else limit,
             "max_length": info.arguments.get("x-max-length"),
         }
-        if not queue._ref.opened:
-            queue._open()
+        if not queue.ref.opened:
+            queue.ensure_open()
         if any(getattr(queue.settings, name) != value for name, value in wanted.items()):
             queue.configure(**wanted)
 

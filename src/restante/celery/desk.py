@@ -20,10 +20,10 @@ from restante.celery.presence import Presence
 from restante.celery.routing import Routing
 from restante.celery.unroutable import DroppedMessages
 from restante.connecting import resolve
+from restante.core.call_retry import away
 from restante.core.errors import LeaseLost, RestanteError, Unavailable
-from restante.core.exchange import away
 from restante.core.operations import MAX_BATCH, Received
-from restante.core.queue import LeasedMessage, Post, Queue, receiving
+from restante.core.queue import Client, LeasedMessage, Queue, receiving
 from restante.core.renewal import Renewal
 from restante.core.settings import ClientSettings
 
@@ -49,7 +49,7 @@ class Desk:
             "patience": options.patience, "allow_eviction": options.allow_eviction,
         }  # fmt: skip
         settings = ClientSettings(**{name: value for name, value in told.items() if value is not None})  # type: ignore[arg-type]
-        self.post = Post(url, settings)
+        self.post = Client(url, settings)
         extra = self.post.connection.endpoint.options
         if options.client_name:
             extra["client_name"] = options.client_name
@@ -66,6 +66,7 @@ class Desk:
         self.presence = Presence(self)
         self.dropped = DroppedMessages(self)
         self.renewal = Renewal(self.post.connection)
+        self._queues: dict[str, Queue] = {}
         self._acks: dict[str, deque[LeasedMessage]] = {}
         self._acked_at = 0.0
         #: To be released once the server is back.
@@ -74,7 +75,7 @@ class Desk:
         self._users = 0
         self._clock: tuple[float, float] | None = None
         #: What the registry shows of this process, where a worker says it.
-        self.card = b""
+        self.process_info = b""
         #: When a consumer of this process last looked for messages, by time.monotonic().
         self.polled_at = 0.0
 
@@ -93,7 +94,7 @@ class Desk:
         """The last user closes the client, unless tasks at work still have verdicts to give."""
         with _lock:
             self._users -= 1
-            if self._users > 0 or self.renewal._held or self.has_acks() or self._late:
+            if self._users > 0 or self.renewal.held_any or self.has_acks() or self._late:
                 return
             for key in [key for key, desk in _desks.items() if desk is self]:
                 del _desks[key]
@@ -109,25 +110,27 @@ class Desk:
 
     def queue(self, name: str) -> Queue:
         full = self.name(name)
-        found = self.post._queues.get(full)
-        return found if found is not None else self.post.queue(full)
+        found = self._queues.get(full)
+        if found is None:
+            found = self._queues[full] = self.post.queue(full)
+        return found
 
     # -- taking --------------------------------------------------------------------------------------------------
 
     def take(self, queue: Queue, count: int, lease: float) -> Received:
         """Receives up to `count`; acks that wait travel along."""
         acks = self._waiting_acks(queue.name)
-        if self.card and queue._ref.card != self.card:
-            queue._ref.card, queue._ref.seen = self.card, 0.0
+        if self.process_info and queue.ref.presence != self.process_info:
+            queue.ref.presence, queue.ref.seen = self.process_info, 0.0
         try:
-            got = queue._run(receiving((queue._ref,), count, lease=lease, acks=acks))
+            got = queue.run(receiving((queue.ref,), count, lease=lease, acks=acks))
         except BaseException:
             self._put_back(queue.name, acks)
             raise
         self.polled_at = time.monotonic()
         assert got is not None  # one queue without a wait always answers
         if got.messages:
-            self.renewal.hold(queue._ref, got.messages)
+            self.renewal.hold(queue.ref, got.messages)
             self._start()
         return got
 
@@ -234,7 +237,7 @@ class Desk:
                 elif self.has_acks():
                     if time.monotonic() - self._acked_at >= LONGEST_ACK:
                         self.tell_acks()
-                elif not self.renewal._held:
+                elif not self.renewal.held_any:
                     idle += 1
                     continue
                 idle = failures = 0

@@ -17,7 +17,7 @@ from kombu.utils.imports import symbol_by_name
 
 from restante.celery.wire import Message
 from restante.core.errors import InvalidInput
-from restante.core.message import ToldError
+from restante.core.message import RemoteError
 
 log = logging.getLogger("restante")
 
@@ -53,7 +53,7 @@ class DeadLetters(Request):
     """
 
     #: Why it failed, while Celery decides about the message.
-    _failure: ToldError | None = None
+    _failure: RemoteError | None = None
     _timed_out = False
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
@@ -76,7 +76,7 @@ class DeadLetters(Request):
             self._failure, self._timed_out = None, False
 
     def _failed(self, error: BaseException, text: str, timed_out: bool) -> None:
-        self._failure, self._timed_out = ToldError(type(error).__name__, text), timed_out
+        self._failure, self._timed_out = RemoteError(type(error).__name__, text), timed_out
         if self.acknowledged and not self.task.acks_late:
             _say_lost(self.task.name)
 

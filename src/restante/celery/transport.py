@@ -1,7 +1,7 @@
 """The Kombu transport: one turn of work at a time, driven by Celery's event loop or by `drain_events`.
 
 A turn tells acks and takes what is free in one call per queue, hands messages out, and parks blocked commands that
-wake it: markers of idle queues, broadcast streams, a timer for what falls due, a bell that other threads ring. Every
+wake it: markers of idle queues, broadcast streams, a timer for what falls due, a waker that other threads ring. Every
 wait has an end. On failure a connection error reaches Kombu and Celery, which connect anew; leases are kept meanwhile.
 """
 
@@ -25,9 +25,9 @@ from restante.celery.channel import Channel, Source, entry_order
 from restante.celery.control import extend_inspect
 from restante.celery.desk import Desk
 from restante.celery.options import Options
+from restante.core.blocking import BlockedCommand
+from restante.core.call_retry import BLOCK, markers_by_slot
 from restante.core.errors import InvalidInput, NotReady, ReadOnly, RestanteError, Unavailable, Unconfirmed
-from restante.core.exchange import BLOCK, markers_by_slot
-from restante.core.parking import Parked
 
 log = logging.getLogger("restante")
 
@@ -87,9 +87,9 @@ class Transport(base.Transport):
         self._thread = 0
         self._depth = 0
         self._stirred = True
-        self._bell: tuple[socket.socket, socket.socket] | None = None
-        self._markers: list[Parked] = []
-        self._streams: list[Parked] = []
+        self._waker: tuple[socket.socket, socket.socket] | None = None
+        self._markers: list[BlockedCommand] = []
+        self._streams: list[BlockedCommand] = []
         self._timer: Any = None
         self._timer_at = 0.0
 
@@ -191,11 +191,11 @@ class Transport(base.Transport):
         self._markers, self._streams = [], []
         if hub is not None:
             hub.on_tick.discard(self._tick)
-            if self._bell is not None:
-                _ignoring(hub.remove_reader, self._bell[0])
-        if self._bell is not None:
-            near, far = self._bell
-            self._bell = None
+            if self._waker is not None:
+                _ignoring(hub.remove_reader, self._waker[0])
+        if self._waker is not None:
+            near, far = self._waker
+            self._waker = None
             near.close()
             far.close()
         if self._desk is not None:
@@ -212,24 +212,24 @@ class Transport(base.Transport):
     def stir(self) -> None:
         """Something changed: the next turn must look. From another thread it wakes the loop."""
         self._stirred = True
-        if self._bell is not None and threading.get_ident() != self._thread:
+        if self._waker is not None and threading.get_ident() != self._thread:
             try:
-                self._bell[1].send(b".")
+                self._waker[1].send(b".")
             except OSError:
                 pass  # full: it is ringing already
 
     def _ring(self) -> socket.socket:
-        if self._bell is None:
+        if self._waker is None:
             near, far = socket.socketpair()
             near.setblocking(False)
             far.setblocking(False)
-            self._bell = (near, far)
-        return self._bell[0]
+            self._waker = (near, far)
+        return self._waker[0]
 
     def _quiet(self) -> None:
-        if self._bell is not None:
+        if self._waker is not None:
             try:
-                while self._bell[0].recv(4096):
+                while self._waker[0].recv(4096):
                     pass
             except OSError:
                 pass
@@ -278,7 +278,7 @@ class Transport(base.Transport):
             if not self._busy():
                 connection = self.desk.post.connection
                 for names in markers_by_slot(connection.endpoint, sorted(wanted)):
-                    self._markers.append(self._watch(Parked(connection, ("BZPOPMIN", *names, BLOCK), names[0])))
+                    self._markers.append(self._watch(BlockedCommand(connection, ("BZPOPMIN", *names, BLOCK), names[0])))
         self._park_streams()
 
     def _park_streams(self) -> None:
@@ -296,19 +296,19 @@ class Transport(base.Transport):
         for names in markers_by_slot(connection.endpoint, sorted(wanted)):
             places = [wanted[name] for name in names]
             words = ("XREAD", "BLOCK", int(BLOCK * 1000), "COUNT", ENTRIES, "STREAMS", *names, *places)
-            self._streams.append(self._watch(Parked(connection, words, names[0])))
+            self._streams.append(self._watch(BlockedCommand(connection, words, names[0])))
 
-    def _watch(self, parked: Parked) -> Parked:
+    def _watch(self, parked: BlockedCommand) -> BlockedCommand:
         if self._hub is not None:
             self._hub.add_reader(parked.fileno(), self._answered, parked)
         return parked
 
-    def _unwatch(self, parked: Parked) -> Parked:
+    def _unwatch(self, parked: BlockedCommand) -> BlockedCommand:
         if self._hub is not None:
             _ignoring(self._hub.remove_reader, parked.fileno())
         return parked
 
-    def _answered(self, parked: Parked) -> None:
+    def _answered(self, parked: BlockedCommand) -> None:
         """A blocked command has its answer."""
         if parked in self._markers:
             self._markers.remove(parked)
@@ -404,13 +404,13 @@ class Transport(base.Transport):
 
     def _sleep(self, seconds: float) -> None:
         poller = select.poll()
-        bell = self._ring()
-        poller.register(bell, select.POLLIN)
+        waker = self._ring()
+        poller.register(waker, select.POLLIN)
         by_number = {parked.fileno(): parked for parked in (*self._markers, *self._streams)}
         for number in by_number:
             poller.register(number, select.POLLIN)
         for number, _ in poller.poll(max(0.0, seconds) * 1000):
-            if number == bell.fileno():
+            if number == waker.fileno():
                 self._quiet()
                 self._stirred = True
             else:
@@ -459,11 +459,11 @@ class Transport(base.Transport):
             self._wake_at(due)
 
     def _wake_at(self, seconds: float) -> None:
-        """Makes the loop turn again then. It has chosen its sleep already, so a nearer time rings the bell."""
+        """Makes the loop turn again then. It has chosen its sleep already, so a nearer time rings the waker."""
         if seconds <= 0:
-            if self._bell is not None:
+            if self._waker is not None:
                 try:
-                    self._bell[1].send(b".")
+                    self._waker[1].send(b".")
                 except OSError:
                     pass
             return

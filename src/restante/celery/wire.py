@@ -145,7 +145,7 @@ def parts(message: Waiting, queue: str) -> dict[str, Any]:
     if extra.get("m"):
         properties["delivery_mode"] = 2
     properties["priority"] = message.priority
-    raw = message._stored.body
+    raw = message.stored.body
     return {
         "body": raw if extra.get("b") else raw.decode(),
         "content_type": extra.get("t", "application/json"),

@@ -41,7 +41,7 @@ class Consumers(bootsteps.StartStopStep):
         desk = getattr(c.connection.transport, "desk", None)
         if desk is not None:
             concurrency = getattr(c.controller, "concurrency", None) or c.pool.num_processes or 1
-            desk.card = orjson.dumps(
+            desk.process_info = orjson.dumps(
                 {"host": platform.node(), "pid": os.getpid(), "concurrency": concurrency, "name": c.hostname}
             )
 

@@ -17,10 +17,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from restante import Admin, Event, JournalEntry, RestanteError, State
+from restante import Admin, JournalEntry, JournalEvent, RestanteError, State
 from restante.cli import texts
 from restante.cli.session import Session
-from restante.core.viewing import Counts
+from restante.core.inspector import Counts
 
 #: Samples of a sparkline, one per look.
 SPARKS = 16
@@ -33,7 +33,7 @@ RATES_WIDTH, TREND_WIDTH = 110, 130
 #: Lines the board needs besides one per queue.
 _FRAME = RECENT + 7
 _LEVELS = "▁▂▃▄▅▆▇█"
-_FAILED = (Event.NACKED, Event.BURIED, Event.EXPIRED)
+_FAILED = (JournalEvent.NACKED, JournalEvent.BURIED, JournalEvent.EXPIRED)
 
 
 def sparkline(values: deque[float]) -> str:
@@ -61,10 +61,10 @@ class Pulse:
             return
         before, now = self.counts.totals, counts.totals
 
-        def rate(*events: Event) -> float:
+        def rate(*events: JournalEvent) -> float:
             return max(0.0, sum(now[event.value] - before[event.value] for event in events) / seconds)
 
-        self.sent, self.done, self.failed = rate(Event.SENT), rate(Event.ACKED), rate(*_FAILED)
+        self.sent, self.done, self.failed = rate(JournalEvent.SENT), rate(JournalEvent.ACKED), rate(*_FAILED)
         self.history.append(self.done)
         self.counts = counts
 

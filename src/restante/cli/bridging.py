@@ -42,7 +42,7 @@ def bridge(
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(message)s")
     with opened(context) as client:
         made = Bridge(
-            client._post, queue, to, namespace=client.namespace, back=back, decode=decode, realtime=realtime,
+            client.client, queue, to, namespace=client.namespace, back=back, decode=decode, realtime=realtime,
             lease=lease,
         )  # fmt: skip
         way = f"{to} → rsmq:{queue}" if back else f"rsmq:{queue} → {to}"

@@ -62,10 +62,10 @@ def _value(text: str) -> Any:
 
 def _client(session: Session, broker: str | None) -> Any:
     try:
-        from restante.bus.client import Client
+        from restante.bus.client import BusClient
     except ModuleNotFoundError as error:
         raise WrongUsage(f"the bus needs {error.name}: pip install 'restante[bus]'") from None
-    return Client(_broker(session, broker), source="restante-cli")
+    return BusClient(_broker(session, broker), source="restante-cli")
 
 
 def publish(
@@ -157,11 +157,11 @@ def _has_store(session: Session) -> bool:
 
 
 def _rows_on_redis(session: Session, cards: list[Card]) -> list[dict[str, Any]]:
-    from restante.core.viewing import Viewer
+    from restante.core.inspector import Inspector
 
     if not cards:
         return []
-    counts = {one.queue: one for one in Viewer(session.post).all_counts()}
+    counts = {one.queue: one for one in Inspector(session.post).all_counts()}
     rows = []
     for card in cards:
         row = _row(card)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import restante
-from restante import Admin, Consumer, Event, LeasedMessage, Post, RestanteError, Sweeper, Unavailable
+from restante import Admin, Client, Consumer, JournalEvent, LeasedMessage, RestanteError, Sweeper, Unavailable
 from restante.cli.board import Board, watch
 from restante.cli.session import Session, WrongUsage, stopping
 from restante.core.embedded import answers, socket_path
@@ -66,7 +66,7 @@ class MailboxBusy(Exception):
 # -- the roles, each a process ---------------------------------------------------------------------------------------
 
 
-def produce(post: Post, stop: threading.Event) -> None:
+def produce(post: Client, stop: threading.Event) -> None:
     """Customers order; managers ask for reports, of which one of a name is enough."""
     orders, reports = post.queue("orders"), post.queue("reports")
     number = 0
@@ -82,7 +82,7 @@ def produce(post: Post, stop: threading.Event) -> None:
             reports.send({"report": name}, kind=f"report.{name}", unique=f"report-{name}")
 
 
-def sell(post: Post) -> list[restante.Queue]:
+def sell(post: Client) -> list[restante.Queue]:
     """Orders: quick, and lead to a payment."""
     orders, payments = post.queue("orders"), post.queue("payments")
 
@@ -100,7 +100,7 @@ def sell(post: Post) -> list[restante.Queue]:
     return [orders]
 
 
-def charge(post: Post) -> list[restante.Queue]:
+def charge(post: Client) -> list[restante.Queue]:
     """Payments: some are declined for good, some time out, and now and then the process is killed."""
     payments, emails = post.queue("payments"), post.queue("emails")
     tell = _teller(post.url)
@@ -128,9 +128,9 @@ def _teller(url: str) -> Callable[[str, Any, str], None]:
     """Publishes events, where there are services that hear them."""
     if not _has_bus():
         return lambda topic, data, name: None
-    from restante.bus import Client
+    from restante.bus import BusClient
 
-    client = Client(url, source="payments")
+    client = BusClient(url, source="payments")
 
     def tell(topic: str, data: Any, id: str) -> None:
         client.publish(topic, data, id=id)
@@ -142,7 +142,7 @@ def _has_bus() -> bool:
     return all(importlib.util.find_spec(name) is not None for name in ("celery", "pydantic"))
 
 
-def mail(post: Post) -> list[restante.Queue]:
+def mail(post: Client) -> list[restante.Queue]:
     """Emails: a busy mailbox now and then."""
     emails = post.queue("emails")
 
@@ -155,7 +155,7 @@ def mail(post: Post) -> list[restante.Queue]:
     return [emails]
 
 
-def report(post: Post) -> list[restante.Queue]:
+def report(post: Client) -> list[restante.Queue]:
     """Reports: slow, so some wait."""
     reports = post.queue("reports")
 
@@ -399,7 +399,7 @@ def _doors(url: str, lake: Path, port: int | None) -> Iterator[str]:
 
 
 def _open_shop(
-    session: Session, post: Post, directory: Path, stop: threading.Event, seconds: float | None, port: int | None,
+    session: Session, post: Client, directory: Path, stop: threading.Event, seconds: float | None, port: int | None,
     cast_of: Sequence[str],
 ) -> None:  # fmt: skip
     admin = Admin(post, operator="shop")
@@ -427,10 +427,11 @@ def _open_shop(
             stop.set()
             cast.end()
             operator.join(STOP_TIMEOUT)
-    total = {event: sum(row.totals[event.value] for row in admin.all_counts()) for event in Event}
+    total = {event: sum(row.totals[event.value] for row in admin.all_counts()) for event in JournalEvent}
     session.note(
-        f"closed: {total[Event.SENT]:,} sent, {total[Event.ACKED]:,} acked, {total[Event.NACKED]:,} nacked, "
-        f"{total[Event.BURIED]:,} buried, {total[Event.EXPIRED]:,} expired, {cast.crashes} processes died"
+        f"closed: {total[JournalEvent.SENT]:,} sent, {total[JournalEvent.ACKED]:,} acked, "
+        f"{total[JournalEvent.NACKED]:,} nacked, {total[JournalEvent.BURIED]:,} buried, "
+        f"{total[JournalEvent.EXPIRED]:,} expired, {cast.crashes} processes died"
     )
 
 

@@ -10,12 +10,12 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from restante import Held, QueueSettings, RetryPolicy, State
+from restante import InUse, MessageLeased, QueueSettings, RetryPolicy, State
 from restante.cli import texts
 from restante.cli.names import OneQueue, complete_queue
 from restante.cli.session import Context, Session, WrongUsage, stopping
 from restante.core.admin import ReplayTask
-from restante.core.viewing import ConsumerInfo
+from restante.core.inspector import ConsumerInfo
 
 Ids = Annotated[list[str], typer.Argument(metavar="IDS…", help="Message ids.")]
 Create = Annotated[bool, typer.Option("--create", help="Make the queue though its name resembles another's.")]
@@ -162,11 +162,11 @@ def drop(
 def _refuse_while_used(session: Session, queue: str, leased: int) -> None:
     """A consumer of a dropped queue would make it anew with its next receive."""
     if leased:
-        raise Held(f"{queue} has {leased:,} leased messages: stop its consumers, or say --force")
+        raise MessageLeased(f"{queue} has {leased:,} leased messages: stop its consumers, or say --force")
     users = [one for one in session.admin.consumers() if queue in one.queues and is_running(one)]
     if users:
         names = ", ".join(one.name for one in users[:5])
-        raise Held(f"{queue} is consumed by {names}, seen within the last minute: stop them, or say --force")
+        raise InUse(f"{queue} is consumed by {names}, seen within the last minute: stop them, or say --force")
 
 
 def is_running(consumer: ConsumerInfo) -> bool:

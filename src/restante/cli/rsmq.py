@@ -17,8 +17,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-import restante
-from restante.cli.session import QUICK, Code, Context, Session
+from restante.cli.session import Code, Context, Session
 from restante.rsmq.calls import RsmqReceived
 from restante.rsmq.client import Rsmq
 from restante.rsmq.errors import RsmqError
@@ -104,8 +103,8 @@ def opened(context: Context) -> Iterator[Rsmq]:
     url = told["redis_url"]
     if url is None and session.url is None and session.directory is None:
         url = os.environ.get("REDIS_URL") or None
-    if url is not None and session._post is None:
-        session._post = restante.connect(url, **QUICK)
+    if url is not None:
+        session.use(url)
     post = session.post
     began = time.monotonic()
     try:

@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 
 import restante
-from restante import Admin, Post
+from restante import Admin, Client
 from restante.core import errors
 from restante.core.keywords import nearest, resembling
 from restante.core.names import valid_name
@@ -72,18 +72,23 @@ class Session:
     out: Console = field(default_factory=lambda: _console())
     #: For progress, notes and errors.
     err: Console = field(default_factory=lambda: Console(stderr=True, highlight=False, soft_wrap=True))
-    _post: Post | None = None
+    _post: Client | None = None
 
     @property
-    def post(self) -> Post:
+    def post(self) -> Client:
         """The server meant by --url, RESTANTE_URL or --directory; connected when first asked for."""
         return self.connect()
 
-    def connect(self, **settings: Any) -> Post:
+    def connect(self, **settings: Any) -> Client:
         """The same, with settings for the client that this command needs."""
         if self._post is None:
             self._post = restante.connect(self.url, directory=self.directory, **QUICK | settings)
         return self._post
+
+    def use(self, url: str) -> None:
+        """Connects to this server instead of the one of the global options, unless a connection is open."""
+        if self._post is None:
+            self._post = restante.connect(url, **QUICK)
 
     @property
     def admin(self) -> Admin:

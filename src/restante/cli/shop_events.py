@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from restante import RestanteError, fixed
-from restante.bus import Bus, Client, Event
+from restante.bus import Bus, BusClient, Event
 
 #: Calls per second that ask the warehouse.
 CALLS_PER_SECOND = 2.0
@@ -88,7 +88,7 @@ def loyalty(url: str) -> Bus:
 
 def ask(url: str, stop: threading.Event) -> None:
     """Customers look whether there is enough."""
-    with Client(url, source="website") as client:
+    with BusClient(url, source="website") as client:
         while not stop.wait(random.expovariate(CALLS_PER_SECOND)):
             try:
                 client.call(AskStock(sku=f"s{random.randint(1, 50)}"), timeout=2)

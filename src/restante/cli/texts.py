@@ -15,8 +15,8 @@ from rich.text import Text
 
 from restante import InvalidPayload, JournalEntry, Message, QueueSettings, State
 from restante.cli.session import WrongUsage
+from restante.core.inspector import ConsumerInfo, Counts
 from restante.core.message import Attempt
-from restante.core.viewing import ConsumerInfo, Counts
 from restante.rsmq.reading import RsmqMessage
 from restante.rsmq.viewing import RsmqCounts
 
@@ -141,13 +141,13 @@ def queues_table(rows: list[Counts]) -> Table:
 def payload_bytes(message: Message) -> bytes:
     """The payload as stored; on a page of a list perhaps only its start."""
     try:
-        return message._stored.body
+        return message.stored.body
     except IndexError:
         return b""  # the headers alone are longer than a page shows
 
 
 def is_whole(message: Message) -> bool:
-    return message._stored.whole
+    return message.stored.whole
 
 
 def glance(message: Message) -> str:

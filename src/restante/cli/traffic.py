@@ -245,8 +245,8 @@ def consume(
     sys.path.insert(0, str(Path.cwd()))
     groups: dict[int, list[Queue]] = {}
     for queue in dict.fromkeys(found for name in names for found in find_queues(name)):
-        groups.setdefault(id(queue._connection), []).append(queue)
-    for url in {group[0]._connection.url for group in groups.values()}:
+        groups.setdefault(id(queue.connection), []).append(queue)
+    for url in {group[0].connection.url for group in groups.values()}:
         _check(url)
     # A consumer has one connection: queues of different posts get one each.
     made = [
@@ -257,7 +257,7 @@ def consume(
     def tell() -> None:
         for group in groups.values():
             names_ = ", ".join(queue.name for queue in group)
-            server = group[0]._connection.endpoint.shown
+            server = group[0].connection.endpoint.shown
             session.note(f"consuming {names_} on {server} with concurrency {concurrency}; Ctrl-C to stop")
 
     try:
@@ -289,7 +289,7 @@ def find_queues(name: str) -> list[Queue]:
     except Exception as error:
         raise WrongUsage(f"importing {module_name} failed: {_told(error)}") from None
     if not path:
-        found = [value for value in vars(module).values() if isinstance(value, Queue) and value._handlers]
+        found = [value for value in vars(module).values() if isinstance(value, Queue) and value.handlers]
         if not found:
             raise WrongUsage(f"{module_name} has no queue with a handler: register one with @queue.handler")
         return found
@@ -300,7 +300,7 @@ def find_queues(name: str) -> list[Queue]:
         value = getattr(value, part)
     if not isinstance(value, Queue):
         raise WrongUsage(f"{name} is a {type(value).__name__}, not a queue opened by restante.connect().queue(…)")
-    if not value._handlers:
+    if not value.handlers:
         raise InvalidInput(f"{name} has no handler: register one with @{path}.handler")
     return [value]
 

@@ -51,9 +51,9 @@ class RedisRole(enum.StrEnum):
 #: The scripts each role runs.
 SCRIPTS: dict[RedisRole, frozenset[str]] = {
     RedisRole.VIEW: frozenset({"counts", "list", "show"}),
-    RedisRole.SEND: frozenset({"configure", "pace", "send"}),
+    RedisRole.SEND: frozenset({"configure", "throttle", "send"}),
     RedisRole.CONSUME: frozenset(
-        {"ack", "bury", "clear", "configure", "extend", "hold", "nack", "once", "receive", "release"}
+        {"ack", "bury", "claim", "clear", "configure", "extend", "hold", "nack", "receive", "release"}
     ),
     RedisRole.PIPELINE: frozenset({"counts", "list", "show"}),
     RedisRole.OPERATE: frozenset(

@@ -17,16 +17,16 @@ from typing import Any, Unpack
 import orjson
 
 from restante.core import operations as ops
-from restante.core.errors import Corrupt, Held, InvalidInput, NotFound, RestanteError
+from restante.core.errors import Corrupt, InvalidInput, MessageLeased, NotFound, RestanteError
+from restante.core.inspector import SHOW, Inspector, parse_message
 from restante.core.keys import AUDIT, QUEUES
 from restante.core.keywords import known_keywords, nearest
 from restante.core.message import STATE_LETTERS, Message, State, new_id
 from restante.core.names import valid_name
 from restante.core.operations import Script
-from restante.core.queue import Post, open_queue
+from restante.core.queue import Client, open_queue
 from restante.core.settings import QueueOptions, QueueSettings, milliseconds, queue_fields, whole
 from restante.core.stored import encode
-from restante.core.viewing import SHOW, Viewer, parse_message
 
 log = logging.getLogger("restante")
 
@@ -89,14 +89,14 @@ class ReplayTask:
         return (self.kind is None or message.kind == self.kind) and self.error_class in (None, died_of)
 
 
-class Admin(Viewer):
+class Admin(Inspector):
     """The operator's view of a server: `Admin(post)`. `operator` is who the journal names.
 
     A program that tidies up after itself is no operator: with `audited=False` it leaves no line in the audit.
     """
 
     @known_keywords
-    def __init__(self, post: Post, *, operator: str | None = None, audited: bool = True) -> None:
+    def __init__(self, post: Client, *, operator: str | None = None, audited: bool = True) -> None:
         super().__init__(post)
         self._audited = audited
         # A login may hold characters that names may not; a name given must be right as it is.
@@ -139,7 +139,7 @@ class Admin(Viewer):
         return ref.settings
 
     def delete(self, queue: str, ids: Sequence[str], *, detail: str = "") -> int:
-        """Removes messages by id, in any state but leased (Held); returns how many there were."""
+        """Removes messages by id, in any state but leased (MessageLeased); returns how many there were."""
         check_ids(ids)
         count, held = 0, []
         for start in range(0, len(ids), SLICE):
@@ -153,7 +153,9 @@ class Admin(Viewer):
         if count:
             self.note("delete", queue, count, detail)
         if held:
-            raise Held(f"{len(held)} of {len(ids)} messages are held by consumers and stay, the first is {held[0]}")
+            raise MessageLeased(
+                f"{len(held)} of {len(ids)} messages are held by consumers and stay, the first is {held[0]}"
+            )
         return count
 
     def purge(
@@ -176,13 +178,14 @@ class Admin(Viewer):
     def drop(self, queue: str, *, force: bool = False) -> None:
         """Removes a queue with all it holds, its settings and its journal.
 
-        Held while messages are leased; with `force` those go too, and the verdicts of their consumers have no effect.
+        Raises MessageLeased while messages are leased. With `force` those go too, and the verdicts of their consumers
+        have no effect.
         """
         if not self._post.connection.command("SISMEMBER", QUEUES, valid_name(queue), key=QUEUES):
             raise NotFound(f"no queue {queue}: {nearest(queue, self.queues())}")
         leased = self.counts(queue).leased
         if leased and not force:
-            raise Held(f"{queue} has {leased} leased messages: stop its consumers first, or drop it by force")
+            raise MessageLeased(f"{queue} has {leased} leased messages: stop its consumers first, or drop it by force")
         self.purge(queue)
         keys = self._ref(queue).keys
         fields = self._post.connection.command("HKEYS", keys["queue"], key=keys["queue"])
@@ -207,23 +210,21 @@ class Admin(Viewer):
         """Changes a message nobody holds; what is not named stays."""
         now = self.show(queue, id)
         if now.state is State.LEASED:
-            raise Held(f"{id} is held by {now.consumer}: wait until its lease ends")
+            raise MessageLeased(f"{id} is held by {now.consumer}: wait until its lease ends")
         if now.state is State.DONE:
             raise InvalidInput(f"{id} is done: send a new message instead")
-        stored = now._stored
+        stored = now.stored
         level = now.priority if priority is None else whole(priority, "priority", 0, 255)
         limits = (stored.lease_ms, stored.max_attempts, stored.unique, stored.unique_states)
         due = ""
         if delay is not None:
             wait = timedelta(milliseconds=milliseconds(delay, "delay"))
-            due_at = datetime.fromtimestamp(self._now_ms() / 1000, UTC) + wait
+            due_at = datetime.fromtimestamp(self.now_ms() / 1000, UTC) + wait
         if due_at is not None:
-            due = ops._due(0, due_at)
+            due = ops.due_argument(0, due_at)
         span = stored.expires_ms
         if span is not None and due and now.state is State.SCHEDULED:
-            span = max(
-                0, span - max(0, now._due_ms - stored.sent_ms)
-            )  # what is left of it counts from the new due time
+            span = max(0, span - max(0, now.due_ms - stored.sent_ms))  # what is left of it counts from the new due time
         is_bytes = (payload is ... and stored.options.get("e") == "bytes") or isinstance(payload, bytes)
         body, _ = encode(
             now.payload if payload is ... else payload,
@@ -234,7 +235,7 @@ class Admin(Viewer):
         )  # fmt: skip
         state = self._run(EDIT, queue, [self.operator, id, body, str(level), due])
         if state == b"leased":
-            raise Held(f"{id} was received meanwhile and is unchanged")
+            raise MessageLeased(f"{id} was received meanwhile and is unchanged")
         if not state:
             raise NotFound(f"{queue} has no message {id} any more")
         self.note("edit", queue, 1, id)
@@ -274,11 +275,11 @@ class Admin(Viewer):
         if history:
             key = self._ref(target).keys["history"]
             self._post.connection.command("HSET", key, id, history, key=key)
-        kept = message._stored
+        kept = message.stored
         letters = {letter: state for state, letter in STATE_LETTERS.items()}
         waits, span = message.state in (State.SCHEDULED, State.RETRYING), kept.expires_ms
         if waits and span is not None:
-            span = max(0, kept.sent_ms + span - message._due_ms)  # counts from the due time there
+            span = max(0, kept.sent_ms + span - message.due_ms)  # counts from the due time there
         sent = self._post.queue(target).send(
             message.payload, id=id, priority=message.priority, kind=message.kind, headers=message.headers,
             content_type=message.content_type if kept.options.get("e") == "bytes" else None,
@@ -360,10 +361,10 @@ class Admin(Viewer):
             dead = [id for id, (_, state, *_) in zip(asked, found, strict=True) if state == State.DEAD.value.encode()]
             return dead, over
         page = self.messages(queue, State.DEAD, limit=size, after=work.cursor or None)
-        fresh = [message for message in page.messages if message._settled_ms <= work.until_ms]
+        fresh = [message for message in page.messages if message.settled_ms <= work.until_ms]
         work.seen += len(fresh)
         if fresh:
-            work.cursor = f"{fresh[-1]._settled_ms}~{fresh[-1].id}"
+            work.cursor = f"{fresh[-1].settled_ms}~{fresh[-1].id}"
         over = page.next is None or len(fresh) < len(page.messages)
         return [message.id for message in fresh if work.matches(message)], over
 
@@ -382,7 +383,7 @@ class Admin(Viewer):
             check_ids(ids)
         id = valid_name(name, "task id") if name else new_id()
         return ReplayTask(
-            id, queue, self._now_ms(), kind, error_class, tuple(ids) if ids is not None else None,
+            id, queue, self.now_ms(), kind, error_class, tuple(ids) if ids is not None else None,
             total=self.counts(queue).dead if ids is None else len(ids), operator=self.operator, dry_run=dry_run,
         )  # fmt: skip
 

@@ -19,14 +19,12 @@ import redis
 from redis import exceptions as foreign
 from redis.crc import key_slot
 
-from restante.core.endpoint import Address, Endpoint
-from restante.core.errors import RestanteError, Unavailable
-from restante.core.exchange import (
+from restante.core.call_retry import (
     BLOCK,
     BLOCK_MARGIN,
     HANDSHAKE,
     LOST,
-    Effort,
+    CallRetry,
     Plain,
     Server,
     SlotMap,
@@ -41,6 +39,8 @@ from restante.core.exchange import (
     not_confirmed,
     waiting_failed,
 )
+from restante.core.endpoint import Address, Endpoint
+from restante.core.errors import RestanteError, Unavailable
 from restante.core.keys import QUEUES
 from restante.core.operations import Operation, pack
 from restante.core.settings import ClientSettings
@@ -152,7 +152,7 @@ class Connection:
 
     # -- links ---------------------------------------------------------------------------------------------------
 
-    def _make(self, address: Address | None) -> Link:
+    def make_link(self, address: Address | None) -> Link:
         kind = self.endpoint.options.get("connection_class", redis.Connection)
         options = self.endpoint.kwargs(address)
         # A half-open connection must be noticed before the first command is trusted to it.
@@ -171,7 +171,7 @@ class Connection:
             raise
         return link
 
-    def _take(self, address: Address | None) -> Link:
+    def take_link(self, address: Address | None) -> Link:
         if self._generation != _forks:
             self._idle, self._generation = {}, _forks
         if self._closed:
@@ -179,9 +179,9 @@ class Connection:
         try:
             return self._idle[address].pop()
         except (KeyError, IndexError):
-            return self._make(address)
+            return self.make_link(address)
 
-    def _give(self, address: Address | None, link: Link) -> None:
+    def give_link(self, address: Address | None, link: Link) -> None:
         idle = self._idle.get(address)
         if idle is None:
             idle = self._idle.setdefault(address, deque())
@@ -226,9 +226,9 @@ class Connection:
         known = [address for address in self._idle if address is not None]
         for address in [*known, *self.endpoint.seeds]:
             try:
-                link = self._take(address)
+                link = self.take_link(address)
                 self._slots.learn(link.call(pack(("CLUSTER", "SLOTS"))))
-                self._give(address, link)
+                self.give_link(address, link)
                 return
             except LOST as failure:
                 error = failure
@@ -237,15 +237,15 @@ class Connection:
     def _remap_after(self, failure: RestanteError | None) -> None:
         if failure is not None:
             raise failure from None
-        self._remap(None)
+        self.remap(None)
 
-    def _close_idle(self, address: Address | None) -> None:
+    def close_idle(self, address: Address | None) -> None:
         """Closes what was set aside: where one connection is lost unheard, those beside it are half-open too."""
         for link in self._idle.pop(address, ()):
             link.close()
 
-    def _remap(self, address: Address | None) -> None:
-        self._close_idle(address)
+    def remap(self, address: Address | None) -> None:
+        self.close_idle(address)
         self._master = None
         if self.endpoint.mode == "cluster":
             try:
@@ -257,7 +257,7 @@ class Connection:
 
     def run(self, op: Operation[T], *, patience: float | None = None) -> T:
         """Runs one operation to its end: an answer, or a typed error."""
-        effort: Effort | None = None
+        effort: CallRetry | None = None
         started = time.monotonic()
         ask: Address | None = None
         while True:
@@ -265,16 +265,16 @@ class Connection:
             written = False
             try:
                 address = ask or self.address_of(op.keys[0])
-                link = self._take(address)
+                link = self.take_link(address)
                 if op.once and link.ended():
                     # As long as nothing is written, another connection is no second try.
                     link.close()
-                    link = self._make(address)
+                    link = self.make_link(address)
                 written = True
                 reply = self._call(op, address, link, ask is not None)
             except LOST as error:
                 if effort is None:
-                    effort = Effort(op, self.settings.patience if patience is None else patience, started)
+                    effort = CallRetry(op, self.settings.patience if patience is None else patience, started)
                 step = effort.next(error, self.endpoint.shown, written)
                 if step.error is not None:
                     raise step.error from None
@@ -282,7 +282,7 @@ class Connection:
                     raise misplaced(op, [self.command("TYPE", key, key=key) for key in op.keys]) from None
                 ask = step.ask
                 if step.remap:
-                    self._remap(address)
+                    self.remap(address)
                 if step.load:
                     self._load(op, address)
                 if step.pause:
@@ -301,7 +301,7 @@ class Connection:
             for address, numbers in by_address.items():
                 for start in range(0, len(numbers), PIPELINE):
                     part = numbers[start : start + PIPELINE]
-                    link = self._take(address)
+                    link = self.take_link(address)
                     try:
                         link.write(b"".join(ops[number].packed() for number in part))
                         for number in part:
@@ -312,7 +312,7 @@ class Connection:
                     except BaseException:
                         link.close()
                         raise
-                    self._give(address, link)
+                    self.give_link(address, link)
         except LOST:
             pass
         return [op.parse(replies[n]) if n in replies else self.run(op) for n, op in enumerate(ops)]
@@ -325,12 +325,12 @@ class Connection:
             else:
                 reply = self._call_with(op, link, packed, ask)
         except (foreign.ResponseError, RestanteError):
-            self._give(address, link)
+            self.give_link(address, link)
             raise
         except BaseException:
             link.close()
             raise
-        self._give(address, link)
+        self.give_link(address, link)
         return reply
 
     def _call_with(self, op: Operation[Any], link: Link, packed: bytes, ask: bool) -> Any:
@@ -354,9 +354,9 @@ class Connection:
 
     def _load(self, op: Operation[Any], address: Address | None) -> None:
         try:
-            link = self._take(address)
+            link = self.take_link(address)
             link.call(pack(("SCRIPT", "LOAD", op.script.text)))
-            self._give(address, link)
+            self.give_link(address, link)
         except LOST:
             pass  # the next try meets the same failure and counts it
 
@@ -371,7 +371,7 @@ class Connection:
 
     # -- waiting -------------------------------------------------------------------------------------------------
 
-    def wait(self, markers: Sequence[bytes], seconds: float, bell: Bell | None = None) -> None:
+    def wait(self, markers: Sequence[bytes], seconds: float, waker: Waker | None = None) -> None:
         """Sleeps until one of the markers is set or the time is over; wake-ups are taken, not seen by others.
 
         The server's own timeout is coarse, so the time is kept here and the block ended over a second connection.
@@ -382,40 +382,40 @@ class Connection:
         try:
             for names in markers_by_slot(self.endpoint, markers):
                 address = self.address_of(names[0])
-                link = self._take(address)
+                link = self.take_link(address)
                 parked.append((address, link))
                 link.write(pack(("BZPOPMIN", *names, BLOCK)))
             # Not select(): it fails for the thousandth open file of a process.
             poller = select.poll()
             for _, link in parked:
                 poller.register(link, select.POLLIN)
-            if bell is not None:
-                poller.register(bell, select.POLLIN)
+            if waker is not None:
+                poller.register(waker, select.POLLIN)
             woken = {number for number, _ in poller.poll(limit * 1000)}
             for address, link in parked:
                 if link.fileno() not in woken:
-                    self._unblock(address, link)
+                    self.unblock(address, link)
                 link.patient(BLOCK_MARGIN)
                 link.read()
                 link.patient(self.settings.socket_timeout)
             while parked:
-                self._give(*parked.pop())
+                self.give_link(*parked.pop())
         except foreign.ResponseError as error:
             self._remap_after(waiting_failed(error, markers, self.endpoint.shown))
         except LOST as error:
             for address, _ in parked:
-                self._close_idle(address)
+                self.close_idle(address)
             raise lost_waiting(error, self.endpoint.shown) from None
         finally:
             for _, link in parked:
                 link.close()
 
-    def _unblock(self, address: Address | None, link: Link) -> None:
-        helper = self._take(address)
+    def unblock(self, address: Address | None, link: Link) -> None:
+        helper = self.take_link(address)
         helper.patient(self.settings.connect_timeout)
         helper.call(pack(("CLIENT", "UNBLOCK", link.client_id)))
         helper.patient(self.settings.socket_timeout)
-        self._give(address, helper)
+        self.give_link(address, helper)
 
     def same_server(self, one: bytes, other: bytes) -> bool:
         """Whether one script may name both keys."""
@@ -429,21 +429,21 @@ class Connection:
                 idle.pop().close()
 
 
-class Bell:
+class Waker:
     """Wakes a sleeping runner from another thread or a signal handler."""
 
     def __init__(self) -> None:
         self._near, self._far = socket.socketpair()
         self._near.setblocking(False)
         self._far.setblocking(False)
-        self.rung = False
+        self.woken = False
 
     def fileno(self) -> int:
         return self._near.fileno()
 
-    def ring(self) -> None:
-        """From now on no wait with this bell sleeps."""
-        self.rung = True
+    def wake(self) -> None:
+        """From now on no wait with this waker sleeps."""
+        self.woken = True
         try:
             self._far.send(b".")
         except (BlockingIOError, OSError):

@@ -14,14 +14,12 @@ from typing import Any, TypeVar
 from redis import exceptions as foreign
 from redis.asyncio import connection as driver
 
-from restante.core.endpoint import Address, Endpoint
-from restante.core.errors import RestanteError, Unavailable
-from restante.core.exchange import (
+from restante.core.call_retry import (
     BLOCK,
     BLOCK_MARGIN,
     HANDSHAKE,
     LOST,
-    Effort,
+    CallRetry,
     Plain,
     Server,
     SlotMap,
@@ -36,6 +34,8 @@ from restante.core.exchange import (
     not_confirmed,
     waiting_failed,
 )
+from restante.core.endpoint import Address, Endpoint
+from restante.core.errors import RestanteError, Unavailable
 from restante.core.operations import Operation, pack
 from restante.core.settings import ClientSettings
 
@@ -110,7 +110,7 @@ class AsyncConnection:
 
     # -- links ---------------------------------------------------------------------------------------------------
 
-    async def _make(self, address: Address | None) -> AsyncLink:
+    async def make_link(self, address: Address | None) -> AsyncLink:
         options = self.endpoint.kwargs(address, aio=True)
         # A half-open connection must be noticed before the first command is trusted to it.
         patience, options["socket_timeout"] = options["socket_timeout"], self.settings.connect_timeout
@@ -128,15 +128,15 @@ class AsyncConnection:
             raise
         return link
 
-    async def _take(self, address: Address | None) -> AsyncLink:
+    async def take_link(self, address: Address | None) -> AsyncLink:
         if self._closed:
             raise Unavailable("this client is closed: call restante.aio.connect() again")
         try:
             return self._idle[address].pop()
         except (KeyError, IndexError):
-            return await self._make(address)
+            return await self.make_link(address)
 
-    async def _give(self, address: Address | None, link: AsyncLink) -> None:
+    async def give_link(self, address: Address | None, link: AsyncLink) -> None:
         idle = self._idle.setdefault(address, deque())
         if self._closed or len(idle) >= self.settings.idle_connections:
             await link.close()
@@ -179,21 +179,21 @@ class AsyncConnection:
         known = [address for address in self._idle if address is not None]
         for address in [*known, *self.endpoint.seeds]:
             try:
-                link = await self._take(address)
+                link = await self.take_link(address)
                 self._slots.learn(await link.call(pack(("CLUSTER", "SLOTS"))))
-                await self._give(address, link)
+                await self.give_link(address, link)
                 return
             except LOST as failure:
                 error = failure
         raise error
 
-    async def _close_idle(self, address: Address | None) -> None:
+    async def close_idle(self, address: Address | None) -> None:
         """Closes what was set aside; see the synchronous runner."""
         for link in self._idle.pop(address, ()):
             await link.close()
 
-    async def _remap(self, address: Address | None) -> None:
-        await self._close_idle(address)
+    async def remap(self, address: Address | None) -> None:
+        await self.close_idle(address)
         self._master = None
         if self.endpoint.mode == "cluster":
             try:
@@ -205,7 +205,7 @@ class AsyncConnection:
 
     async def run(self, op: Operation[T], *, patience: float | None = None) -> T:
         """Runs one operation to its end: an answer, or a typed error."""
-        effort: Effort | None = None
+        effort: CallRetry | None = None
         started = time.monotonic()
         ask: Address | None = None
         while True:
@@ -213,16 +213,16 @@ class AsyncConnection:
             written = False
             try:
                 address = ask or await self.address_of(op.keys[0])
-                link = await self._take(address)
+                link = await self.take_link(address)
                 if op.once and link.ended():
                     # As long as nothing is written, another connection is no second try.
                     await link.close()
-                    link = await self._make(address)
+                    link = await self.make_link(address)
                 written = True
                 reply = await self._call(op, address, link, ask is not None)
             except LOST as error:
                 if effort is None:
-                    effort = Effort(op, self.settings.patience if patience is None else patience, started)
+                    effort = CallRetry(op, self.settings.patience if patience is None else patience, started)
                 step = effort.next(error, self.endpoint.shown, written)
                 if step.error is not None:
                     raise step.error from None
@@ -230,7 +230,7 @@ class AsyncConnection:
                     raise await self._misplaced(op) from None
                 ask = step.ask
                 if step.remap:
-                    await self._remap(address)
+                    await self.remap(address)
                 if step.load:
                     await self._load(op, address)
                 if step.pause:
@@ -247,12 +247,12 @@ class AsyncConnection:
             else:
                 reply = await self._call_with(op, link, packed, ask)
         except (foreign.ResponseError, RestanteError):
-            await self._give(address, link)
+            await self.give_link(address, link)
             raise
         except BaseException:
             await link.close()
             raise
-        await self._give(address, link)
+        await self.give_link(address, link)
         return reply
 
     async def _call_with(self, op: Operation[Any], link: AsyncLink, packed: bytes, ask: bool) -> Any:
@@ -273,9 +273,9 @@ class AsyncConnection:
 
     async def _load(self, op: Operation[Any], address: Address | None) -> None:
         try:
-            link = await self._take(address)
+            link = await self.take_link(address)
             await link.call(pack(("SCRIPT", "LOAD", op.script.text)))
-            await self._give(address, link)
+            await self.give_link(address, link)
         except LOST:
             pass  # the next try meets the same failure and counts it
 
@@ -297,7 +297,7 @@ class AsyncConnection:
         try:
             for names in markers_by_slot(self.endpoint, markers):
                 address = await self.address_of(names[0])
-                link = await self._take(address)
+                link = await self.take_link(address)
                 parked.append((address, link))
                 await link.connection.send_packed_command(pack(("BZPOPMIN", *names, BLOCK)), False)
                 reading.append(
@@ -307,23 +307,23 @@ class AsyncConnection:
             await asyncio.wait(reading, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
             for (address, link), task in zip(parked, reading, strict=True):
                 if not task.done():
-                    helper = await self._take(address)
+                    helper = await self.take_link(address)
                     await asyncio.wait_for(
                         helper.call(pack(("CLIENT", "UNBLOCK", link.client_id))), self.settings.connect_timeout
                     )
-                    await self._give(address, helper)
+                    await self.give_link(address, helper)
                 await asyncio.wait_for(task, BLOCK_MARGIN)
             _heed_cancel(before)
             while parked:
-                await self._give(*parked.pop())
+                await self.give_link(*parked.pop())
         except foreign.ResponseError as error:
             failure = waiting_failed(error, markers, self.endpoint.shown)
             if failure is not None:
                 raise failure from None
-            await self._remap(None)
+            await self.remap(None)
         except (*LOST, TimeoutError) as error:
             for address, _ in parked:
-                await self._close_idle(address)
+                await self.close_idle(address)
             raise lost_waiting(error, self.endpoint.shown) from None
         finally:
             for task in reading:

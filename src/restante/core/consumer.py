@@ -22,10 +22,10 @@ from typing import Any
 
 import orjson
 
-from restante.core.connection import Bell
+from restante.core.call_retry import BLOCK, away
+from restante.core.connection import Waker
+from restante.core.consume import Prefetch, hand_back, isolate_suspect, stopping_by_signal, tell_paused
 from restante.core.errors import InvalidInput, LeaseLost, RestanteError, Unavailable, UnsafeServer
-from restante.core.exchange import BLOCK, away
-from restante.core.iterating import Pace, alone, hand_back, stopping_by_signal, tell_paused
 from restante.core.keywords import known_keywords
 from restante.core.leased_message import LeasedMessage
 from restante.core.operations import MAX_BATCH, QueueRef
@@ -68,9 +68,9 @@ class Source:
 
     def open(self) -> None:
         """Reads the settings again where they have changed; a consumer of a paused queue must not look idle."""
-        if self.queue._ref.opened:
+        if self.queue.ref.opened:
             return
-        self.queue._open()
+        self.queue.ensure_open()
         self.paused = tell_paused(self.queue.name, self.queue.settings.paused, self.paused)
 
 
@@ -98,20 +98,20 @@ class Consumer:
         if not 1 <= concurrency <= 10_000 or not 0 <= prefetch <= MAX_BATCH:
             raise InvalidInput(f"concurrency must be 1 to 10000 and prefetch 0 to {MAX_BATCH}")
         for queue in queues:
-            if not queue._handlers:
+            if not queue.handlers:
                 raise InvalidInput(f"{queue.name} has no handler: register one with @{queue.name}.handler")
-        self._connection = queues[0]._connection
+        self._connection = queues[0].connection
         self._sources = {
-            queue.name: Source(queue, {kind: Handling.of(one) for kind, one in queue._handlers.items()})
+            queue.name: Source(queue, {kind: Handling.of(one) for kind, one in queue.handlers.items()})
             for queue in queues
         }
         self._turn = deque(self._sources.values())
         self._concurrency = concurrency
         self._grace = grace
         self._stop_when_empty = stop_when_empty
-        self._pace = Pace(concurrency, prefetch)
+        self._prefetch = Prefetch(concurrency, prefetch)
         self._renewal = Renewal(self._connection)
-        self._bell = Bell()
+        self._waker = Waker()
         self._inbox: SimpleQueue[list[LeasedMessage] | None] = SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._slots: asyncio.Semaphore | None = None
@@ -138,13 +138,13 @@ class Consumer:
     def stop(self) -> None:
         """Once: finish what runs. Twice: hand back everything now."""
         self._stops += 1
-        self._bell.ring()
+        self._waker.wake()
 
     def run(self) -> None:
         """Serves until stopped."""
         card = orjson.dumps({"host": platform.node(), "pid": os.getpid(), "concurrency": self._concurrency})
         for source in self._sources.values():
-            source.queue._ref.card = card
+            source.queue.ref.presence = card
         self._start_workers()
         failures = 0
         with stopping_by_signal(self.stop):
@@ -173,7 +173,7 @@ class Consumer:
         with self._changed:
             # Half empty before the next fetch, so that quick handlers get batches and not one message a call.
             # A suspect runs without others taken ahead.
-            while self._outstanding > (0 if self._suspected else self._pace.low) and not self._stops:
+            while self._outstanding > (0 if self._suspected else self._prefetch.low) and not self._stops:
                 self._changed.wait(0.2)
         if self._stops:
             return True
@@ -181,10 +181,10 @@ class Consumer:
         for _ in range(len(self._turn)):
             source = self._turn[0]
             self._turn.rotate(-1)
-            room = 1 if self._suspected else self._pace.room - self._outstanding
+            room = 1 if self._suspected else self._prefetch.room - self._outstanding
             if room <= 0 or (self._suspected and self._outstanding):
                 return True
-            ref = source.queue._ref
+            ref = source.queue.ref
             source.open()
             acks = [source.acks.popleft() for _ in range(min(len(source.acks), MAX_BATCH))]
             try:
@@ -202,7 +202,7 @@ class Consumer:
                 due = wait if due is None else min(due, wait)
             if got.messages:
                 got_any = True
-                kept, rest = alone(got.messages)
+                kept, rest = isolate_suspect(got.messages)
                 self._suspected = kept[0].suspect
                 hand_back(source.queue, rest)
                 self._dispatch(ref, kept)
@@ -233,8 +233,8 @@ class Consumer:
             for source in self._sources.values():
                 self._flush(source)
             if seconds > 0:
-                markers = [source.queue._ref.keys["marker"] for source in self._sources.values()]
-                self._connection.wait(markers, seconds, self._bell)
+                markers = [source.queue.ref.keys["marker"] for source in self._sources.values()]
+                self._connection.wait(markers, seconds, self._waker)
         finally:
             self._parked = False
 
@@ -245,13 +245,13 @@ class Consumer:
         source = self._sources[ref.name]
         plain: list[LeasedMessage] = []
         for message in messages:
-            message._bell = self._bell
+            message.waker = self._waker
             handler = source.handler(message)
             if handler is not None and handler.asynchronous and self._loop is not None:
                 self._loop.call_soon_threadsafe(self._spawn, source, message, handler.function)
             else:
                 plain.append(message)
-        size = max(1, min(self._pace.chunk, -(-len(plain) // self._concurrency)))
+        size = max(1, min(self._prefetch.chunk, -(-len(plain) // self._concurrency)))
         for start in range(0, len(plain), size):
             self._inbox.put(plain[start : start + size])
 
@@ -295,7 +295,7 @@ class Consumer:
                         self._handle_plain(message)
                         done += 1
                 if done:
-                    self._pace.note(time.perf_counter() - started, done)
+                    self._prefetch.note(time.perf_counter() - started, done)
             except Exception:
                 # A fault of ours, not of a handler: the lease returns the message, the worker goes on.
                 log.exception("worker failed")
@@ -349,13 +349,13 @@ class Consumer:
         except Exception as error:
             await asyncio.to_thread(self._fail, source, message, error)
         else:
-            if self._parked or not self._pace.quick:
+            if self._parked or not self._prefetch.quick:
                 await asyncio.to_thread(self._succeed, source, message)
             else:
                 self._succeed(source, message)
         finally:
             self._running.pop(message.lease_token, None)
-        self._pace.note(time.perf_counter() - started)
+        self._prefetch.note(time.perf_counter() - started)
 
     def _succeed(self, source: Source, message: LeasedMessage) -> None:
         self.handled += 1
@@ -364,7 +364,7 @@ class Consumer:
             return
         message.settled, message.verdict = True, "acked"
         source.acks.append(message)
-        if self._parked or not self._pace.quick:
+        if self._parked or not self._prefetch.quick:
             self._flush(source)
 
     def _fail(self, source: Source, message: LeasedMessage, error: Exception) -> None:
@@ -430,7 +430,7 @@ class Consumer:
             self._loop.call_soon_threadsafe(self._over.set)
             self._loop_thread.join(LOOP_CLOSE)
         self._renewal.close()
-        self._bell.close()
+        self._waker.close()
 
     def _drain(self) -> list[LeasedMessage]:
         """What was taken and not begun, from the workers and from the inbox they no longer empty."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from restante.core.admin import Admin
+from restante.core.call_retry import OLDEST, info
 from restante.core.errors import Corrupt, RestanteError
-from restante.core.exchange import OLDEST, info
 from restante.core.keys import QUEUES
-from restante.core.queue import Post
+from restante.core.queue import Client
 
 #: Seconds the server's clock may differ from this machine's before it is worth a word. Only Redis' clock counts.
 CLOCK_SKEW = 5.0
@@ -34,7 +34,7 @@ class Finding:
         return {"level": self.level, "what": self.what, "found": self.found, "remedy": self.remedy}
 
 
-def examine(post: Post) -> list[Finding]:
+def examine(post: Client) -> list[Finding]:
     """Every finding about the server behind a post; never raises for what it finds."""
     started = time.monotonic()
     command = post.connection.command
@@ -135,7 +135,7 @@ def _role(facts: dict[str, str]) -> Finding:
     return Finding("ok", "role", f"master with {facts.get('connected_slaves', '0')} replicas")
 
 
-def _user(post: Post, facts: dict[str, str]) -> list[Finding]:
+def _user(post: Client, facts: dict[str, str]) -> list[Finding]:
     """Who this client is to the server, and whether anybody who reaches the server is the same."""
     command = post.connection.command
     try:
@@ -187,7 +187,7 @@ def _celery(command: Any) -> list[Finding]:
     return made
 
 
-def _queues(post: Post) -> list[Finding]:
+def _queues(post: Client) -> list[Finding]:
     made: list[Finding] = []
     try:
         every = Admin(post).all_counts()

@@ -9,7 +9,8 @@ RestanteError
 ├── LeaseLost                           the message is no longer yours
 │   └── AlreadySettled                  this consumer has given its verdict before
 ├── NotFound                            no such message, queue or task
-├── Held                                somebody holds the message now
+├── MessageLeased                       a consumer holds the message now
+├── InUse                               another process uses the queue, the lease journal or the lake
 ├── Unavailable                         the server cannot be reached or does not answer
 │   ├── AccessDenied                    it refuses the login, a command or a key; a socket or directory is closed to us
 │   ├── NotReady                        it is loading its data or waiting for its cluster
@@ -21,7 +22,7 @@ RestanteError
 ├── CallTimeout                         a call was not answered in time
 ├── CallFailed                          a call's handler failed
 ├── Declined                            a call's handler said no, with data
-├── Mismatch                            the broker has an object that differs from the one asked for
+├── TopologyMismatch                            the broker has an object that differs from the one asked for
 ├── MissingExtra (also ImportError)     a part of Restante is used whose packages are not installed
 ├── UnsafeServer                        the server would lose messages as configured
 ├── JournalLost                         lines of a journal are gone that a reader had not seen
@@ -105,8 +106,12 @@ class NotFound(RestanteError):
     """There is no such message, queue or task. Check the id and the queue's name with `restante ls`."""
 
 
-class Held(RestanteError):
+class MessageLeased(RestanteError):
     """A consumer holds this message now. Wait for its lease to end, or stop the consumer, then try again."""
+
+
+class InUse(RestanteError):
+    """Another process uses this now: a queue, a lease journal or a lake. Stop it, or wait until it has ended."""
 
 
 class Unavailable(RestanteError):
@@ -186,7 +191,7 @@ class Declined(RestanteError):
         self.data = data
 
 
-class Mismatch(RestanteError):
+class TopologyMismatch(RestanteError):
     """The broker has an object of this name that differs. Use the same options, or delete it once it is empty."""
 
 

@@ -14,7 +14,7 @@ from enum import IntEnum
 from typing import Any
 
 from restante.core.errors import Corrupt
-from restante.core.message import EPOCH, Event, State, moment
+from restante.core.message import EPOCH, JournalEvent, State, moment
 
 #: The first value of every line; a reader refuses what it does not know.
 FORMAT = "1"
@@ -49,7 +49,7 @@ class JournalEntry:
 
     queue: str
     position: Position
-    event: Event
+    event: JournalEvent
     #: The state the message is in after it: a State's value, or "gone".
     state: str
     at: datetime
@@ -85,7 +85,7 @@ class JournalEntry:
         try:
             when = moment(int(at)) or EPOCH
             return cls(
-                queue, position, Event(event), state, when, message_id, moment(int(sent or 0)), kind,
+                queue, position, JournalEvent(event), state, when, message_id, moment(int(sent or 0)), kind,
                 int(priority), int(size), int(attempts), consumer, moment(int(due or 0)), error_class, detail,
             )  # fmt: skip
         except ValueError as error:
@@ -117,7 +117,7 @@ class Taken(IntEnum):
 class Line:
     """A line for the journal, where the broker has none of its own."""
 
-    event: Event
+    event: JournalEvent
     state: State | str
     kind: str
     size: int

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from restante.core.errors import Corrupt, JournalLost
 from restante.core.journal import Position
 from restante.core.names import valid_name
-from restante.core.queue import Post
+from restante.core.queue import Client
 
 #: Stream entries asked for in one read: few enough that no other client waits long behind it.
 READ = 2000
@@ -46,12 +46,12 @@ class Block(NamedTuple):
 class JournalReader:
     """The journals of a server as a bulk reader sees them."""
 
-    def __init__(self, post: Post) -> None:
+    def __init__(self, post: Client) -> None:
         self._post = post
 
     def place(self, queue: str) -> Place | None:
         """Where a queue's journal stands; None if there is no such queue."""
-        key = self._post.queue(queue)._ref.keys["queue"]
+        key = self._post.queue(queue).ref.keys["queue"]
         flat = self._post.connection.command("HGETALL", key, key=key)
         found = {flat[i].decode("utf-8", "replace"): flat[i + 1] for i in range(0, len(flat), 2)}
         if "incarnation" not in found:
@@ -76,7 +76,7 @@ class JournalReader:
         The lines are whole and without gaps, or JournalLost is raised and names the numbers that are missing; with
         `pass_gaps` reading goes on behind them.
         """
-        key = self._post.queue(queue)._ref.keys["journal"]
+        key = self._post.queue(queue).ref.keys["journal"]
         expected = after + 1
         while expected <= upto:
             count = min(READ, upto - expected + 1)
@@ -103,7 +103,7 @@ class JournalReader:
 
     def seek(self, queue: str, place: Place, at_ms: int) -> int:
         """The number of the last line before a moment, by bisection; exact as long as the clock never went back."""
-        key = self._post.queue(queue)._ref.keys["journal"]
+        key = self._post.queue(queue).ref.keys["journal"]
         low, high = place.floor, place.last
         while low < high:
             middle = (low + high) // 2
@@ -126,7 +126,7 @@ class JournalReader:
         before = self.place(queue)
         if before is None:
             return None
-        key = self._post.queue(queue)._ref.keys["queue"]
+        key = self._post.queue(queue).ref.keys["queue"]
         field = f"reader:{valid_name(reader, 'reader')}"
         self._post.connection.command("HSETNX", key, field, before.floor, key=key)
         after = self.place(queue)
@@ -138,12 +138,12 @@ class JournalReader:
 
     def register(self, queue: str, reader: str, position: int) -> None:
         """Notes how far a reader is: the journal is not trimmed beyond the slowest, up to its hard cap."""
-        key = self._post.queue(queue)._ref.keys["queue"]
+        key = self._post.queue(queue).ref.keys["queue"]
         self._post.connection.command("HSET", key, f"reader:{valid_name(reader, 'reader')}", position, key=key)
 
     def forget(self, queue: str, reader: str) -> None:
         """The journal no longer waits for this reader."""
-        key = self._post.queue(queue)._ref.keys["queue"]
+        key = self._post.queue(queue).ref.keys["queue"]
         self._post.connection.command("HDEL", key, f"reader:{valid_name(reader, 'reader')}", key=key)
 
 

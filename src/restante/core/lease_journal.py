@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from restante.core import operations as ops
-from restante.core.errors import Corrupt, Held
+from restante.core.errors import Corrupt, InUse
 from restante.core.message import Message, State
 from restante.core.names import valid_name
 from restante.core.operations import Operation, Script
-from restante.core.queue import Post
+from restante.core.queue import Client
 from restante.core.retry import RetryPolicy
 from restante.core.settings import milliseconds
 from restante.core.stored import Stored
@@ -46,12 +46,12 @@ class Row(NamedTuple):
 class LeaseJournal:
     """The lease journal of the post's consumer on one queue; `owner` names the one process that may claim into it."""
 
-    def __init__(self, post: Post, queue: str, owner: str = "") -> None:
+    def __init__(self, post: Client, queue: str, owner: str = "") -> None:
         self._post = post
         self._queue = post.queue(queue)
         self.consumer = post.consumer
         self.owner = valid_name(owner, "owner") if owner else ""
-        self._leases, self._verdicts = self._queue._ref.keys.lease_journal(self.consumer)
+        self._leases, self._verdicts = self._queue.ref.keys.lease_journal(self.consumer)
 
     @property
     def name(self) -> str:
@@ -63,14 +63,14 @@ class LeaseJournal:
         return self._hold((), lasts)
 
     def _hold(self, messages: Sequence[Message], lasts: float) -> int:
-        ref = self._queue._ref
+        ref = self._queue.ref
         args: list[ops.Argument] = [self.consumer, self.owner, int(lasts * 1000)]
         for message in messages:
             args += (message.id, message.lease_token)
         keys = (*ref.keys.group(HOLD.keys), self._leases)
         last, owner = self._post.connection.run(Operation(HOLD, keys, args, lambda reply: reply, ref.name))
         if not owner:
-            raise Held(
+            raise InUse(
                 f"consumer {self.consumer} of {ref.name} is alive elsewhere: stop it, wait until its ownership ends, "
                 "or choose another name"
             )
@@ -117,7 +117,7 @@ class LeaseJournal:
 
     def holder(self) -> bytes:
         """Who owns it and until when, as it is written; another value is another owner, or a renewal."""
-        key = self._queue._ref.keys["queue"]
+        key = self._queue.ref.keys["queue"]
         return bytes(self._post.connection.command("HGET", key, f"holder:{self.consumer}", key=key) or b"")
 
     def last(self) -> int:
@@ -128,7 +128,7 @@ class LeaseJournal:
     def renew(self, held: Sequence[tuple[str, str]], lease: float) -> set[str]:
         """Extends leases given as id and token; returns the tokens whose lease is lost."""
         lost: set[str] = set()
-        ref = self._queue._ref
+        ref = self._queue.ref
         for start in range(0, len(held), CLAIM):
             part = held[start : start + CLAIM]
             args: list[ops.Argument] = [self.consumer, b""]
@@ -150,7 +150,7 @@ class LeaseJournal:
 
     def settle(self, verdict: str, rows: Sequence[Settlement]) -> list[str]:
         """Gives one verdict on up to a batch of leases and remembers it; returns the tokens whose lease was lost."""
-        ref = self._queue._ref
+        ref = self._queue.ref
         script, args = _SETTLERS[verdict](rows)
         keys = (*ref.keys.group(script.keys), self._verdicts)
         reply = self._post.connection.run(Operation(script, keys, args, lambda reply: reply, ref.name))
@@ -161,7 +161,7 @@ class LeaseJournal:
 
     def clear(self, upto: int) -> None:
         """Forgets the rows up to a number, and their verdicts."""
-        ref = self._queue._ref
+        ref = self._queue.ref
         keys = (*ref.keys.group(CLEAR.keys), self._leases, self._verdicts)
         args: list[ops.Argument] = [upto, CLEARED]
         while self._post.connection.run(Operation(CLEAR, keys, args, lambda reply: reply, ref.name)):
@@ -169,7 +169,7 @@ class LeaseJournal:
 
     def ready(self) -> int:
         """Messages that could be leased now, those whose time has come included."""
-        ref = self._queue._ref
+        ref = self._queue.ref
         for _ in range(PROMOTIONS):
             got = self._post.connection.run(ops.receive(ref, 0))
             if not got.promoted + got.expired:
@@ -178,8 +178,8 @@ class LeaseJournal:
 
     def retry_delay(self, attempts: int, own: str) -> int | None:
         """Milliseconds until the next attempt by the message's own retry policy or the queue's; None at its end."""
-        if not self._queue._ref.opened:
-            self._queue._open()
+        if not self._queue.ref.opened:
+            self._queue.ensure_open()
         policy = RetryPolicy.parse(own) if own else self._queue.settings.retry
         chosen = policy.next(attempts)
         return None if chosen is None else milliseconds(max(chosen, 0.0), "delay")

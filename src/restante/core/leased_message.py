@@ -15,9 +15,9 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from restante.core.connection import Bell
+from restante.core.call_retry import away
+from restante.core.connection import Waker
 from restante.core.errors import AlreadySettled, LeaseLost, RestanteError, Unavailable
-from restante.core.exchange import away
 from restante.core.message import Message, State
 from restante.core.retry import RetryPolicy
 from restante.core.stored import Stored
@@ -54,23 +54,23 @@ class LeasedMessage(Message):
     #: Set when renewal found the lease gone: another consumer may have the message.
     lease_lost = False
     #: In `consume()`: acks that travel with the next receive.
-    _riding: deque[LeasedMessage] | None = None
+    riding_acks: deque[LeasedMessage] | None = None
     #: In a loop or consumer that waits for its server: tells when it is to stop.
-    _bell: Bell | None = None
-    _renew_at = 0.0
+    waker: Waker | None = None
+    renew_at = 0.0
 
     def __init__(self, queue: Queue, id: str, stored: Stored, attempts: int, expires: int, token: str, now: int):
         # Spelled out instead of calling up: this runs once per message received.
-        self._queue = queue
+        self.source = queue
         self.id = id
         self.queue = queue.name
-        self._stored = stored
+        self.stored = stored
         self.attempts = attempts
         self.lease_token = token
-        self.consumer = queue._ref.consumer
-        self._expires_ms = expires
-        self._lease_ms = expires - now
-        self._received_ms = now
+        self.consumer = queue.ref.consumer
+        self.expires_ms = expires
+        self.lease_ms = expires - now
+        self.received_ms = now
 
     def ack(self) -> None:
         """Done: the message is gone, or kept as done. From `consume()` the ack may travel with the next receive."""
@@ -78,10 +78,10 @@ class LeasedMessage(Message):
             if self.verdict == "acked":
                 return
             _refuse_second(self)
-        if self._riding is not None:
-            self._riding.append(self)
+        if self.riding_acks is not None:
+            self.riding_acks.append(self)
         else:
-            self._insist("ack", lambda: self._queue.ack_many((self,)))
+            self._insist("ack", lambda: self.source.ack_many((self,)))
         self.settled, self.verdict = True, "acked"
 
     def nack(
@@ -93,26 +93,26 @@ class LeasedMessage(Message):
     ) -> State:
         """Failed: retrying after `delay` or the retry policy's, or dead at the last attempt."""
         _refuse_second(self)
-        states = self._insist("nack", lambda: self._queue.nack_many((self,), delay=delay, error=error, retry=retry))
+        states = self._insist("nack", lambda: self.source.nack_many((self,), delay=delay, error=error, retry=retry))
         self.settled, self.verdict = True, "nacked"
         return states[0]
 
     def bury(self, *, error: BaseException | str | None = None) -> None:
         """Refused for good: dead at once."""
         _refuse_second(self)
-        self._insist("bury", lambda: self._queue.bury_many((self,), error=error))
+        self._insist("bury", lambda: self.source.bury_many((self,), error=error))
         self.settled, self.verdict = True, "buried"
 
     def release(self, *, delay: float | timedelta = 0) -> None:
         """Given back at its old position, the attempt not counted."""
         _refuse_second(self)
-        self._insist("release", lambda: self._queue.release_many((self,), delay=delay))
+        self._insist("release", lambda: self.source.release_many((self,), delay=delay))
         self.settled, self.verdict = True, "released"
 
     def extend(self, *, lease: float | timedelta | None = None) -> None:
         """Keeps the lease longer, counted from now."""
         _refuse_second(self)
-        if self._insist("extend", lambda: self._queue.extend_many((self,), lease=lease)):
+        if self._insist("extend", lambda: self.source.extend_many((self,), lease=lease)):
             self.lease_lost = True
             raise LeaseLost(ids=(self.id,))
 
@@ -123,7 +123,7 @@ class LeasedMessage(Message):
             try:
                 return call()
             except Unavailable as error:
-                if self._bell is None or self._bell.rung:
+                if self.waker is None or self.waker.woken:
                     raise
                 failures += 1
                 _say_waiting(self, verb, error)
@@ -143,11 +143,11 @@ class LeasedMessage(Message):
         if not isinstance(error, Exception):
             # Interrupted half way: what was done may be done again, so the attempt counts. Nothing may hide the reason.
             try:
-                self._queue.nack_many((self,), delay=0, error=error)
+                self.source.nack_many((self,), delay=0, error=error)
             except RestanteError as failure:
                 _say_failed(self, "nack", failure)
             return False
-        if self._riding is None:
+        if self.riding_acks is None:
             self.nack(error=error)
             return False
         try:
@@ -163,15 +163,15 @@ class AsyncLeasedMessage(Message):
 
     lease_lost = False
     #: Came from consume(): a failure does not end the loop, and a server that is away is waited for.
-    _consumed = False
-    _renew_at = 0.0
+    in_consume = False
+    renew_at = 0.0
 
     def __init__(self, queue: AsyncQueue, id: str, stored: Stored, attempts: int, expires: int, token: str, now: int):
         super().__init__(
-            id, queue.name, stored, state=State.LEASED, attempts=attempts, consumer=queue._ref.consumer,
+            id, queue.name, stored, state=State.LEASED, attempts=attempts, consumer=queue.ref.consumer,
             lease_token=token, expires_ms=expires, received_ms=now,
         )  # fmt: skip
-        self._queue = queue
+        self.source = queue
 
     async def ack(self) -> None:
         """Done: the message is gone, or kept as done."""
@@ -179,7 +179,7 @@ class AsyncLeasedMessage(Message):
             if self.verdict == "acked":
                 return
             _refuse_second(self)
-        await self._insist("ack", lambda: self._queue.ack_many((self,)))
+        await self._insist("ack", lambda: self.source.ack_many((self,)))
 
     async def nack(
         self,
@@ -190,23 +190,23 @@ class AsyncLeasedMessage(Message):
     ) -> State:
         """Failed: retrying after `delay` or the retry policy's, or dead at the last attempt."""
         _refuse_second(self)
-        call = lambda: self._queue.nack_many((self,), delay=delay, error=error, retry=retry)  # noqa: E731
+        call = lambda: self.source.nack_many((self,), delay=delay, error=error, retry=retry)  # noqa: E731
         return (await self._insist("nack", call))[0]
 
     async def bury(self, *, error: BaseException | str | None = None) -> None:
         """Refused for good: dead at once."""
         _refuse_second(self)
-        await self._insist("bury", lambda: self._queue.bury_many((self,), error=error))
+        await self._insist("bury", lambda: self.source.bury_many((self,), error=error))
 
     async def release(self, *, delay: float | timedelta = 0) -> None:
         """Given back at its old position, the attempt not counted."""
         _refuse_second(self)
-        await self._insist("release", lambda: self._queue.release_many((self,), delay=delay))
+        await self._insist("release", lambda: self.source.release_many((self,), delay=delay))
 
     async def extend(self, *, lease: float | timedelta | None = None) -> None:
         """Keeps the lease longer, counted from now."""
         _refuse_second(self)
-        if await self._insist("extend", lambda: self._queue.extend_many((self,), lease=lease)):
+        if await self._insist("extend", lambda: self.source.extend_many((self,), lease=lease)):
             self.lease_lost = True
             raise LeaseLost(ids=(self.id,))
 
@@ -217,7 +217,7 @@ class AsyncLeasedMessage(Message):
             try:
                 return await call()
             except Unavailable as error:
-                if not self._consumed:
+                if not self.in_consume:
                     raise
                 failures += 1
                 _say_waiting(self, verb, error)
@@ -236,11 +236,11 @@ class AsyncLeasedMessage(Message):
             return False
         if not isinstance(error, Exception):
             try:
-                await self._queue.nack_many((self,), delay=0, error=error)
+                await self.source.nack_many((self,), delay=0, error=error)
             except RestanteError as failure:
                 _say_failed(self, "nack", failure)
             return False
-        if not self._consumed:
+        if not self.in_consume:
             await self.nack(error=error)
             return False
         try:
@@ -255,6 +255,6 @@ class AsyncLeasedMessage(Message):
         try:
             await self.ack()
         except LeaseLost as failure:
-            if not self._consumed:
+            if not self.in_consume:
                 raise
             _say_failed(self, "ack", failure)

@@ -31,7 +31,7 @@ class State(enum.StrEnum):
     DONE = "done"
 
 
-class Event(enum.StrEnum):
+class JournalEvent(enum.StrEnum):
     """What the journal says happened."""
 
     SENT = "sent"
@@ -58,14 +58,14 @@ class Transition:
 
     sources: frozenset[State | None]
     verb: str
-    event: Event
+    event: JournalEvent
     targets: frozenset[State | None]
     who: str
     condition: str
 
 
 def _row(
-    sources: set[State | None], verb: str, event: Event, targets: set[State | None], who: str, condition: str
+    sources: set[State | None], verb: str, event: JournalEvent, targets: set[State | None], who: str, condition: str
 ) -> Transition:
     return Transition(frozenset(sources), verb, event, frozenset(targets), who, condition)
 
@@ -73,21 +73,37 @@ def _row(
 _S = State
 #: None stands for "not there": before the send, or gone for good.
 LIFECYCLE: tuple[Transition, ...] = (
-    _row({None}, "send", Event.SENT, {_S.READY, _S.SCHEDULED}, "producer", "the same message id again changes nothing"),
-    _row({_S.SCHEDULED, _S.RETRYING}, "promote", Event.PROMOTED, {_S.READY}, "sweeper or receive", "due_at has passed"),
-    _row({_S.READY}, "receive", Event.RECEIVED, {_S.LEASED}, "consumer", "attempts + 1, new lease_token"),
-    _row({_S.LEASED}, "ack", Event.ACKED, {None, _S.DONE}, "consumer", "token matches"),
-    _row({_S.LEASED}, "nack", Event.NACKED, {_S.RETRYING, _S.DEAD}, "consumer", "attempts left / spent"),
-    _row({_S.LEASED}, "bury", Event.BURIED, {_S.DEAD}, "consumer", "token matches"),
-    _row({_S.LEASED}, "release", Event.RELEASED, {_S.READY, _S.SCHEDULED}, "consumer", "attempts - 1"),
-    _row({_S.LEASED}, "extend", Event.EXTENDED, {_S.LEASED}, "consumer", "later lease_expires_at"),
-    _row({_S.LEASED}, "reclaim", Event.EXPIRED, {_S.READY, _S.DEAD}, "sweeper or receive", "the lease has ended"),
-    _row({_S.DEAD}, "replay", Event.REPLAYED, {_S.READY}, "operator", "attempts = 0, replays + 1, errors kept"),
-    _row({*_S} - {_S.LEASED}, "delete", Event.DELETED, {None}, "operator", "by id"),
+    _row(
+        {None},
+        "send",
+        JournalEvent.SENT,
+        {_S.READY, _S.SCHEDULED},
+        "producer",
+        "the same message id again changes nothing",
+    ),
+    _row(
+        {_S.SCHEDULED, _S.RETRYING},
+        "promote",
+        JournalEvent.PROMOTED,
+        {_S.READY},
+        "sweeper or receive",
+        "due_at has passed",
+    ),
+    _row({_S.READY}, "receive", JournalEvent.RECEIVED, {_S.LEASED}, "consumer", "attempts + 1, new lease_token"),
+    _row({_S.LEASED}, "ack", JournalEvent.ACKED, {None, _S.DONE}, "consumer", "token matches"),
+    _row({_S.LEASED}, "nack", JournalEvent.NACKED, {_S.RETRYING, _S.DEAD}, "consumer", "attempts left / spent"),
+    _row({_S.LEASED}, "bury", JournalEvent.BURIED, {_S.DEAD}, "consumer", "token matches"),
+    _row({_S.LEASED}, "release", JournalEvent.RELEASED, {_S.READY, _S.SCHEDULED}, "consumer", "attempts - 1"),
+    _row({_S.LEASED}, "extend", JournalEvent.EXTENDED, {_S.LEASED}, "consumer", "later lease_expires_at"),
+    _row(
+        {_S.LEASED}, "reclaim", JournalEvent.EXPIRED, {_S.READY, _S.DEAD}, "sweeper or receive", "the lease has ended"
+    ),
+    _row({_S.DEAD}, "replay", JournalEvent.REPLAYED, {_S.READY}, "operator", "attempts = 0, replays + 1, errors kept"),
+    _row({*_S} - {_S.LEASED}, "delete", JournalEvent.DELETED, {None}, "operator", "by id"),
     _row(
         {_S.READY, _S.SCHEDULED, _S.RETRYING, _S.DEAD, _S.DONE},
         "purge",
-        Event.PURGED,
+        JournalEvent.PURGED,
         {None},
         "operator",
         "whole states",
@@ -173,7 +189,7 @@ class Draft:
     expires: float | timedelta | None = None
 
 
-class ToldError(Exception):
+class RemoteError(Exception):
     """An error of a consumer elsewhere, as it was told: its class and its text."""
 
     def __init__(self, name: str, text: str) -> None:
@@ -189,7 +205,7 @@ class Attempt:
     attempt: int
     received_at: datetime | None
     ended_at: datetime
-    event: Event
+    event: JournalEvent
     consumer: str
     error_class: str
     error: str
@@ -226,13 +242,13 @@ class Message:
     settled: bool = False
     verdict: str = ""
     history: tuple[Attempt, ...] = ()
-    _due_ms: int = 0
-    _expires_ms: int = 0
-    _lease_ms: int = 0
-    _received_ms: int = 0
-    _settled_ms: int = 0
+    due_ms: int = 0
+    expires_ms: int = 0
+    lease_ms: int = 0
+    received_ms: int = 0
+    settled_ms: int = 0
     #: Where it stands on a page of a list, as a cursor.
-    _place: str = ""
+    place_after: str = ""
 
     def __init__(
         self,
@@ -253,104 +269,104 @@ class Message:
     ) -> None:
         self.id = id
         self.queue = queue
-        self._stored = stored
+        self.stored = stored
         self.state = state
         self.attempts = attempts
         self.replays = replays
         self.consumer = consumer
         self.lease_token = lease_token
         self.history = history
-        self._due_ms = due_ms
-        self._expires_ms = expires_ms
-        self._received_ms = received_ms
-        self._lease_ms = expires_ms - received_ms if received_ms else 0
-        self._settled_ms = settled_ms
+        self.due_ms = due_ms
+        self.expires_ms = expires_ms
+        self.received_ms = received_ms
+        self.lease_ms = expires_ms - received_ms if received_ms else 0
+        self.settled_ms = settled_ms
 
     @property
     def payload(self) -> Any:
         """What was sent: the JSON value, or bytes if bytes were sent."""
-        return self._stored.payload
+        return self.stored.payload
 
     @property
     def whole(self) -> bool:
         """Whether the payload is all here; pages of a list carry its start only."""
-        return self._stored.whole
+        return self.stored.whole
 
     @property
     def preview(self) -> bytes:
         """The payload's bytes, or their start on a page of a list."""
-        return self._stored.body
+        return self.stored.body
 
     @property
     def kind(self) -> str:
         """What the message is, in the sender's words."""
-        return self._stored.kind
+        return self.stored.kind
 
     @property
     def priority(self) -> int:
         """0 to 255, high first."""
-        return self._stored.priority
+        return self.stored.priority
 
     @property
     def size(self) -> int:
         """Bytes of the payload."""
-        return self._stored.size
+        return self.stored.size
 
     @property
     def headers(self) -> dict[str, Any]:
         """What travels beside the payload."""
-        return self._stored.headers
+        return self.stored.headers
 
     @property
     def content_type(self) -> str:
         """application/json, or what the sender of bytes said they are."""
-        return self._stored.content_type
+        return self.stored.content_type
 
     @property
     def max_attempts(self) -> int | None:
         """This message's own limit, or None where the queue's holds."""
-        return self._stored.max_attempts
+        return self.stored.max_attempts
 
     @property
     def retry(self) -> RetryPolicy | None:
         """This message's own retry policy, or None where the queue's holds."""
-        return self._stored.retry
+        return self.stored.retry
 
     @property
     def unique(self) -> str | None:
         """The unique key the message was sent with."""
-        return self._stored.unique
+        return self.stored.unique
 
     @property
     def sent_at(self) -> datetime:
         """When Redis stored it."""
-        return moment(self._stored.sent_ms) or EPOCH
+        return moment(self.stored.sent_ms) or EPOCH
 
     @property
     def due_at(self) -> datetime | None:
         """When it becomes ready, while it is scheduled or retrying."""
-        return moment(self._due_ms)
+        return moment(self.due_ms)
 
     @property
     def lease_expires_at(self) -> datetime | None:
         """When the lease ends by the server's clock, while it is leased."""
-        return moment(self._expires_ms)
+        return moment(self.expires_ms)
 
     @property
     def expires_at(self) -> datetime | None:
         """When it is no longer worth delivering; None for most, which wait until they are received."""
-        span = self._stored.expires_ms
-        return None if span is None else moment(self._stored.sent_ms + span)
+        span = self.stored.expires_ms
+        return None if span is None else moment(self.stored.sent_ms + span)
 
     @property
     def received_at(self) -> datetime | None:
         """When it was last received."""
-        return moment(self._received_ms)
+        return moment(self.received_ms)
 
     @property
     def settled_at(self) -> datetime | None:
         """When it became dead or done."""
-        return moment(self._settled_ms)
+        return moment(self.settled_ms)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} queue={self.queue} state={self.state} attempts={self.attempts}>"

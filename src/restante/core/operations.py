@@ -15,7 +15,17 @@ import orjson
 
 from restante.core.errors import AlreadySettled, Corrupt, InvalidInput, LeaseLost, PayloadTooLarge
 from restante.core.keys import QueueKeys
-from restante.core.message import MAX_ERROR, STATE_LETTERS, Draft, Message, MessageId, State, ToldError, new_id, new_ids
+from restante.core.message import (
+    MAX_ERROR,
+    STATE_LETTERS,
+    Draft,
+    Message,
+    MessageId,
+    RemoteError,
+    State,
+    new_id,
+    new_ids,
+)
 from restante.core.names import valid_name
 from restante.core.retry import RetryPolicy
 from restante.core.settings import QueueSettings, milliseconds, valid_durability, whole
@@ -175,7 +185,7 @@ class Received(NamedTuple):
 class QueueRef:
     """What operations need to know of a queue: its keys, its settings as last seen, and who is asking."""
 
-    __slots__ = ("begun", "card", "consumer", "keys", "make", "name", "opened", "pending", "seen", "settings")
+    __slots__ = ("begun", "consumer", "keys", "make", "name", "opened", "pending", "presence", "seen", "settings")
 
     def __init__(self, name: str, consumer: str, make: Callable[..., Any]) -> None:
         self.keys = QueueKeys(name)
@@ -190,7 +200,7 @@ class QueueRef:
         #: Whether a send of ours has been the queue's first.
         self.begun = False
         self.seen = 0.0
-        self.card = b""
+        self.presence = b""
 
     def first_again(self) -> None:
         """A send was the queue's first. A second time: somebody removed it, and its name must be known again."""
@@ -202,7 +212,7 @@ def error_parts(error: BaseException | str | None) -> tuple[str, bytes]:
     """Class and JSON text of an error, bounded, as history and journal keep them."""
     if error is None:
         return "", b'""'
-    if isinstance(error, ToldError):
+    if isinstance(error, RemoteError):
         name, text = error.name, error.text[-MAX_ERROR:]
     elif isinstance(error, BaseException):
         name = type(error).__name__
@@ -213,7 +223,7 @@ def error_parts(error: BaseException | str | None) -> tuple[str, bytes]:
     return name, orjson.dumps(text.encode("utf-8", "replace").decode())
 
 
-def _due(delay: float | timedelta, due_at: datetime | None) -> str:
+def due_argument(delay: float | timedelta, due_at: datetime | None) -> str:
     if due_at is not None:
         if delay:
             raise InvalidInput("give delay or due_at, not both")
@@ -258,7 +268,7 @@ def _entry(
             letters = "".join(sorted(STATE_LETTERS[State(state)] for state in unique_states or UNIQUE_STATES))
         except (ValueError, TypeError):
             raise InvalidInput(f"unique_states must be a set of State members, not {unique_states!r}") from None
-    due = _due(delay, due_at)
+    due = due_argument(delay, due_at)
     span = None if expires is None else milliseconds(expires, "expires")
     if span is not None and due.startswith("+"):
         # Counts from the due time, which the server rounds up: waiting for it is no delay of the consumer's.
@@ -440,14 +450,14 @@ def receive(
     *,
     lease: float | timedelta | None = None,
     acks: Sequence[Message] = (),
-    card: bytes = b"",
+    presence: bytes = b"",
 ) -> Operation[Received]:
     """Leases up to `count` messages; settles `acks` in the same call. With 0 it only promotes and reclaims."""
     if len(acks) > MAX_BATCH:
         raise InvalidInput(f"one call settles at most {MAX_BATCH} acks, not {len(acks)}")
     nonce = f"{_nonce(32):08x}"
     span = "" if lease is None else str(milliseconds(lease, "lease", least=0.001))
-    args: list[Argument] = [count, nonce, ref.consumer, span, card]
+    args: list[Argument] = [count, nonce, ref.consumer, span, presence]
     for message in acks:
         args += (message.id, message.lease_token)
 
@@ -579,16 +589,16 @@ def extend_many(
     return renew(ref, messages, given, b"")
 
 
-def renew(ref: QueueRef, messages: Sequence[Message], span: int | None, card: bytes) -> Operation[list[str]]:
+def renew(ref: QueueRef, messages: Sequence[Message], span: int | None, presence: bytes) -> Operation[list[str]]:
     """The same for a consumer's renewal, which also notes its presence."""
-    args: list[Argument] = [ref.consumer, card]
+    args: list[Argument] = [ref.consumer, presence]
     for message in messages:
-        args += (message.id, message.lease_token, str(span or message._lease_ms or int(ref.settings.lease * 1000)))
+        args += (message.id, message.lease_token, str(span or message.lease_ms or int(ref.settings.lease * 1000)))
 
     def parse(reply: Any) -> list[str]:
         for message, until in zip(messages, reply[1:], strict=True):
             if until:
-                message._expires_ms = int(until)
+                message.expires_ms = int(until)
         return [messages[index - 1].id for index in reply[0]]
 
     return Operation(EXTEND, ref.keys.group(EXTEND.keys), args, parse, ref.name)

@@ -19,10 +19,10 @@ from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, Self, TypeVa
 import orjson
 
 from restante.core import operations as ops
-from restante.core.connection import Bell, Connection
+from restante.core.call_retry import BLOCK
+from restante.core.connection import Connection, Waker
 from restante.core.connection_aio import AsyncConnection
 from restante.core.errors import InvalidInput
-from restante.core.exchange import BLOCK
 from restante.core.keys import QUEUES
 from restante.core.keywords import check_keywords, known_keywords, parameters
 from restante.core.leased_message import AsyncLeasedMessage as AsyncLeasedMessage
@@ -38,7 +38,7 @@ log = logging.getLogger("restante")
 
 CONFIGURE = Script("configure", "queue journal marker")
 #: Seconds between two notes of a consumer's presence in the registry.
-CARD_EVERY = 20.0
+PRESENCE_EVERY = 20.0
 
 
 class MessageHandler(Protocol):
@@ -89,7 +89,7 @@ def receiving(
     while True:
         until: float | None = None
         for ref in refs:
-            got: Received = yield ops.receive(ref, count, lease=lease, acks=acks, card=_card(ref))
+            got: Received = yield ops.receive(ref, count, lease=lease, acks=acks, presence=_presence(ref))
             acks = ()
             while not (got.messages or got.lost or got.spoiled) and got.due == got.now:
                 # Only what was past its time stood in front: look behind it.
@@ -114,13 +114,13 @@ def receiving(
             yield Wait([ref.keys["marker"] for ref in refs], pause)
 
 
-def _card(ref: QueueRef) -> bytes:
+def _presence(ref: QueueRef) -> bytes:
     """What the registry shows of this consumer, when it is time to say it again."""
     now = time.monotonic()
-    if ref.consumer == "" or (ref.seen and now - ref.seen < CARD_EVERY):
+    if ref.consumer == "" or (ref.seen and now - ref.seen < PRESENCE_EVERY):
         return b""
     ref.seen = now
-    return ref.card or orjson.dumps({"host": platform.node(), "pid": os.getpid()})
+    return ref.presence or orjson.dumps({"host": platform.node(), "pid": os.getpid()})
 
 
 def check_count(count: int) -> int:
@@ -175,15 +175,15 @@ def sync_method(
 
     @functools.wraps(build)
     def method(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        ref = self._ref
+        ref = self.ref
         if not ref.opened:
-            self._open()
+            self.ensure_open()
         try:
             operation = build(ref, *args, **kwargs)
         except TypeError:
             check_keywords(kwargs, known, f"{build.__name__}()")
             raise
-        return self._connection.run(operation)  # type: ignore[no-any-return]
+        return self.connection.run(operation)  # type: ignore[no-any-return]
 
     return method
 
@@ -196,15 +196,15 @@ def async_method(
 
     @functools.wraps(build)
     async def method(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        ref = self._ref
+        ref = self.ref
         if not ref.opened:
-            await self._open()
+            await self.ensure_open()
         try:
             operation = build(ref, *args, **kwargs)
         except TypeError:
             check_keywords(kwargs, known, f"{build.__name__}()")
             raise
-        return await self._connection.run(operation)  # type: ignore[no-any-return]
+        return await self.connection.run(operation)  # type: ignore[no-any-return]
 
     return method
 
@@ -212,16 +212,16 @@ def async_method(
 class _Named:
     """What both kinds of queue hold."""
 
-    _ref: QueueRef
+    ref: QueueRef
 
     @property
     def name(self) -> str:
-        return self._ref.name
+        return self.ref.name
 
     @property
     def settings(self) -> QueueSettings:
         """The settings as last seen; they are read anew when the server says they changed."""
-        return self._ref.settings
+        return self.ref.settings
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
@@ -234,20 +234,20 @@ class Queue(_Named):
     """A queue. Open one with `post.queue(name)`; it is safe to share between threads."""
 
     def __init__(self, connection: Connection, name: str, consumer: str, options: QueueOptions) -> None:
-        self._connection = connection
-        self._ref = QueueRef(name, consumer, functools.partial(LeasedMessage, self))
-        self._ref.pending = queue_fields(options)
-        self._handlers: dict[str | None, Callable[[Any], Any]] = {}
+        self.connection = connection
+        self.ref = QueueRef(name, consumer, functools.partial(LeasedMessage, self))
+        self.ref.pending = queue_fields(options)
+        self.handlers: dict[str | None, Callable[[Any], Any]] = {}
 
-    def _open(self) -> None:
-        self._connection.command("SADD", QUEUES, self.name, key=QUEUES)
-        self._connection.run(open_queue(self._ref))
+    def ensure_open(self) -> None:
+        self.connection.command("SADD", QUEUES, self.name, key=QUEUES)
+        self.connection.run(open_queue(self.ref))
 
-    def _run(self, flow: Flow[T], bell: Bell | None = None) -> T:
+    def run(self, flow: Flow[T], waker: Waker | None = None) -> T:
         """Carries a flow of operations and waits to its end."""
-        if not self._ref.opened:
-            self._open()
-        return run_flow(self._connection, flow, bell)
+        if not self.ref.opened:
+            self.ensure_open()
+        return run_flow(self.connection, flow, waker)
 
     send = sync_method(ops.send)
     send_many = sync_method(ops.send_many)
@@ -259,27 +259,27 @@ class Queue(_Named):
 
     def configure(self, **options: Unpack[QueueOptions]) -> QueueSettings:
         """Changes settings for every client of the queue, from now on."""
-        self._ref.pending.update(queue_fields(options))
-        self._open()
+        self.ref.pending.update(queue_fields(options))
+        self.ensure_open()
         return self.settings
 
     def receive(self, timeout: float = 0, *, lease: float | timedelta | None = None) -> LeasedMessage | None:
         """The next message, leased to you, or None when none came within `timeout` seconds."""
-        got = self._run(receiving((self._ref,), 1, timeout=check_timeout(timeout), lease=lease))
+        got = self.run(receiving((self.ref,), 1, timeout=check_timeout(timeout), lease=lease))
         return got.messages[0] if got and got.messages else None
 
     def receive_many(
         self, count: int, timeout: float = 0, *, lease: float | timedelta | None = None, acks: Sequence[Message] = ()
     ) -> list[LeasedMessage]:
         """Up to `count` messages by one call; waits for the first up to `timeout` seconds. `acks` are settled first."""
-        flow = receiving((self._ref,), check_count(count), timeout=check_timeout(timeout), lease=lease, acks=acks)
-        got = self._run(flow)
+        flow = receiving((self.ref,), check_count(count), timeout=check_timeout(timeout), lease=lease, acks=acks)
+        got = self.run(flow)
         return got.messages if got else []
 
     @known_keywords
     def consume(self, *, prefetch: int = 100, stop_when_empty: bool = False) -> Iterator[LeasedMessage]:
         """Messages one after the other until stopped; waits for a server that is away, verdicts included."""
-        from restante.core.iterating import iterate  # the room above; only this door opens upwards
+        from restante.core.consume import iterate  # the room above; only this door opens upwards
 
         return iterate(self, prefetch=prefetch, stop_when_empty=stop_when_empty)
 
@@ -294,9 +294,9 @@ class Queue(_Named):
 
         def register(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
             check_handler(function, self.name)
-            if kind in self._handlers:
+            if kind in self.handlers:
                 raise InvalidInput(f"{self.name} already has a handler for {kind or 'every kind'}")
-            self._handlers[kind] = function
+            self.handlers[kind] = function
             return function
 
         return register if function is None else register(function)
@@ -306,19 +306,19 @@ class AsyncQueue(_Named):
     """A queue in asyncio. Open one with `post.queue(name)` of `restante.aio.connect()`."""
 
     def __init__(self, connection: AsyncConnection, name: str, consumer: str, options: QueueOptions) -> None:
-        self._connection = connection
-        self._ref = QueueRef(name, consumer, functools.partial(AsyncLeasedMessage, self))
-        self._ref.pending = queue_fields(options)
+        self.connection = connection
+        self.ref = QueueRef(name, consumer, functools.partial(AsyncLeasedMessage, self))
+        self.ref.pending = queue_fields(options)
 
-    async def _open(self) -> None:
-        await self._connection.command("SADD", QUEUES, self.name, key=QUEUES)
-        await self._connection.run(open_queue(self._ref))
+    async def ensure_open(self) -> None:
+        await self.connection.command("SADD", QUEUES, self.name, key=QUEUES)
+        await self.connection.run(open_queue(self.ref))
 
-    async def _run(self, flow: Flow[T]) -> T:
+    async def run(self, flow: Flow[T]) -> T:
         """Carries a flow of operations and waits to its end."""
-        if not self._ref.opened:
-            await self._open()
-        return await run_flow_async(self._connection, flow)
+        if not self.ref.opened:
+            await self.ensure_open()
+        return await run_flow_async(self.connection, flow)
 
     send = async_method(ops.send)
     send_many = async_method(ops.send_many)
@@ -330,39 +330,39 @@ class AsyncQueue(_Named):
 
     async def configure(self, **options: Unpack[QueueOptions]) -> QueueSettings:
         """Changes settings for every client of the queue, from now on."""
-        self._ref.pending.update(queue_fields(options))
-        await self._open()
+        self.ref.pending.update(queue_fields(options))
+        await self.ensure_open()
         return self.settings
 
     async def receive(self, timeout: float = 0, *, lease: float | timedelta | None = None) -> AsyncLeasedMessage | None:
         """The next message, leased to you, or None when none came within `timeout` seconds."""
-        got = await self._run(receiving((self._ref,), 1, timeout=check_timeout(timeout), lease=lease))
+        got = await self.run(receiving((self.ref,), 1, timeout=check_timeout(timeout), lease=lease))
         return got.messages[0] if got and got.messages else None
 
     async def receive_many(
         self, count: int, timeout: float = 0, *, lease: float | timedelta | None = None, acks: Sequence[Message] = ()
     ) -> list[AsyncLeasedMessage]:
         """Up to `count` messages by one call; waits for the first up to `timeout` seconds. `acks` are settled first."""
-        flow = receiving((self._ref,), check_count(count), timeout=check_timeout(timeout), lease=lease, acks=acks)
-        got = await self._run(flow)
+        flow = receiving((self.ref,), check_count(count), timeout=check_timeout(timeout), lease=lease, acks=acks)
+        got = await self.run(flow)
         return got.messages if got else []
 
     async def consume(self, *, stop_when_empty: bool = False) -> AsyncIterator[AsyncLeasedMessage]:
         """Messages one after the other, their leases renewed from a thread of their own."""
-        from restante.core.iterating import iterate_async  # the room above; only this door opens upwards
+        from restante.core.consume import iterate_async  # the room above; only this door opens upwards
 
         async for message in iterate_async(self, stop_when_empty=stop_when_empty):
             yield message
 
 
-def run_flow(connection: Connection, flow: Flow[T], bell: Bell | None = None) -> T:
+def run_flow(connection: Connection, flow: Flow[T], waker: Waker | None = None) -> T:
     """Drives a flow with the synchronous runner."""
     step = next(flow)
     try:
         while True:
             if isinstance(step, Wait):
-                connection.wait(step.markers, step.seconds, bell)
-                if bell is not None and bell.rung:
+                connection.wait(step.markers, step.seconds, waker)
+                if waker is not None and waker.woken:
                     flow.close()
                     return None  # type: ignore[return-value]  # flows that wait may end with nothing
                 step = flow.send(None)
@@ -393,7 +393,7 @@ def consumer_name() -> str:
     return valid_name(f"{host}:{os.getpid()}", "consumer")
 
 
-class Post:
+class Client:
     """A connection to one server, from which queues are opened. Close it when done."""
 
     def __init__(
@@ -416,8 +416,8 @@ class Post:
         if found is None:
             found = self._queues[name] = Queue(self.connection, name, self.consumer, options)
         elif options:
-            found._ref.pending.update(queue_fields(options))
-            found._ref.opened = False
+            found.ref.pending.update(queue_fields(options))
+            found.ref.opened = False
         return found
 
     def receive_many(
@@ -426,10 +426,10 @@ class Post:
         """Up to `count` messages from the first of several queues that has any, in the order given."""
         opened = [self.queue(name) for name in queue_names(queues)]
         for queue in opened:
-            if not queue._ref.opened:
-                queue._open()
-        refs = [queue._ref for queue in opened]
-        got = opened[0]._run(receiving(refs, check_count(count), timeout=check_timeout(timeout), lease=lease))
+            if not queue.ref.opened:
+                queue.ensure_open()
+        refs = [queue.ref for queue in opened]
+        got = opened[0].run(receiving(refs, check_count(count), timeout=check_timeout(timeout), lease=lease))
         return got.messages if got else []
 
     def close(self) -> None:
@@ -445,7 +445,7 @@ class Post:
         self.close()
 
 
-class AsyncPost:
+class AsyncClient:
     """The same for asyncio: `async with restante.aio.connect() as post:`."""
 
     def __init__(
@@ -469,8 +469,8 @@ class AsyncPost:
         if found is None:
             found = self._queues[name] = AsyncQueue(self.connection, name, self.consumer, options)
         elif options:
-            found._ref.pending.update(queue_fields(options))
-            found._ref.opened = False
+            found.ref.pending.update(queue_fields(options))
+            found.ref.opened = False
         return found
 
     async def receive_many(
@@ -479,10 +479,10 @@ class AsyncPost:
         """Up to `count` messages from the first of several queues that has any, in the order given."""
         opened = [self.queue(name) for name in queue_names(queues)]
         for queue in opened:
-            if not queue._ref.opened:
-                await queue._open()
-        refs = [queue._ref for queue in opened]
-        got = await opened[0]._run(receiving(refs, check_count(count), timeout=check_timeout(timeout), lease=lease))
+            if not queue.ref.opened:
+                await queue.ensure_open()
+        refs = [queue.ref for queue in opened]
+        got = await opened[0].run(receiving(refs, check_count(count), timeout=check_timeout(timeout), lease=lease))
         return got.messages if got else []
 
     async def close(self) -> None:

@@ -44,14 +44,19 @@ class Renewal:
         now = time.monotonic()
         shortest = LONGEST_TICK
         for message in messages:
-            lease = message._lease_ms / 1000
-            message._renew_at = now + lease * RENEW_AFTER
+            lease = message.lease_ms / 1000
+            message.renew_at = now + lease * RENEW_AFTER
             shortest = min(shortest, lease * RENEW_AFTER / 2)
             self._held[message.lease_token] = (ref, message)
         if shortest < self._tick or self._thread is None:
             self._tick = max(SHORTEST_TICK, min(self._tick, shortest))
             self._start()
             self._wake.set()
+
+    @property
+    def held_any(self) -> bool:
+        """Whether it renews any lease now."""
+        return bool(self._held)
 
     def drop(self, message: Message) -> None:
         """No longer renewed."""
@@ -83,7 +88,7 @@ class Renewal:
         now = time.monotonic()
         due: dict[QueueRef, list[Any]] = {}
         for ref, message in list(self._held.values()):
-            if message._renew_at <= now:
+            if message.renew_at <= now:
                 due.setdefault(ref, []).append(message)
         count = 0
         for ref, messages in due.items():
@@ -99,11 +104,11 @@ class Renewal:
         """Extends leases of one queue by one call; returns how many were extended."""
         asked = time.monotonic()
         # One try per tick: a lease must not wait behind the patience of another.
-        refused = self._connection.run(ops.renew(ref, messages, None, ref.card), patience=self._tick)
+        refused = self._connection.run(ops.renew(ref, messages, None, ref.presence), patience=self._tick)
         lost = set(refused)
         for message in messages:
             if message.id not in lost:
-                message._renew_at = asked + message._lease_ms / 1000 * RENEW_AFTER
+                message.renew_at = asked + message.lease_ms / 1000 * RENEW_AFTER
             # Settled meanwhile is no loss: the handler finished while the answer was on its way.
             elif self._held.pop(message.lease_token, None) and not message.settled:
                 message.lease_lost = True

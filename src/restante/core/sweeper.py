@@ -13,11 +13,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from restante.core import operations as ops
+from restante.core.call_retry import away
 from restante.core.errors import RestanteError
-from restante.core.exchange import away
 from restante.core.keys import QUEUES
 from restante.core.keywords import known_keywords
-from restante.core.queue import Post, queue_names
+from restante.core.queue import Client, queue_names
 
 log = logging.getLogger("restante")
 
@@ -41,7 +41,7 @@ class Sweeper:
     """Serves every queue of a post, or those named."""
 
     @known_keywords
-    def __init__(self, post: Post, queues: tuple[str, ...] = ()) -> None:
+    def __init__(self, post: Client, queues: tuple[str, ...] = ()) -> None:
         if queues:
             queue_names(queues)
         self._post = post
@@ -68,7 +68,7 @@ class Sweeper:
     def _sweep(self, names: Iterable[str]) -> Swept:
         done = Swept()
         for name in names:
-            ref = self._post.queue(name)._ref
+            ref = self._post.queue(name).ref
             done.queues += 1
             with self._news:
                 known = self._due.pop(name, None)

@@ -14,7 +14,7 @@ RabbitMQ's words end at this door:
 | reject, dead letter | nack: the message waits on the broker and comes back to the queue it came from |
 | x-death count | attempts |
 | alternate exchange, basic.return | Unroutable |
-| PRECONDITION_FAILED, ACCESS_REFUSED, NOT_FOUND | Mismatch |
+| PRECONDITION_FAILED, ACCESS_REFUSED, NOT_FOUND | TopologyMismatch |
 | connection refused, wrong login | Unavailable |
 
 `ladder` and `topology` say what there must be, as data; `declaring` makes it so on a broker, and `leftovers` removes

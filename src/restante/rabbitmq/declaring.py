@@ -1,7 +1,7 @@
 """Makes a topology so on a broker, and says what differs. Nothing is deleted, and nothing that differs is used.
 
-A broker that cannot be reached, or refuses the login, raises Unavailable; an object that is there with other
-arguments, that the user has no right to, or that is missing, raises Mismatch. Both name the remedy, neither a password.
+A broker that cannot be reached or refuses the login raises Unavailable. An object that exists with other arguments,
+that the user has no right to, or that is missing raises TopologyMismatch. Both name the remedy, neither a password.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from restante.core.errors import InvalidInput, Mismatch, MissingExtra, Unavailable
+from restante.core.errors import InvalidInput, MissingExtra, TopologyMismatch, Unavailable
 from restante.rabbitmq.topology import Binding, Exchange, Queue, Topology
 
 try:
@@ -62,7 +62,7 @@ def _declare_all(connection: Connection, topology: Topology) -> None:
             failed = [text for one in objects if (text := broker.declare(one)) is not None]
             if failed:
                 more = f" (and {len(failed) - TOLD} more)" if len(failed) > TOLD else ""
-                raise Mismatch("; ".join(failed[:TOLD]) + more)
+                raise TopologyMismatch("; ".join(failed[:TOLD]) + more)
         for one in topology.old_bindings:
             if not broker.has(Exchange(one.source, "topic")):
                 break  # They have one source: no earlier version was here, or it is cleared away.
@@ -139,7 +139,7 @@ class Channels:
         except amqp.PreconditionFailed:
             return False
         except amqp.ChannelError as error:
-            raise Mismatch(self._complaint(Queue(name), error)) from None
+            raise TopologyMismatch(self._complaint(Queue(name), error)) from None
         return True
 
     def delete_exchange(self, name: str) -> None:
@@ -150,7 +150,7 @@ class Channels:
         try:
             self._ask(verb)
         except amqp.ChannelError as error:
-            raise Mismatch(self._complaint(one, error)) from None
+            raise TopologyMismatch(self._complaint(one, error)) from None
 
     def _known(self, one: Object, question: Callable[[Any], Any]) -> Any:
         """The answer to a question about an object, None if there is no such object."""
@@ -159,7 +159,7 @@ class Channels:
         except amqp.ChannelError as error:
             if error.reply_code == NOT_FOUND:
                 return None
-            raise Mismatch(self._complaint(one, error)) from None
+            raise TopologyMismatch(self._complaint(one, error)) from None
 
     def _ask(self, question: Callable[[Any], Any]) -> Any:
         with self._reaching():

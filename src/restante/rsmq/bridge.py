@@ -25,10 +25,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from restante.core.call_retry import Plain, away
 from restante.core.errors import InvalidInput, LeaseLost, NotFound, PayloadTooLarge, QueueFull, Unavailable, Unconfirmed
-from restante.core.exchange import Plain, away
 from restante.core.message import State
-from restante.core.queue import LeasedMessage, Post
+from restante.core.queue import Client, LeasedMessage
 from restante.core.settings import whole
 from restante.rsmq import crossing, viewing
 from restante.rsmq.client import Rsmq, RsmqReceived
@@ -76,7 +76,7 @@ class Bridge:
 
     def __init__(
         self,
-        post: Post,
+        post: Client,
         queue: str,
         to: str,
         *,
@@ -99,7 +99,7 @@ class Bridge:
         # Refused before: RSMQ gives them out again whenever their lease has ended.
         self._left: set[str] = set()
         # Between two slots of a cluster there is no script that does both.
-        self._apart = not post.connection.same_server(self._keys.due, self._queue._ref.keys["queue"])
+        self._apart = not post.connection.same_server(self._keys.due, self._queue.ref.keys["queue"])
 
     def run(self) -> Bridged:
         """Carries until `stop()` is called; returns what was done in all."""
@@ -146,9 +146,9 @@ class Bridge:
 
     def _forward(self) -> Bridged:
         done = Bridged()
-        ref = self._queue._ref
+        ref = self._queue.ref
         if not ref.opened:
-            self._queue._open()
+            self._queue.ensure_open()
         for one in self._rsmq.receive_many(self._keys.queue, BATCH, vt=self._lease):
             try:
                 stored = self._forward_apart(one) if self._apart else self._forward_at_once(one)
@@ -165,7 +165,7 @@ class Bridge:
 
     def _forward_at_once(self, one: RsmqReceived) -> bool | None:
         payload = crossing.payload_of(one.raw, decode=self._decode)
-        made = self._post.connection.run(crossing.forward(self._queue._ref, self._keys, one.id, payload, one.rc))
+        made = self._post.connection.run(crossing.forward(self._queue.ref, self._keys, one.id, payload, one.rc))
         return None if made is None else made.stored
 
     def _forward_apart(self, one: RsmqReceived) -> bool:
@@ -243,7 +243,7 @@ class Bridge:
                 yield Plain(("EXPIRE", key, crossing.SETTLED), key)
 
 
-def take_over(post: Post, queue: str, to: str, ids: Sequence[str], *, namespace: str = DEFAULT_NAMESPACE) -> int:
+def take_over(post: Client, queue: str, to: str, ids: Sequence[str], *, namespace: str = DEFAULT_NAMESPACE) -> int:
     """An operator's move of chosen messages into a native queue; returns how many went.
 
     What is scheduled or leased becomes ready there when it would have been here. One that is received or deleted
@@ -251,20 +251,21 @@ def take_over(post: Post, queue: str, to: str, ids: Sequence[str], *, namespace:
     """
     keys = viewing.keys_of(post, queue, namespace)
     target = post.queue(to)
-    apart = not post.connection.same_server(keys.due, target._ref.keys["queue"])
+    apart = not post.connection.same_server(keys.due, target.ref.keys["queue"])
     moved = 0
     for id in ids:
         message = viewing.find(post, keys, id)
         if message is None:
             continue
-        if not target._ref.opened:
-            target._open()  # not before there is something for it: a target that gets nothing must not come into being
+        if not target.ref.opened:
+            # Not before there is something for it: a target that gets nothing must not come into being.
+            target.ensure_open()
         payload = crossing.payload_of(message.payload)
         due_at = None if message.state is State.READY else datetime.fromtimestamp(message.due_ms / 1000, UTC)
         if apart:
             target.send(payload, id=id, headers={"rsmq_queue": queue}, due_at=due_at)
             moved += Rsmq(namespace=namespace, post=post).delete_message(queue, id)
         else:
-            operation = crossing.forward(target._ref, keys, id, payload, message.attempts, due_at=due_at)
+            operation = crossing.forward(target.ref, keys, id, payload, message.attempts, due_at=due_at)
             moved += post.connection.run(operation) is not None
     return moved

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any, TypeVar
 
+from restante.core.call_retry import Plain
 from restante.core.errors import Corrupt, InvalidInput
-from restante.core.exchange import Plain
 from restante.core.operations import MAX_BATCH, Argument, Operation, Script, declared, sha1
 from restante.core.settings import whole
 from restante.rsmq import checks

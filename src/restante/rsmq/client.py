@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 from redis.crc import key_slot
 
 from restante.connecting import connect
-from restante.core.connection import Bell
+from restante.core.connection import Waker
 from restante.core.errors import InvalidInput
 from restante.core.operations import Operation
-from restante.core.queue import AsyncPost, Post, check_timeout
+from restante.core.queue import AsyncClient, Client, check_timeout
 from restante.core.settings import ClientSettings
 from restante.rsmq import calls
 from restante.rsmq.calls import Book, RsmqReceived, Steps
@@ -53,7 +53,7 @@ def _calling(build: Callable[Concatenate[Book, P], Operation[T]]) -> Callable[Co
 
     @functools.wraps(build)
     def method(self: Rsmq, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self._run(build(self._book, *args, **kwargs))
+        return self.run(build(self.book, *args, **kwargs))
 
     return method
 
@@ -63,11 +63,11 @@ def _stepping(build: Callable[Concatenate[Book, P], Steps[T]]) -> Callable[Conca
 
     @functools.wraps(build)
     def method(self: Rsmq, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        steps = build(self._book, *args, **kwargs)
+        steps = build(self.book, *args, **kwargs)
         try:
             step = next(steps)
             while True:
-                step = steps.send(self._run(step))
+                step = steps.send(self.run(step))
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
 
@@ -81,7 +81,7 @@ def _awaiting(
 
     @functools.wraps(build)
     async def method(self: AsyncRsmq, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._post.connection.run(build(self._book, *args, **kwargs))
+        return await self.client.connection.run(build(self.book, *args, **kwargs))
 
     return method
 
@@ -93,11 +93,11 @@ def _awaiting_steps(
 
     @functools.wraps(build)
     async def method(self: AsyncRsmq, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        steps = build(self._book, *args, **kwargs)
+        steps = build(self.book, *args, **kwargs)
         try:
             step = next(steps)
             while True:
-                answer = await self._post.connection.run(step)
+                answer = await self.client.connection.run(step)
                 step = steps.send(answer)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
@@ -118,26 +118,26 @@ class Rsmq:
         *,
         namespace: str = DEFAULT_NAMESPACE,
         realtime: bool = False,
-        post: Post | None = None,
+        post: Client | None = None,
     ) -> None:
         if url is not None and post is not None:
             raise InvalidInput("give a url or an open post, not both")
         self._owned = post is None
-        self._post = connect(url) if post is None else post
-        self._run = self._post.connection.run
+        self.client = connect(url) if post is None else post
+        self.run = self.client.connection.run
         try:
-            self._book = _book(namespace, realtime, self._post.connection.endpoint.mode)
+            self.book = _book(namespace, realtime, self.client.connection.endpoint.mode)
         except BaseException:
             self.close()
             raise
 
     @property
     def namespace(self) -> str:
-        return self._book.namespace
+        return self.book.namespace
 
     @property
     def realtime(self) -> bool:
-        return self._book.realtime
+        return self.book.realtime
 
     create_queue = _calling(calls.create_queue)
     delete_queue = _calling(calls.delete_queue)
@@ -163,22 +163,28 @@ class Rsmq:
         A delayed or hidden message is noticed when it becomes due; one sent meanwhile at once where both sides
         have `realtime` on, else at the next look, LOOK_EVERY seconds later at most.
         """
-        with Ear(self._post.connection, self._book, qname) as ear:
-            return self._wait(qname, check_timeout(timeout), vt, ear)
+        with Ear(self.client.connection, self.book, qname) as ear:
+            return self.wait_for(qname, check_timeout(timeout), vt, ear)
 
-    def _wait(
-        self, qname: str, timeout: float, vt: int | None, ear: Ear, bell: Bell | None = None, every: float = LOOK_EVERY
+    def wait_for(
+        self,
+        qname: str,
+        timeout: float,
+        vt: int | None,
+        ear: Ear,
+        waker: Waker | None = None,
+        every: float = LOOK_EVERY,
     ) -> RsmqReceived | None:
         deadline = time.monotonic() + timeout
         while True:
             ear.open()
-            got = self._run(calls.receive_or_wait(self._book, qname, vt))
+            got = self.run(calls.receive_or_wait(self.book, qname, vt))
             if isinstance(got, RsmqReceived):
                 return got
             left = deadline - time.monotonic()
-            if left <= 0 or (bell is not None and bell.rung):
+            if left <= 0 or (waker is not None and waker.woken):
                 return None
-            ear.wait(min(left, every if got is None else min(got, every)), bell)
+            ear.wait(min(left, every if got is None else min(got, every)), waker)
 
     def consume(
         self,
@@ -203,7 +209,7 @@ class Rsmq:
     def close(self) -> None:
         """Closes what the constructor opened."""
         if self._owned:
-            self._post.close()
+            self.client.close()
 
     def __enter__(self) -> Self:
         return self
@@ -221,23 +227,23 @@ class AsyncRsmq:
         *,
         namespace: str = DEFAULT_NAMESPACE,
         realtime: bool = False,
-        post: AsyncPost | None = None,
+        post: AsyncClient | None = None,
     ) -> None:
         if url is not None and post is not None:
             raise InvalidInput("give a url or an open post, not both")
         from restante import aio
 
         self._owned = post is None
-        self._post = aio.connect(url) if post is None else post
-        self._book = _book(namespace, realtime, self._post.connection.endpoint.mode)
+        self.client = aio.connect(url) if post is None else post
+        self.book = _book(namespace, realtime, self.client.connection.endpoint.mode)
 
     @property
     def namespace(self) -> str:
-        return self._book.namespace
+        return self.book.namespace
 
     @property
     def realtime(self) -> bool:
-        return self._book.realtime
+        return self.book.realtime
 
     create_queue = _awaiting(calls.create_queue)
     delete_queue = _awaiting(calls.delete_queue)
@@ -259,17 +265,17 @@ class AsyncRsmq:
 
     async def receive_waiting(self, qname: str, timeout: float, *, vt: int | None = None) -> RsmqReceived | None:
         """The next message; waits for it up to `timeout` seconds, as its synchronous namesake."""
-        async with AsyncEar(self._post.connection, self._book, qname) as ear:
-            return await self._wait(qname, check_timeout(timeout), vt, ear)
+        async with AsyncEar(self.client.connection, self.book, qname) as ear:
+            return await self.wait_for(qname, check_timeout(timeout), vt, ear)
 
-    async def _wait(
+    async def wait_for(
         self, qname: str, timeout: float, vt: int | None, ear: AsyncEar,
         stopped: asyncio.Event | None = None, every: float = LOOK_EVERY,
     ) -> RsmqReceived | None:  # fmt: skip
         deadline = time.monotonic() + timeout
         while True:
             await ear.open()
-            got = await self._post.connection.run(calls.receive_or_wait(self._book, qname, vt))
+            got = await self.client.connection.run(calls.receive_or_wait(self.book, qname, vt))
             if isinstance(got, RsmqReceived):
                 return got
             left = deadline - time.monotonic()
@@ -300,7 +306,7 @@ class AsyncRsmq:
     async def close(self) -> None:
         """Closes what the constructor opened."""
         if self._owned:
-            await self._post.close()
+            await self.client.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -311,6 +317,6 @@ class AsyncRsmq:
 
 def blocking_twin(client: AsyncRsmq) -> Rsmq:
     """A synchronous client of the same queues, for threads beside an event loop. Close its post."""
-    settings: ClientSettings = client._post.connection.settings
-    post = Post(client._post.url, settings, consumer=client._post.consumer)
+    settings: ClientSettings = client.client.connection.settings
+    post = Client(client.client.url, settings, consumer=client.client.consumer)
     return Rsmq(namespace=client.namespace, realtime=client.realtime, post=post)

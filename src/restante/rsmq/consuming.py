@@ -19,10 +19,10 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
-from restante.core.connection import Bell
+from restante.core.call_retry import away
+from restante.core.connection import Waker
+from restante.core.consume import stopping_by_signal
 from restante.core.errors import InvalidInput, RestanteError, Unavailable
-from restante.core.exchange import away
-from restante.core.iterating import stopping_by_signal
 from restante.core.settings import whole
 from restante.rsmq import calls, checks
 from restante.rsmq.calls import MOST_RECEIVES, RsmqReceived
@@ -97,8 +97,8 @@ class Heartbeat:
         asked = time.monotonic()
         try:
             # Not longer than until the next beat: the handler's end waits for one that is on its way.
-            beat = calls.change_message_visibility(self._rsmq._book, qname, id, vt)
-            if not self._rsmq._run(beat, patience=vt * EXTEND_AFTER):
+            beat = calls.change_message_visibility(self._rsmq.book, qname, id, vt)
+            if not self._rsmq.run(beat, patience=vt * EXTEND_AFTER):
                 log.warning("extend found nothing queue=%s id=%s", qname, id)
                 return None
         except RestanteError as error:
@@ -173,25 +173,25 @@ class RsmqConsumer(_Plan):
         self._rsmq = rsmq
         self._handler = handler
         self._stopped = False
-        self._bell: Bell | None = None
+        self._waker: Waker | None = None
 
     def stop(self) -> None:
         """Ends `run()` after the message at hand; callable from any thread and from signal handlers."""
         self._stopped = True
-        if (bell := self._bell) is not None:
-            bell.ring()
+        if (waker := self._waker) is not None:
+            waker.wake()
 
     def run(self) -> None:
         """Serves until stopped."""
         heartbeat = Heartbeat(self._rsmq)
         failures = 0
-        ear = Ear(self._rsmq._post.connection, self._rsmq._book, self.qname)
-        self._bell = Bell()
-        with stopping_by_signal(self.stop), ear, closing(heartbeat), closing(self._bell):
+        ear = Ear(self._rsmq.client.connection, self._rsmq.book, self.qname)
+        self._waker = Waker()
+        with stopping_by_signal(self.stop), ear, closing(heartbeat), closing(self._waker):
             while not self._stopped:
                 try:
                     if (vt := self._vt()) is None:
-                        vt = self._learn(self._rsmq._run(calls.vt_of(self._rsmq._book, self.qname)))
+                        vt = self._learn(self._rsmq.run(calls.vt_of(self._rsmq.book, self.qname)))
                     message = self._next(ear, vt)
                     failures = 0
                     if message is not None:
@@ -202,17 +202,17 @@ class RsmqConsumer(_Plan):
                     failures += 1
                     log.warning("server away queue=%s error=%s", self.qname, error)
                     ear.close()
-                    ear.wait(away(failures), self._bell)
+                    ear.wait(away(failures), self._waker)
 
     def _next(self, ear: Ear, vt: int) -> RsmqReceived | None:
         if self.dead is not None and self.max_receives is not None:
             got = self._rsmq.receive_or_dead_letter(self.qname, self.dead, self.max_receives, vt=vt)
             if got is None and not self.stop_when_empty:
                 ear.open()
-                ear.wait(self.look_every, self._bell)
+                ear.wait(self.look_every, self._waker)
             return got
         timeout = 0.0 if self.stop_when_empty else LONGEST_WAIT
-        return self._rsmq._wait(self.qname, timeout, vt, ear, self._bell, self.look_every)
+        return self._rsmq.wait_for(self.qname, timeout, vt, ear, self._waker, self.look_every)
 
     def _work(self, message: RsmqReceived, vt: int, heartbeat: Heartbeat) -> None:
         try:
@@ -277,14 +277,14 @@ class AsyncRsmqConsumer(_Plan):
         twin = blocking_twin(self._rsmq)
         heartbeat = Heartbeat(twin)
         failures = 0
-        ear = AsyncEar(self._rsmq._post.connection, self._rsmq._book, self.qname)
+        ear = AsyncEar(self._rsmq.client.connection, self._rsmq.book, self.qname)
         try:
             with stopping_by_signal(self.stop):
                 while not self._stopped.is_set():
                     try:
                         if (vt := self._vt()) is None:
-                            asked = calls.vt_of(self._rsmq._book, self.qname)
-                            vt = self._learn(await self._rsmq._post.connection.run(asked))
+                            asked = calls.vt_of(self._rsmq.book, self.qname)
+                            vt = self._learn(await self._rsmq.client.connection.run(asked))
                         message = await self._next(ear, vt)
                         failures = 0
                         if message is not None:
@@ -299,7 +299,7 @@ class AsyncRsmqConsumer(_Plan):
         finally:
             await ear.close()
             heartbeat.close()
-            twin._post.close()
+            twin.client.close()
 
     async def _next(self, ear: AsyncEar, vt: int) -> RsmqReceived | None:
         if self.dead is not None and self.max_receives is not None:
@@ -309,7 +309,7 @@ class AsyncRsmqConsumer(_Plan):
                 await ear.wait(self.look_every, self._stopped)
             return got
         timeout = 0.0 if self.stop_when_empty else LONGEST_WAIT
-        return await self._rsmq._wait(self.qname, timeout, vt, ear, self._stopped, self.look_every)
+        return await self._rsmq.wait_for(self.qname, timeout, vt, ear, self._stopped, self.look_every)
 
     async def _work(self, message: RsmqReceived, vt: int, heartbeat: Heartbeat) -> None:
         try:

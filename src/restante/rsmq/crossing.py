@@ -11,8 +11,8 @@ from datetime import datetime
 from typing import Any
 
 from restante.core import operations as ops
+from restante.core.call_retry import TYPES
 from restante.core.errors import InvalidPayload
-from restante.core.exchange import TYPES
 from restante.core.message import Message, MessageId
 from restante.core.operations import SEND, Operation, QueueRef, sha1
 from restante.core.stored import Json, decode_json
@@ -96,7 +96,7 @@ def text_of(message: Message) -> str:
     payload = message.payload
     if isinstance(payload, str):
         return payload
-    body = message._stored.body
+    body = message.stored.body
     try:
         return body.decode()
     except UnicodeDecodeError:
@@ -106,7 +106,7 @@ def text_of(message: Message) -> str:
 def id_of(message: Message) -> str:
     """The RSMQ id of a native message: always the same for it, and of no other; it tells when it was sent."""
     # The sequence stands in for the microseconds, so that what was sent within one millisecond keeps its order.
-    micros = message._stored.sent_ms * 1000 + int(message._stored.raw.partition(b"\n")[0]) % 1000
+    micros = message.stored.sent_ms * 1000 + int(message.stored.raw.partition(b"\n")[0]) % 1000
     stamp = ""
     while micros:
         micros, digit = divmod(micros, 36)

@@ -10,9 +10,9 @@ import select
 import time
 from typing import Any, Self
 
-from restante.core.connection import Bell, Connection, Link
+from restante.core.call_retry import LOST
+from restante.core.connection import Connection, Link, Waker
 from restante.core.connection_aio import AsyncConnection, AsyncLink
-from restante.core.exchange import LOST
 from restante.core.operations import pack
 from restante.rsmq.calls import Book
 
@@ -31,7 +31,7 @@ class Ear:
         if not self._channel or self._link is not None:
             return
         try:
-            link = self._connection._make(self._connection.address_of(self._key))
+            link = self._connection.make_link(self._connection.address_of(self._key))
         except LOST:
             return  # the look that follows says so, or finds the server back
         try:
@@ -41,16 +41,16 @@ class Ear:
         else:
             self._link = link
 
-    def wait(self, seconds: float, bell: Bell | None = None) -> None:
-        """Sleeps until a word, the bell, or the time is over."""
-        if self._link is None and bell is None:
+    def wait(self, seconds: float, waker: Waker | None = None) -> None:
+        """Sleeps until a word, the waker, or the time is over."""
+        if self._link is None and waker is None:
             time.sleep(seconds)
             return
         poller = select.poll()
         if self._link is not None:
             poller.register(self._link, select.POLLIN)
-        if bell is not None:
-            poller.register(bell, select.POLLIN)
+        if waker is not None:
+            poller.register(waker, select.POLLIN)
         woken = {number for number, _ in poller.poll(seconds * 1000)}
         if self._link is not None and self._link.fileno() in woken:
             try:
@@ -85,7 +85,7 @@ class AsyncEar:
         if not self._channel or self._link is not None:
             return
         try:
-            link = await self._connection._make(await self._connection.address_of(self._key))
+            link = await self._connection.make_link(await self._connection.address_of(self._key))
         except LOST:
             return  # the look that follows says so, or finds the server back
         try:

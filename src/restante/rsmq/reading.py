@@ -25,7 +25,7 @@ from zlib import crc32
 from restante.core.connection import Connection
 from restante.core.errors import Corrupt, InvalidInput, NotFound
 from restante.core.message import State
-from restante.core.queue import Post
+from restante.core.queue import Client
 from restante.core.settings import whole
 from restante.rsmq.keys import DEFAULT_NAMESPACE, SETTINGS, RsmqKeys, message_fields, names_key, sent_ms
 
@@ -62,14 +62,14 @@ class RsmqMessage:
     state: State
 
 
-class _Place(NamedTuple):
+class Place(NamedTuple):
     """Where an id stands in the sorted set; places compare as Redis orders them."""
 
     score: float
     id: bytes
 
 
-def queues(post: Post, namespace: str = DEFAULT_NAMESPACE) -> list[str]:
+def queues(post: Client, namespace: str = DEFAULT_NAMESPACE) -> list[str]:
     """The names of all queues in the namespace, sorted, as their clients registered them.
 
     PyRSMQ registers names that break the rule: they are listed, and `walk` refuses them, so that none is silently
@@ -80,21 +80,21 @@ def queues(post: Post, namespace: str = DEFAULT_NAMESPACE) -> list[str]:
     return sorted(name.decode(errors="backslashreplace") for name in post.connection.command("SMEMBERS", key, key=key))
 
 
-def split(post: Post, queue: str, parts: int, namespace: str = DEFAULT_NAMESPACE) -> list[tuple[int, int]]:
+def split(post: Client, queue: str, parts: int, namespace: str = DEFAULT_NAMESPACE) -> list[tuple[int, int]]:
     """What to give `walk` as `part` so that up to `parts` walks share the queue; fewer where it is short.
 
     Parts share by id and not by score: scores move while parts are read, and a message could slip from a part that
     has not come to it into one that is past it.
     """
     whole(parts, "parts", 1, MAX_PARTS)
-    keys = _existing(post.connection, queue, namespace)
+    keys = existing(post.connection, queue, namespace)
     length = post.connection.command("ZCARD", keys.due, key=keys.due)
     count = max(1, min(parts, length // SMALLEST_PART))
     return [(number, count) for number in range(count)]
 
 
 def walk(
-    post: Post,
+    post: Client,
     queue: str,
     namespace: str = DEFAULT_NAMESPACE,
     *,
@@ -112,10 +112,10 @@ def walk(
     number, parts = part
     whole(parts, "parts", 1, MAX_PARTS)
     whole(number, "number of the part", 0, parts - 1)
-    return _pages(post.connection, _existing(post.connection, queue, namespace), page, number, parts)
+    return _pages(post.connection, existing(post.connection, queue, namespace), page, number, parts)
 
 
-def _existing(connection: Connection, queue: str, namespace: str) -> RsmqKeys:
+def existing(connection: Connection, queue: str, namespace: str) -> RsmqKeys:
     """The keys of a queue that is there."""
     keys = RsmqKeys(queue, namespace)
     _check_type(connection, keys.due, b"zset")
@@ -134,36 +134,36 @@ def _check_type(connection: Connection, key: bytes, expected: bytes) -> None:
 
 def _pages(connection: Connection, keys: RsmqKeys, page: int, number: int, parts: int) -> Iterator[list[RsmqMessage]]:
     seen: set[bytes] = set()
-    begun = _now_ms(connection, keys)
+    begun = now_ms(connection, keys)
     # Receiving moves a message up, ahead of the walk, where it is met again. Only a lease or delay cut short
     # moves one down, never below the time of that moment: the second look finds there what slipped behind the first.
     for start in (b"-inf", b"%d" % (begun - SLOWNESS_MS)):
         answers = 0
         for places in _places(connection, keys.due, start, max(page, LEAST_IDS)):
             answers += 1
-            now = _now_ms(connection, keys)
+            now = now_ms(connection, keys)
             fresh = [place for place in places if place.id not in seen and crc32(place.id) % parts == number]
             seen.update(place.id for place in fresh)
             for i in range(0, len(fresh), page):
-                if messages := _messages(connection, keys, fresh[i : i + page], now):
+                if messages := messages_at(connection, keys, fresh[i : i + page], now):
                     yield messages
         if answers <= 1:
             return  # one answer held the whole queue, so nothing can have slipped
 
 
-def _places(connection: Connection, key: bytes, start: bytes, count: int) -> Iterator[list[_Place]]:
+def _places(connection: Connection, key: bytes, start: bytes, count: int) -> Iterator[list[Place]]:
     """All places from a score on, `count` at a time, overlapping: whatever stays where it is, is in one of them.
 
     They are found by score and not by rank, since each message received ahead of them moves all ranks. Within a run
     of equal scores there is only a number to go by, which moves as well: there each answer must reach back to a place
     that was read before, or it is asked for again from further back.
     """
-    reached = _Place(float("-inf"), b"")
+    reached = Place(float("-inf"), b"")
     low, skip = start, 0
     while True:
         flat = _range(connection, key, low, skip, count)
         scores = flat[1::2]
-        places = [_Place(float(score), id) for score, id in zip(scores, flat[::2], strict=True)]
+        places = [Place(float(score), id) for score, id in zip(scores, flat[::2], strict=True)]
         if skip and (not places or places[0] > reached):
             skip //= 2
             continue
@@ -188,7 +188,7 @@ def _range(connection: Connection, key: bytes, low: bytes, skip: int, count: int
     return found
 
 
-def _messages(connection: Connection, keys: RsmqKeys, places: list[_Place], now: int) -> list[RsmqMessage]:
+def messages_at(connection: Connection, keys: RsmqKeys, places: list[Place], now: int) -> list[RsmqMessage]:
     """The messages at these places that are still there."""
     fields = [field for place in places for field in message_fields(place.id)]
     flat = connection.command("HMGET", keys.messages, *fields, key=keys.messages)
@@ -200,7 +200,7 @@ def _messages(connection: Connection, keys: RsmqKeys, places: list[_Place], now:
 
 
 def _message(
-    queue: str, place: _Place, now: int, payload: bytes, attempts: bytes | None, received: bytes | None
+    queue: str, place: Place, now: int, payload: bytes, attempts: bytes | None, received: bytes | None
 ) -> RsmqMessage:
     id = place.id.decode(errors="backslashreplace")
     try:
@@ -218,7 +218,7 @@ def _state(score: float, now: int, attempts: int) -> State:
     return State.LEASED if attempts else State.SCHEDULED
 
 
-def _now_ms(connection: Connection, keys: RsmqKeys) -> int:
+def now_ms(connection: Connection, keys: RsmqKeys) -> int:
     """The clock of the server that holds the scores; asked after they were read, none just sent looks scheduled."""
     seconds, micros = connection.command("TIME", key=keys.due)
     return int(seconds) * 1000 + int(micros) // 1000

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from restante.core.call_retry import Plain
 from restante.core.errors import AccessDenied, Corrupt, InvalidInput, InvalidName, NotFound
-from restante.core.exchange import Plain
-from restante.core.queue import Post
+from restante.core.queue import Client
 from restante.core.settings import whole
 from restante.rsmq import reading
 from restante.rsmq.keys import DEFAULT_NAMESPACE, SETTINGS, RsmqKeys
@@ -58,10 +58,10 @@ class RsmqPage:
     now_ms: int
 
 
-def counts(post: Post, queue: str, namespace: str = DEFAULT_NAMESPACE) -> RsmqCounts:
+def counts(post: Client, queue: str, namespace: str = DEFAULT_NAMESPACE) -> RsmqCounts:
     """One queue that must be there."""
-    keys = reading._existing(post.connection, queue, namespace)
-    now = reading._now_ms(post.connection, keys)
+    keys = reading.existing(post.connection, queue, namespace)
+    now = reading.now_ms(post.connection, keys)
     return _counted(keys, namespace, now, [post.connection.run(one) for one in _counting(keys, now)])
 
 
@@ -89,12 +89,12 @@ def _counted(keys: RsmqKeys, namespace: str, now: int, replies: list[Any]) -> Rs
     )  # fmt: skip
 
 
-def every_count(post: Post, namespace: str = DEFAULT_NAMESPACE) -> list[RsmqCounts]:
+def every_count(post: Client, namespace: str = DEFAULT_NAMESPACE) -> list[RsmqCounts]:
     """Every queue of the namespace by name; a name without a queue behind it, or that breaks the rule, is left out."""
     all_keys = list(_sound(reading.queues(post, namespace), namespace))
     if not all_keys:
         return []
-    now = reading._now_ms(post.connection, all_keys[0])
+    now = reading.now_ms(post.connection, all_keys[0])
     asked = [one for keys in all_keys for one in _counting(keys, now)]
     found = []
     try:
@@ -121,7 +121,7 @@ def _sound(names: list[str], namespace: str) -> Iterator[RsmqKeys]:
             continue
 
 
-def any_queue(post: Post) -> bool:
+def any_queue(post: Client) -> bool:
     """Whether there are RSMQ queues in the namespace all clients use."""
     try:
         return bool(reading.queues(post))
@@ -129,7 +129,7 @@ def any_queue(post: Post) -> bool:
         return False
 
 
-def neighbours(post: Post) -> list[RsmqCounts]:
+def neighbours(post: Client) -> list[RsmqCounts]:
     """The queues beside the native ones, in the namespace all clients use; none where that name is something else's.
 
     A user with a role of `restante acl` may not read them, and still sees its own queues.
@@ -141,7 +141,7 @@ def neighbours(post: Post) -> list[RsmqCounts]:
 
 
 def page(
-    post: Post, queue: str, namespace: str = DEFAULT_NAMESPACE, *, limit: int = PAGE, after: str | None = None
+    post: Client, queue: str, namespace: str = DEFAULT_NAMESPACE, *, limit: int = PAGE, after: str | None = None
 ) -> RsmqPage:
     """Messages by when they can be received next; `after` is the `next` of the page before.
 
@@ -149,7 +149,7 @@ def page(
     """
     whole(limit, "limit", 1, LONGEST_PAGE)
     connection = post.connection
-    keys = reading._existing(connection, queue, namespace)
+    keys = reading.existing(connection, queue, namespace)
     place = None if after is None else _place(after)
     rank = 0
     if place is not None:
@@ -157,22 +157,22 @@ def page(
         # In a long run of equal scores the place itself, if still there, spares reading the run from its begin.
         if float(connection.command("ZSCORE", keys.due, place.id, key=keys.due) or "nan") == place.score:
             rank = max(rank, connection.command("ZRANK", keys.due, place.id, key=keys.due) or 0)
-    found: list[reading._Place] = []
+    found: list[reading.Place] = []
     more = True
     while more and len(found) <= limit:
         flat = connection.command("ZRANGE", keys.due, rank, rank + limit, "WITHSCORES", key=keys.due)
-        places = [reading._Place(float(score), id) for id, score in zip(flat[::2], flat[1::2], strict=True)]
+        places = [reading.Place(float(score), id) for id, score in zip(flat[::2], flat[1::2], strict=True)]
         found += [one for one in places if place is None or one > place]
         rank += len(places)
         more = len(places) > limit
     shown = found[:limit]
-    now = reading._now_ms(connection, keys)
-    messages = reading._messages(connection, keys, shown, now) if shown else []
+    now = reading.now_ms(connection, keys)
+    messages = reading.messages_at(connection, keys, shown, now) if shown else []
     end = f"{shown[-1].score!r}~{shown[-1].id.decode(errors='backslashreplace')}" if len(found) > limit else None
     return RsmqPage(messages, end, connection.command("ZCARD", keys.due, key=keys.due), now)
 
 
-def show(post: Post, queue: str, id: str, namespace: str = DEFAULT_NAMESPACE) -> RsmqMessage:
+def show(post: Client, queue: str, id: str, namespace: str = DEFAULT_NAMESPACE) -> RsmqMessage:
     """One message, whole."""
     found = find(post, keys_of(post, queue, namespace), id)
     if found is None:
@@ -180,26 +180,26 @@ def show(post: Post, queue: str, id: str, namespace: str = DEFAULT_NAMESPACE) ->
     return found
 
 
-def find(post: Post, keys: RsmqKeys, id: str) -> RsmqMessage | None:
+def find(post: Client, keys: RsmqKeys, id: str) -> RsmqMessage | None:
     """One message, or None, of a queue that is known to be there."""
     score = post.connection.command("ZSCORE", keys.due, id, key=keys.due)
     if score is None:
         return None
-    now = reading._now_ms(post.connection, keys)
-    found = reading._messages(post.connection, keys, [reading._Place(float(score), id.encode())], now)
+    now = reading.now_ms(post.connection, keys)
+    found = reading.messages_at(post.connection, keys, [reading.Place(float(score), id.encode())], now)
     return found[0] if found else None
 
 
-def keys_of(post: Post, queue: str, namespace: str = DEFAULT_NAMESPACE) -> RsmqKeys:
+def keys_of(post: Client, queue: str, namespace: str = DEFAULT_NAMESPACE) -> RsmqKeys:
     """The keys of a queue that is there."""
-    return reading._existing(post.connection, queue, namespace)
+    return reading.existing(post.connection, queue, namespace)
 
 
-def _place(cursor: str) -> reading._Place:
+def _place(cursor: str) -> reading.Place:
     score, found, id = cursor.partition("~")
     try:
         if found:
-            return reading._Place(float(score), id.encode())
+            return reading.Place(float(score), id.encode())
     except ValueError:
         pass
     raise InvalidInput(f"not a place of an RSMQ queue: {cursor[:60]!r}; give what the page before said")

@@ -26,7 +26,7 @@ import orjson
 from restante.core.errors import Corrupt, InvalidInput, NotFound
 from restante.core.keys import TOKENS, session_key
 from restante.core.names import valid_name
-from restante.core.queue import Post
+from restante.core.queue import Client
 from restante.core.settings import milliseconds
 
 #: Seconds for which an answer about tokens is believed: for so long a revoked token still begins requests. Zero asks
@@ -164,7 +164,7 @@ def _same(kept: str, shown: str) -> bool:
 class Tokens:
     """The tokens of one server, and the browsers that use them."""
 
-    def __init__(self, post: Post, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, post: Client, clock: Callable[[], float] = time.monotonic) -> None:
         self._connection = post.connection
         #: Seconds by which answers age.
         self.clock = clock

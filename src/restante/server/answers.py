@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from restante.core.message import Event, State
+from restante.core.message import JournalEvent, State
 
 
 class Problem(BaseModel):
@@ -106,7 +106,7 @@ class QueueOut(BaseModel):
     overdue: int
     waited_seconds: float
     paused: bool
-    totals: dict[Event, int]
+    totals: dict[JournalEvent, int]
     settings: SettingsOut
     journal_last: int
     journal_lost: int
@@ -180,7 +180,7 @@ class AttemptOut(BaseModel):
     attempt: int
     received_at: int | None
     ended_at: int
-    event: Event
+    event: JournalEvent
     consumer: str
     error_class: str
     error: str
@@ -189,7 +189,7 @@ class AttemptOut(BaseModel):
 class JournalLine(BaseModel):
     queue: str
     position: int
-    event: Event
+    event: JournalEvent
     state: str
     at: int
     message_id: str

@@ -18,12 +18,12 @@ from typing import Any
 
 import orjson
 
+from restante.core.call_retry import away, markers_by_slot
 from restante.core.errors import Corrupt, InvalidInput, RestanteError
-from restante.core.exchange import away, markers_by_slot
 from restante.core.journal import JournalEntry, Position
 from restante.core.keys import QUEUES, QueueKeys
 from restante.core.names import valid_name
-from restante.core.queue import AsyncPost
+from restante.core.queue import AsyncClient
 from restante.server.telling import journal_out
 
 log = logging.getLogger("restante")
@@ -116,7 +116,7 @@ class Watcher:
 class Hub:
     """The one reader of a process."""
 
-    def __init__(self, post: AsyncPost) -> None:
+    def __init__(self, post: AsyncClient) -> None:
         self._connection = post.connection
         self._keys: dict[str, QueueKeys] = {}
         #: Queue → number of the last line read.

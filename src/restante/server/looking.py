@@ -14,9 +14,9 @@ from fastapi import Query, Request
 from starlette.responses import Response, StreamingResponse
 
 from restante.core.admin import Admin
+from restante.core.inspector import Counts
 from restante.core.journal import JournalEntry
-from restante.core.message import Event, Message, State
-from restante.core.viewing import Counts
+from restante.core.message import JournalEvent, Message, State
 from restante.rsmq import viewing as rsmq
 from restante.server import answers, metrics
 from restante.server.access import CHECKED_EVERY, Caller, Role
@@ -87,7 +87,7 @@ async def queues(here: Here, caller: Reader) -> Json:
     def look() -> tuple[list[Counts], list[dict[str, Any]], int]:
         admin = here.admin(caller)
         rows = admin.all_counts()
-        now = max((ms(row.at) or 0 for row in rows), default=0) or admin._now_ms()
+        now = max((ms(row.at) or 0 for row in rows), default=0) or admin.now_ms()
         return rows, [rsmq_out(one) for one in rsmq.neighbours(here.post)], now
 
     rows, others, now = await here.call(look)
@@ -148,7 +148,7 @@ def _page(
                 found.append(message)
                 if len(found) == limit:
                     if message is not page.messages[-1]:
-                        place = message._place
+                        place = message.place_after
                     break
         if len(found) >= limit or place is None or not filtered or scanned >= SCANNED:
             break
@@ -193,7 +193,7 @@ def life(admin: Admin, queue: str, id: str) -> tuple[list[JournalEntry], bool]:
     """A message's lines, oldest first, and whether its send is among them."""
     lines = [line for line in admin.journal(queue, limit=LIFE, newest_first=True) if line.message_id == id]
     lines.reverse()
-    return lines, bool(lines) and lines[0].event is Event.SENT
+    return lines, bool(lines) and lines[0].event is JournalEvent.SENT
 
 
 @answering(api.get, "/queues/{queue:name}/dead", answers.DeadGroups, summary="Dead letters by error")
@@ -208,7 +208,7 @@ async def dead(here: Here, caller: Reader, queue: QueueName) -> Json:
         for message in admin.walk(queue, State.DEAD, newest_first=True):
             last = message.history[-1] if message.history else None
             key = (last.error_class if last else "", message.kind)
-            at = message._settled_ms
+            at = message.settled_ms
             group = groups.setdefault(key, {
                 "error_class": key[0], "kind": key[1], "count": 0, "latest_at": at, "oldest_at": at,
                 "example_id": message.id, "example_error": attempt_out(last)["error"][-2000:] if last else "",
@@ -219,7 +219,7 @@ async def dead(here: Here, caller: Reader, queue: QueueName) -> Json:
             if seen >= GROUPED:
                 break
         made = sorted(groups.values(), key=lambda group: -group["count"])
-        return {"now": admin._now_ms(), "total": admin.counts(queue).dead, "seen": seen, "groups": made}
+        return {"now": admin.now_ms(), "total": admin.counts(queue).dead, "seen": seen, "groups": made}
 
     return Json(await here.call(look))
 
@@ -247,7 +247,7 @@ async def consumers(here: Here, caller: Reader) -> Json:
 
     def look() -> dict[str, Any]:
         admin = here.admin(caller)
-        now = admin._now_ms()
+        now = admin.now_ms()
         known = admin.consumers()
         held: dict[str, list[dict[str, Any]]] = {}
         counted: dict[str, int] = {}
@@ -314,7 +314,7 @@ async def journal(
     caller: Reader,
     request: Request,
     queue: Annotated[list[Annotated[str, Query(pattern=NAME)]], Query(max_length=100)] = [],  # noqa: B006  # FastAPI copies it
-    event_: Annotated[Event | None, Query(alias="event")] = None,
+    event_: Annotated[JournalEvent | None, Query(alias="event")] = None,
     message_id: Annotated[str | None, Query(pattern=NAME)] = None,
     limit: Limit = 200,
     counts: bool = False,
@@ -343,7 +343,7 @@ async def journal(
                 if event_ in (None, line.event) and message_id in (None, line.message_id)
             ][:limit]  # fmt: skip
         found.sort(key=lambda line: (line.at, line.position), reverse=True)
-        return {"now": admin._now_ms(), "entries": [journal_out(line) for line in found[:limit]]}
+        return {"now": admin.now_ms(), "entries": [journal_out(line) for line in found[:limit]]}
 
     return Json(await here.call(look))
 

@@ -11,8 +11,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from restante.bus.broker import UNROUTED
+from restante.core.inspector import Counts, Dropped
 from restante.core.message import State
-from restante.core.viewing import Counts, Dropped
 
 if TYPE_CHECKING:
     from restante.server.office import Office

@@ -28,7 +28,7 @@ from restante.core.admin import Admin
 from restante.core.errors import NotFound, RestanteError, Unavailable
 from restante.core.keys import QUEUES
 from restante.core.names import valid_name
-from restante.core.queue import AsyncPost, AsyncQueue, Post
+from restante.core.queue import AsyncClient, AsyncQueue, Client
 from restante.core.settings import DEFAULT_HTTP_PORT, ClientSettings
 from restante.core.sweeper import Sweeper
 from restante.server.access import ANYBODY, COOKIE, Caller, Role, SignInLimit, Tokens, is_loopback
@@ -118,11 +118,12 @@ class Office:
     def __init__(self, url: str, settings: ServerSettings | None = None) -> None:
         self.settings = settings or ServerSettings()
         client = ClientSettings(idle_connections=32)
-        self.post = Post(url, client)
-        self.fast = AsyncPost(url, client)
+        self.post = Client(url, client)
+        self.fast = AsyncClient(url, client)
         self.tokens = Tokens(self.post)
         self.sign_in_limit = SignInLimit()
-        self.sweeper = Sweeper(Post(url, client))
+        self._sweeping = Client(url, client)
+        self.sweeper = Sweeper(self._sweeping)
         self.hub = Hub(self.fast)
         self.sampler = Sampler(self)
         self.hub.watchers.append(self.sampler.hear)
@@ -165,7 +166,7 @@ class Office:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.fast.close()
-        self.sweeper._post.close()
+        self._sweeping.close()
         self.post.close()
 
     # -- work ----------------------------------------------------------------------------------------------------
@@ -189,7 +190,7 @@ class Office:
         found = self._queues.get((name, consumer))
         if found is None:
             found = AsyncQueue(self.fast.connection, valid_name(name), valid_name(consumer, "consumer"), {})
-            found._ref.card = orjson.dumps({"host": host, "pid": pid, "concurrency": 1})
+            found.ref.presence = orjson.dumps({"host": host, "pid": pid, "concurrency": 1})
             self._queues[name, consumer] = found
             if len(self._queues) > _REMEMBERED:
                 self._queues.popitem(last=False)

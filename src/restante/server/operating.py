@@ -21,9 +21,9 @@ from starlette.responses import Response, StreamingResponse
 
 from restante.core.admin import Admin, ReplayTask
 from restante.core.errors import InvalidInput, NotFound
+from restante.core.inspector import PAGE
 from restante.core.message import State, new_id
 from restante.core.stored import decode_json
-from restante.core.viewing import PAGE
 from restante.server import answers, shapes
 from restante.server.looking import one_message, one_queue
 from restante.server.office import Json, Office, Refused

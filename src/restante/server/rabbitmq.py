@@ -17,7 +17,7 @@ from restante.core.errors import RestanteError
 
 if TYPE_CHECKING:
     from restante.bus.inventory import Archive, Inventory
-    from restante.core.queue import Post
+    from restante.core.queue import Client
 
 log = logging.getLogger("restante")
 
@@ -47,7 +47,7 @@ class Seen:
 class RabbitView:
     """One broker, looked at by many requests."""
 
-    def __init__(self, url: str | None, post: Post) -> None:
+    def __init__(self, url: str | None, post: Client) -> None:
         self.url = url
         self._post = post
         #: Held by whoever reads an archive.

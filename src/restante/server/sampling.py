@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client import CollectorRegistry, Histogram
 
 from restante.core.admin import Admin
+from restante.core.call_retry import away
 from restante.core.errors import RestanteError
-from restante.core.exchange import away
+from restante.core.inspector import CONSUMER_GONE, Counts
 from restante.core.journal import JournalEntry
-from restante.core.message import Event, Message, State
+from restante.core.message import JournalEvent, Message, State
 from restante.core.settings import QueueSettings
-from restante.core.viewing import CONSUMER_GONE, Counts
 from restante.server.live import write_event
 from restante.server.telling import counts_out, ms
 
@@ -59,7 +59,7 @@ UNATTENDED = 30.0
 LOOKED = 200
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)
 _TIMED = (State.SCHEDULED.value, State.LEASED.value, State.RETRYING.value)
-_FAILURES = (Event.NACKED, Event.BURIED, Event.EXPIRED)
+_FAILURES = (JournalEvent.NACKED, JournalEvent.BURIED, JournalEvent.EXPIRED)
 
 
 @dataclass(slots=True)
@@ -275,7 +275,7 @@ class Sampler:
 
     def hear(self, lines: list[JournalEntry]) -> None:
         """Takes times and anomalies from lines as they are written."""
-        removed: dict[tuple[Event, str, str], list[JournalEntry]] = {}
+        removed: dict[tuple[JournalEvent, str, str], list[JournalEntry]] = {}
         falling: dict[str, JournalEntry] = {}
         for entry in lines:
             if entry.due_at is not None and entry.state in _TIMED:
@@ -284,38 +284,44 @@ class Sampler:
                     falling[entry.queue] = entry
             key = (entry.queue, entry.message_id)
             at = entry.at.timestamp()
-            if entry.event is Event.RECEIVED:
+            if entry.event is JournalEvent.RECEIVED:
                 if entry.attempts == 1 and entry.sent_at is not None:
                     self._wait.labels(entry.queue).observe(max(0.0, at - entry.sent_at.timestamp()))
                 self._received[key] = round(at * 1000)
                 if len(self._received) > FOLLOWED:
                     self._received.popitem(last=False)
                 self._count_burst(entry, int(at))
-            elif entry.event in (Event.ACKED, Event.NACKED, Event.BURIED, Event.EXPIRED, Event.RELEASED):
+            elif entry.event in (
+                JournalEvent.ACKED,
+                JournalEvent.NACKED,
+                JournalEvent.BURIED,
+                JournalEvent.EXPIRED,
+                JournalEvent.RELEASED,
+            ):
                 begun = self._received.pop(key, None)
-                if entry.event is Event.ACKED and entry.sent_at is not None:
+                if entry.event is JournalEvent.ACKED and entry.sent_at is not None:
                     taken = max(0.0, at - entry.sent_at.timestamp()) * 1000
                     self._latest.setdefault(entry.queue, deque(maxlen=LATEST)).append(taken)
-                if begun is not None and entry.event in (Event.ACKED, Event.NACKED, Event.BURIED):
+                if begun is not None and entry.event in (JournalEvent.ACKED, JournalEvent.NACKED, JournalEvent.BURIED):
                     self._run.labels(entry.queue).observe(max(0.0, at - begun / 1000))
-                if entry.event is Event.EXPIRED:
+                if entry.event is JournalEvent.EXPIRED:
                     self._remember(Anomaly(
                         "lease_lost", entry.queue, round(at * 1000),
                         f"the lease of {entry.consumer or 'a consumer'} ended without a word, attempt {entry.attempts}",
                         entry.message_id, entry.consumer,
                     ))  # fmt: skip
-            elif entry.event in (Event.DELETED, Event.PURGED) and entry.error_class != "Lapsed":
+            elif entry.event in (JournalEvent.DELETED, JournalEvent.PURGED) and entry.error_class != "Lapsed":
                 removed.setdefault((entry.event, entry.queue, entry.consumer), []).append(entry)
         for queue, entry in falling.items():
             assert entry.due_at is not None
             # Both by the Redis server's clock; what passed since the line was written makes it a little late.
             self._office.sweeper.expect(queue, (entry.due_at - entry.at).total_seconds())
         for (event, queue, who), entries in removed.items():
-            if event is Event.PURGED or len(entries) >= BULK:
+            if event is JournalEvent.PURGED or len(entries) >= BULK:
                 self._remove(event, queue, who, entries)
 
-    def _remove(self, event: Event, queue: str, who: str, entries: list[JournalEntry]) -> None:
-        kind, word = ("purge", "purged") if event is Event.PURGED else ("bulk_delete", "deleted")
+    def _remove(self, event: JournalEvent, queue: str, who: str, entries: list[JournalEntry]) -> None:
+        kind, word = ("purge", "purged") if event is JournalEvent.PURGED else ("bulk_delete", "deleted")
         at = ms(entries[-1].at) or 0
         for past in self._past:
             if (past.kind, past.queue, past.who) == (kind, queue, who) and at - past.at < 5000:
@@ -358,11 +364,11 @@ class Sampler:
                 found.append("near_dead")
         if message.state is State.LEASED:
             gone = self.consumers and message.consumer not in self.consumers
-            if gone or now > message._expires_ms + 1000:
+            if gone or now > message.expires_ms + 1000:
                 found.append("zombie")
-            held = (now - message._received_ms) / 1000
-            lease = (message._stored.lease_ms or settings.lease * 1000) / 1000
-            if message._received_ms and held > max(LONG_SECONDS, LONG_LEASES * lease):
+            held = (now - message.received_ms) / 1000
+            lease = (message.stored.lease_ms or settings.lease * 1000) / 1000
+            if message.received_ms and held > max(LONG_SECONDS, LONG_LEASES * lease):
                 found.append("long_running")
         if message.size > LARGE:
             found.append("large_payload")
@@ -370,7 +376,7 @@ class Sampler:
 
     def anomalies(self, admin: Admin) -> list[dict[str, Any]]:
         """What looks wrong now and what did within the hour, newest first."""
-        now = admin._now_ms()
+        now = admin.now_ms()
         found = [past for past in (*self._past, *_unroutable(admin)) if now - past.at < SHOWN * 1000]
         for counts in admin.all_counts():
             for state in (State.LEASED, State.RETRYING, State.READY, State.DEAD):
@@ -391,7 +397,7 @@ class Sampler:
         made = []
         for message in messages:
             for kind in self.flags(message, settings, now):
-                at = message._received_ms or message._stored.sent_ms
+                at = message.received_ms or message.stored.sent_ms
                 made.append(
                     Anomaly(kind, message.queue, at, _SAID[kind](message, now), message.id, message.consumer)
                 )  # fmt: skip
@@ -414,7 +420,7 @@ def _unroutable(admin: Admin) -> list[Anomaly]:
 _SAID = {
     "near_dead": lambda message, now: f"failed {message.attempts - (message.state is State.LEASED)} times, one left",
     "zombie": lambda message, now: f"held by {message.consumer}, which is no longer seen",
-    "long_running": lambda message, now: f"at work since {_span((now - message._received_ms) / 1000)}",
+    "long_running": lambda message, now: f"at work since {_span((now - message.received_ms) / 1000)}",
     "large_payload": lambda message, now: f"a payload of {message.size / 1024 / 1024:.1f} MB",
 }
 

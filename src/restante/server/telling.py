@@ -9,10 +9,10 @@ from typing import Any
 import orjson
 
 from restante.core.admin import ReplayTask
+from restante.core.inspector import AuditEntry, Counts
 from restante.core.journal import JournalEntry
 from restante.core.message import Attempt, Message, State
 from restante.core.settings import DEFAULT_MAX_ATTEMPTS, QueueSettings
-from restante.core.viewing import AuditEntry, Counts
 from restante.rsmq.reading import RsmqMessage
 from restante.rsmq.viewing import RsmqCounts
 from restante.server.answers import TaskOut
@@ -57,7 +57,7 @@ def journal_out(entry: JournalEntry) -> dict[str, Any]:
 
 def _content(message: Message, *, checked: bool = True) -> dict[str, Any]:
     """The payload as it was sent, pasted without being read; one that is not `checked` is bytes if it is no JSON."""
-    stored = message._stored
+    stored = message.stored
     if stored.options.get("e") == "bytes" or (not checked and not _is_json(stored.body)):
         return {"payload_base64": base64.b64encode(stored.body).decode()}
     return {"payload": orjson.Fragment(stored.body)}
@@ -73,13 +73,13 @@ def _is_json(text: bytes) -> bool:
 
 def received_out(message: Message, settings: QueueSettings) -> dict[str, Any]:
     """A message for the consumer who has just been given it."""
-    stored = message._stored
+    stored = message.stored
     return {
         "id": message.id, "queue": message.queue, "kind": message.kind, "priority": message.priority,
         "size": message.size, "attempts": message.attempts,
         "max_attempts": message.max_attempts or settings.max_attempts, "replays": message.replays,
         "suspect": message.suspect, "content_type": message.content_type, "headers": message.headers,
-        "sent_at": stored.sent_ms, "received_at": message._received_ms, "lease_expires_at": message._expires_ms,
+        "sent_at": stored.sent_ms, "received_at": message.received_ms, "lease_expires_at": message.expires_ms,
         "lease_token": message.lease_token, "expires_at": ms(message.expires_at), "unique": message.unique,
         "retry": message.retry.text() if message.retry else None, **_content(message),
     }  # fmt: skip
@@ -94,7 +94,7 @@ def message_out(message: Message, settings: QueueSettings | None, anomalies: lis
         "priority": message.priority, "size": message.size, "attempts": message.attempts,
         "max_attempts": message.max_attempts or (settings.max_attempts if settings else DEFAULT_MAX_ATTEMPTS),
         "replays": message.replays, "consumer": message.consumer, "content_type": message.content_type,
-        "sent_at": message._stored.sent_ms, "due_at": ms(message.due_at),
+        "sent_at": message.stored.sent_ms, "due_at": ms(message.due_at),
         "lease_expires_at": ms(message.lease_expires_at), "received_at": ms(message.received_at),
         "settled_at": ms(message.settled_at), "expires_at": ms(message.expires_at), "unique": message.unique,
         "headers": message.headers, "preview": message.preview[:GLANCE].decode(errors="replace"),
@@ -163,7 +163,7 @@ def rsmq_whole_out(message: RsmqMessage, queue: str, namespace: str) -> dict[str
 
 def export_out(message: Message) -> dict[str, Any]:
     """A line of an export: what an import needs to send it again."""
-    stored = message._stored
+    stored = message.stored
     made: dict[str, Any] = {"id": message.id, **_content(message, checked=False)}
     if message.content_type != "application/json":
         made["content_type"] = message.content_type

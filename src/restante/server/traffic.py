@@ -15,12 +15,12 @@ import orjson
 from fastapi import Header, Request
 
 from restante.core.errors import LeaseLost
+from restante.core.inspector import SHOW, parse_message
 from restante.core.keys import idempotency_key
-from restante.core.message import Message, MessageId, State, ToldError
+from restante.core.message import Message, MessageId, RemoteError, State
 from restante.core.operations import Operation, Received
 from restante.core.queue import AsyncQueue, Flow, Wait, receiving, run_flow_async
 from restante.core.stored import Stored
-from restante.core.viewing import SHOW, parse_message
 from restante.server import answers, shapes
 from restante.server.access import Caller, Role
 from restante.server.office import MAX_WAITING, Json, Office, Refused
@@ -141,10 +141,10 @@ async def _take(
     here: Office, request: Request, queues: list[AsyncQueue], body: shapes.Receive | shapes.ReceiveAny, lost: list[str]
 ) -> Json:
     for queue in queues:
-        if not queue._ref.opened:
-            await queue._open()
+        if not queue.ref.opened:
+            await queue.ensure_open()
     by_name = {queue.name: queue for queue in queues}
-    refs = [queue._ref for queue in queues]
+    refs = [queue.ref for queue in queues]
     now = None
     wait = 0.0 if here.closing.is_set() else body.wait_seconds
     flow = receiving(refs, body.count, timeout=wait, lease=body.lease_seconds)
@@ -193,7 +193,7 @@ async def _wait(here: Office, request: Request, flow: Flow[Received | None]) -> 
             return got
         may = await here.still_may(request, Role.CONSUME)
         if leaving.done() or not may:
-            await got.messages[0]._queue.release_many(got.messages)
+            await got.messages[0].source.release_many(got.messages)
             return None
         return got
     finally:
@@ -228,7 +228,7 @@ def _host(request: Request) -> str:
 
 def _error(body: shapes.Failure) -> BaseException | str | None:
     if body.error_class:
-        return ToldError(body.error_class, body.error or "")
+        return RemoteError(body.error_class, body.error or "")
     return body.error
 
 
@@ -240,12 +240,12 @@ async def _known(here: Office, to: AsyncQueue, tickets: Sequence[shapes.Ticket],
         for one, message in zip(held, found, strict=True):
             if message is not None:
                 one.attempts, one._policy = message.attempts, message.retry
-                one._lease_ms = message._lease_ms if message.state is State.LEASED else 0
+                one.lease_ms = message.lease_ms if message.state is State.LEASED else 0
     return held
 
 
 async def _show(here: Office, to: AsyncQueue, id: str) -> Message | None:
-    keys = to._ref.keys.group(SHOW.keys)
+    keys = to.ref.keys.group(SHOW.keys)
     reply = await here.fast.connection.run(Operation(SHOW, keys, [id], lambda reply: reply, to.name))
     _, state, score, stored, delivery, history = reply
     if not state:
@@ -255,8 +255,8 @@ async def _show(here: Office, to: AsyncQueue, id: str) -> Message | None:
 
 async def _opened(here: Office, name: str, caller: Caller) -> AsyncQueue:
     to = here.queue(await here.existing(name), _consumer(here, caller))
-    if not to._ref.opened:
-        await to._open()
+    if not to.ref.opened:
+        await to.ensure_open()
     return to
 
 
@@ -295,7 +295,7 @@ async def _extend(here: Office, caller: Caller, queue: str, tickets: Sequence[sh
     lost = await to.extend_many(held, lease=body.lease_seconds)
     if lost and len(tickets) == 1:
         raise LeaseLost(ids=lost)
-    ends = [None if one.id in lost else one._expires_ms for one in held]
+    ends = [None if one.id in lost else one.expires_ms for one in held]
     return Json({"lease_expires_at": ends, "lost": lost})
 
 

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from restante.core.admin import Admin
 from restante.core.errors import NotFound
 from restante.core.journal_reader import JournalReader, Place
-from restante.core.queue import Post
+from restante.core.queue import Client
 from restante.spark import tables
 from restante.spark.lake import Lake
 from restante.spark.pipeline import Pipeline, PipelineOptions, typed
@@ -78,7 +78,7 @@ class Findings:
 class Audit:
     """Compares one lake with one server."""
 
-    def __init__(self, spark: SparkSession, lake: str, post: Post | None, *, queues: str = "*") -> None:
+    def __init__(self, spark: SparkSession, lake: str, post: Client | None, *, queues: str = "*") -> None:
         self.spark = spark
         self.post = post
         self.lake = Lake(lake)

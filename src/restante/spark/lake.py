@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 from pyarrow import fs
 
-from restante.core.errors import Held, InvalidInput, NotFound
+from restante.core.errors import InUse, InvalidInput, NotFound
 
 _BATCH = re.compile(r"batch=(\d+)$")
 _COMPACT = re.compile(r"compact-(\d+)-(\d+)-\d+\.parquet$")
@@ -132,7 +132,7 @@ class Lake:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise Held(f"another pipeline is running on {self.uri}: stop it, or choose another lake") from None
+            raise InUse(f"another pipeline is running on {self.uri}: stop it, or choose another lake") from None
 
     def unlock(self) -> None:
         if self._lock is not None:

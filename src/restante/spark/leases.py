@@ -32,10 +32,10 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from restante.core.errors import Held, JournalLost, RestanteError
+from restante.core.errors import InUse, JournalLost, RestanteError
 from restante.core.lease_journal import LeaseJournal, Row
 from restante.core.message import moment
-from restante.core.queue import Post, consumer_name
+from restante.core.queue import Client, consumer_name
 from restante.core.settings import ClientSettings
 from restante.spark import linking
 from restante.spark.lines import content
@@ -116,14 +116,14 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         while True:
             try:
                 return journal.own(self._owned)
-            except Held:
+            except InUse:
                 if time.monotonic() > until or journal.holder() != first:
                     raise
                 time.sleep(LOOK)
 
     def _ended(self, number: int, frame: object) -> None:
         # By a connection of its own: the signal may have come while a call holds the shared one.
-        post = Post(self.options.server(), ClientSettings(patience=0.5), consumer=self.consumer)
+        post = Client(self.options.server(), ClientSettings(patience=0.5), consumer=self.consumer)
         try:
             LeaseJournal(post, self.queue, self.owner).own(_AT_ONCE)
         finally:

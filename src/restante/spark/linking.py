@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 
-from restante.core.queue import Post
+from restante.core.queue import Client
 from restante.core.settings import ClientSettings
 
-_posts: dict[tuple[int, str, str], Post] = {}
+_posts: dict[tuple[int, str, str], Client] = {}
 
 
-def post(url: str, *, consumer: str = "", patience: float = 30.0) -> Post:
+def post(url: str, *, consumer: str = "", patience: float = 30.0) -> Client:
     """The process's own post on a server."""
     key = (os.getpid(), url, consumer)
     found = _posts.get(key)
     if found is None:
         settings = ClientSettings(patience=patience, connect_timeout=5.0, socket_timeout=30.0)
-        found = _posts[key] = Post(url, settings, consumer=consumer or None)
+        found = _posts[key] = Client(url, settings, consumer=consumer or None)
     return found

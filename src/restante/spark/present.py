@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from restante.core.admin import Admin
 from restante.core.errors import NotFound
 from restante.core.journal_reader import JournalReader, Place
-from restante.core.queue import Post
+from restante.core.queue import Client
 from restante.spark import tables
 from restante.spark.options import Options
 from restante.spark.pipeline import Pipeline
@@ -24,7 +24,7 @@ from restante.spark.schemas import JOURNAL
 class Present:
     """One lake and one server at the moment this was made."""
 
-    def __init__(self, pipeline: Pipeline, post: Post) -> None:
+    def __init__(self, pipeline: Pipeline, post: Client) -> None:
         self.pipeline = pipeline
         self.spark = pipeline.spark
         self.post = post

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
-from restante.core.errors import Held
+from restante.core.errors import InUse
 from restante.spark.lake import Lake
 
 log = logging.getLogger("restante")
@@ -83,7 +83,7 @@ class RunProgress:
             self._stop.set()
             beating.join()
             # Where another pipeline holds the lake, the file is its own.
-            if not isinstance(error, Held):
+            if not isinstance(error, InUse):
                 self._doing.ended_at = _now()
                 self._doing.error = "" if error is None else f"{type(error).__name__}: {error}"
                 self._write()

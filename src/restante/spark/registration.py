@@ -14,7 +14,7 @@ from typing import Self
 from restante.core.admin import Admin
 from restante.core.errors import RestanteError
 from restante.core.journal_reader import JournalReader, Place
-from restante.core.queue import Post
+from restante.core.queue import Client
 from restante.core.settings import ClientSettings
 from restante.spark.options import Options
 
@@ -41,7 +41,7 @@ class Registration:
         self._options = Options(queues=queues)
         self._reader = reader
         self._url = url
-        self._post: Post | None = None
+        self._post: Client | None = None
         self._seen: set[str] = set()
         self._added: set[str] = set()
         self._looks = 0
@@ -51,7 +51,7 @@ class Registration:
     def look(self) -> dict[str, Place]:
         """Registers with journals that do not know the reader yet; returns where these stand."""
         if self._post is None:
-            self._post = Post(self._url, ClientSettings(patience=PATIENCE))
+            self._post = Client(self._url, ClientSettings(patience=PATIENCE))
         if self._looks % LOOKS == 0:
             self._seen.clear()
         self._looks += 1

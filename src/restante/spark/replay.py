@@ -24,10 +24,10 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from restante.core.admin import Admin
 from restante.core.errors import InvalidInput, NotFound, RestanteError
 from restante.core.journal_reader import JournalReader
-from restante.core.message import Event
+from restante.core.message import JournalEvent
 from restante.core.names import valid_name
-from restante.core.pacing import forget_pace
-from restante.core.queue import Post
+from restante.core.queue import Client
+from restante.core.throttle import forget_throttle
 from restante.spark.lake import Lake, now
 from restante.spark.pipeline import Pipeline, PipelineOptions, typed
 from restante.spark.present import Present
@@ -83,7 +83,7 @@ class Progress:
 class Replay:
     """Replays of one lake into one server."""
 
-    def __init__(self, spark: SparkSession, lake: str, post: Post) -> None:
+    def __init__(self, spark: SparkSession, lake: str, post: Client) -> None:
         self.spark = spark
         self.post = post
         self.lake = Lake(lake)
@@ -231,7 +231,7 @@ class Replay:
         if len(plan.done) == plan.parts:
             for target in plan.starts:
                 JournalReader(self.post).forget(target, f"replay:{plan.name}")
-                forget_pace(self.post.queue(target), plan.name)
+                forget_throttle(self.post.queue(target), plan.name)
         return put_back
 
     def _sent_before(self, plan: Plan) -> DataFrame | None:
@@ -310,12 +310,12 @@ class _Watch:
     @contextmanager
     def following(self, admin: Admin, queue: str, done: int) -> Iterator[None]:
         """While the block runs, what the queue says it was sent is taken for progress."""
-        before = admin.counts(queue).totals[Event.SENT.value]
+        before = admin.counts(queue).totals[JournalEvent.SENT.value]
         over = threading.Event()
 
         def look() -> None:
             while not over.wait(0.5):
-                self.tell(done + admin.counts(queue).totals[Event.SENT.value] - before)
+                self.tell(done + admin.counts(queue).totals[JournalEvent.SENT.value] - before)
 
         thread = threading.Thread(target=look, name="restante-replay", daemon=True)
         self.tell(done)

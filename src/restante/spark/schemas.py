@@ -13,7 +13,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from restante.core.errors import InvalidInput
-from restante.core.message import Event
+from restante.core.message import JournalEvent
 
 TEXT = pa.string()
 LONG = pa.int64()
@@ -100,7 +100,7 @@ _JOURNAL_COLUMNS = (
     QUEUE,
     INCARNATION,
     Column("position", LONG, "number of the line in its journal, without gaps"),
-    Column("event", TEXT, "what happened: " + ", ".join(event.value for event in Event)),
+    Column("event", TEXT, "what happened: " + ", ".join(event.value for event in JournalEvent)),
     Column("state", TEXT, "the state afterwards, or gone"),
     Column("at", INSTANT, "when, by the server's clock"),
     MESSAGE_ID,
@@ -251,7 +251,9 @@ LATENCY = Table(
 )
 
 #: Events that are counted per minute; the others are about queues, not messages.
-COUNTED = tuple(event.value for event in Event if event.value not in ("configured", "paused", "resumed", "edited"))
+COUNTED = tuple(
+    event.value for event in JournalEvent if event.value not in ("configured", "paused", "resumed", "edited")
+)
 
 THROUGHPUT = Table(
     "throughput",

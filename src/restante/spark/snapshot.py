@@ -96,7 +96,7 @@ def _table(messages: Sequence[Message], names: tuple[str, ...]) -> pa.RecordBatc
 
 
 def _row(message: Message) -> dict[str, Any]:
-    stored = message._stored
+    stored = message.stored
     payload, headers, content_type = content(stored)
     last = message.history[-1] if message.history else None
     return {

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
-from restante.core.message import Event, State
+from restante.core.message import JournalEvent, State
 from restante.spark import schemas
 from restante.spark.schemas import COUNTED, Table
 
@@ -33,16 +33,16 @@ FATES = ("waiting", "acked", "dead", "expired", "deleted")
 #: States in which a message is still to be worked on.
 WAITING = (State.READY, State.SCHEDULED, State.RETRYING, State.LEASED)
 #: Events that end a lease.
-ENDINGS = (Event.ACKED, Event.NACKED, Event.BURIED, Event.RELEASED, Event.EXPIRED)
+ENDINGS = (JournalEvent.ACKED, JournalEvent.NACKED, JournalEvent.BURIED, JournalEvent.RELEASED, JournalEvent.EXPIRED)
 #: Attempts that ended badly.
-FAILED = (Event.NACKED, Event.BURIED, Event.EXPIRED)
+FAILED = (JournalEvent.NACKED, JournalEvent.BURIED, JournalEvent.EXPIRED)
 #: An operator took the message away; `detail` begins with the state it was in.
-REMOVED = (Event.DELETED, Event.PURGED)
+REMOVED = (JournalEvent.DELETED, JournalEvent.PURGED)
 #: Events that leave the fate as it was.
-PASSING = (Event.EDITED, Event.EXTENDED)
+PASSING = (JournalEvent.EDITED, JournalEvent.EXTENDED)
 
 # Words are numbered on their way through the shuffle: a number is copied and compared where it lies.
-_EVENTS = tuple(event.value for event in Event)
+_EVENTS = tuple(event.value for event in JournalEvent)
 _STATES = (*(state.value for state in State), "gone")
 #: One life of a message. The time leads: sorting compares it as a number, and it is nearly unique. `dt` is part of it
 #: for lines that carry no sent_at (a damaged message's), which else would join across dates.
@@ -146,7 +146,7 @@ def _lines(journal: DataFrame) -> DataFrame:
     fate = (
         F.when(state.isin(*WAITING), "waiting")
         .when(event.isin(*REMOVED), F.when(_before(F.col("detail")) == State.DONE, "acked").otherwise("deleted"))
-        .when((state == State.DEAD) & (event == Event.EXPIRED), "expired")
+        .when((state == State.DEAD) & (event == JournalEvent.EXPIRED), "expired")
         .when(state == State.DEAD, "dead")
         .otherwise("acked")
     )
@@ -157,7 +157,7 @@ def _lines(journal: DataFrame) -> DataFrame:
             *_LIFE, "position", "at", "kind", "priority", "size", "attempts", "consumer", "error_class",
             _number(event, _EVENTS).alias("event"), _number(state, _STATES).alias("state"),
             _number(fate, FATES).alias("fate"),
-            F.when((event == Event.SENT) & (state == State.SCHEDULED), F.col("due_at")).alias("due_at"),
+            F.when((event == JournalEvent.SENT) & (state == State.SCHEDULED), F.col("due_at")).alias("due_at"),
         )
     )  # fmt: skip
 
@@ -171,15 +171,15 @@ def _lives(journal: DataFrame) -> DataFrame:
     """
     event, position = F.col("event"), F.col("position")
 
-    def one_of(*events: Event) -> Column:
+    def one_of(*events: JournalEvent) -> Column:
         return event.isin(*(_EVENTS.index(one) for one in events))
 
-    def at(*events: Event) -> Column:
+    def at(*events: JournalEvent) -> Column:
         return F.when(one_of(*events), F.col("at"))
 
     last = F.struct("position", "event", "state", "fate", "at", "kind", "priority", "size")
     # A released line already carries the number without the delivery it gives back.
-    attempt = F.when(one_of(Event.RELEASED), F.col("attempts") + 1).otherwise(F.col("attempts")).alias("attempt")
+    attempt = F.when(one_of(JournalEvent.RELEASED), F.col("attempts") + 1).otherwise(F.col("attempts")).alias("attempt")
     ended_by = F.when(one_of(*ENDINGS), event).alias("ended_by")
     mark = F.struct("position", "at", ended_by, attempt, "consumer", "error_class")
     return (
@@ -191,17 +191,17 @@ def _lives(journal: DataFrame) -> DataFrame:
             F.max_by(last, position).alias("last"),
             F.max_by(F.struct("event", "fate", "at"), F.when(~one_of(*PASSING), position)).alias("decided"),
             F.max_by("error_class", F.when(F.col("error_class") != "", position)).alias("error_class"),
-            F.max(one_of(Event.SENT)).alias("was_sent"),
+            F.max(one_of(JournalEvent.SENT)).alias("was_sent"),
             F.max("due_at").alias("due_at"),
-            F.max(at(Event.ACKED)).alias("acked_at"),
-            F.min(at(Event.RECEIVED)).alias("first_received_at"),
-            F.max(at(Event.RECEIVED)).alias("last_received_at"),
-            _amount(one_of(Event.RECEIVED)).alias("deliveries"),
-            _amount(one_of(Event.NACKED, Event.BURIED)).alias("failures"),
-            _amount(one_of(Event.EXPIRED)).alias("expiries"),
-            _amount(one_of(Event.RELEASED)).alias("releases"),
-            _amount(one_of(Event.REPLAYED)).alias("replays"),
-            F.sort_array(F.collect_list(F.when(one_of(Event.RECEIVED, *ENDINGS), mark))).alias("marks"),
+            F.max(at(JournalEvent.ACKED)).alias("acked_at"),
+            F.min(at(JournalEvent.RECEIVED)).alias("first_received_at"),
+            F.max(at(JournalEvent.RECEIVED)).alias("last_received_at"),
+            _amount(one_of(JournalEvent.RECEIVED)).alias("deliveries"),
+            _amount(one_of(JournalEvent.NACKED, JournalEvent.BURIED)).alias("failures"),
+            _amount(one_of(JournalEvent.EXPIRED)).alias("expiries"),
+            _amount(one_of(JournalEvent.RELEASED)).alias("releases"),
+            _amount(one_of(JournalEvent.REPLAYED)).alias("replays"),
+            F.sort_array(F.collect_list(F.when(one_of(JournalEvent.RECEIVED, *ENDINGS), mark))).alias("marks"),
         )
     )
 
@@ -338,11 +338,11 @@ def _throughput(counts: DataFrame) -> DataFrame:
     died = event.isin(*FAILED) & (F.col("state") == State.DEAD)
     removed = event.isin(*REMOVED)
     waiting = (
-        F.when(event.isin(Event.SENT, Event.REPLAYED), 1)
-        .when((event == Event.ACKED) | died | (removed & ~before.isin(State.DEAD, State.DONE)), -1)
+        F.when(event.isin(JournalEvent.SENT, JournalEvent.REPLAYED), 1)
+        .when((event == JournalEvent.ACKED) | died | (removed & ~before.isin(State.DEAD, State.DONE)), -1)
         .otherwise(0)
     )
-    dead = F.when(died, 1).when((event == Event.REPLAYED) | (removed & (before == State.DEAD)), -1).otherwise(0)
+    dead = F.when(died, 1).when((event == JournalEvent.REPLAYED) | (removed & (before == State.DEAD)), -1).otherwise(0)
     n = F.col("n")
     grouped = counts.groupBy(*_MINUTE_KEYS).agg(
         *(_count_of(event).alias(event) for event in COUNTED),
@@ -367,7 +367,7 @@ def retries(journal: DataFrame) -> DataFrame:
 
 def _retries(counts: DataFrame) -> DataFrame:
     failed = counts.where(F.col("event").isin(*FAILED)).groupBy(*_MINUTE_KEYS, "kind", "error_class")
-    nacked, expired = _count_of(Event.NACKED, Event.BURIED), _count_of(Event.EXPIRED)
+    nacked, expired = _count_of(JournalEvent.NACKED, JournalEvent.BURIED), _count_of(JournalEvent.EXPIRED)
     worst = F.max("worst").alias("worst_attempts")
     return _as(schemas.RETRIES, failed.agg(nacked.alias("nacked"), expired.alias("expired"), worst))
 
@@ -385,7 +385,7 @@ def overdue(journal: DataFrame) -> DataFrame:
 
 
 def _overdue(counts: DataFrame) -> DataFrame:
-    events = (Event.RECEIVED, Event.EXTENDED, Event.EXPIRED)
+    events = (JournalEvent.RECEIVED, JournalEvent.EXTENDED, JournalEvent.EXPIRED)
     leases = counts.where(F.col("event").isin(*events)).groupBy(*_MINUTE_KEYS)
     return _as(schemas.OVERDUE, leases.agg(*(_count_of(event).alias(event) for event in events)))
 
@@ -424,7 +424,7 @@ def consumers(attempts: DataFrame) -> DataFrame:
     busy = F.sum(F.unix_micros("ended_at") - F.unix_micros("received_at"))
     grouped = attempts.groupBy("consumer", "queue", _begin(F.col("ended_at"), MINUTE).alias("minute"), "dt").agg(
         F.count(F.lit(1)).alias("leases"),
-        _amount(ended_by == Event.ACKED).alias("acked"),
+        _amount(ended_by == JournalEvent.ACKED).alias("acked"),
         _amount(ended_by.isin(*FAILED)).alias("failed"),
         (busy / SECOND).alias("busy_seconds"),
     )

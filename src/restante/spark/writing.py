@@ -23,10 +23,10 @@ from restante.core.errors import InvalidInput
 from restante.core.lease_journal import VERDICTS, LeaseJournal, Settlement
 from restante.core.message import MAX_ERROR, Draft, new_id
 from restante.core.names import valid_name
-from restante.core.pacing import forget_pace, pace
 from restante.core.queue import Queue
 from restante.core.settings import milliseconds
 from restante.core.stored import Json
+from restante.core.throttle import forget_throttle, throttle
 from restante.spark import linking
 from restante.spark.options import Options
 
@@ -76,7 +76,7 @@ class Bucket:
         """Waits until `count` more may pass."""
         if self._rate:
             each = round(1_000_000 / self._rate)
-            time.sleep(pace(self._queue, self._name, each, count, self._slack) / 1_000_000)
+            time.sleep(throttle(self._queue, self._name, each, count, self._slack) / 1_000_000)
 
 
 def send_columns(schema: StructType, options: Options) -> tuple[str, ...]:
@@ -270,7 +270,7 @@ class RestanteWriter(_Writer, DataSourceArrowWriter):
         self._tell(messages)
         if self.options.rate and self.options.op == "send":
             post = linking.post(self.options.server(), patience=self.options.patience)
-            forget_pace(post.queue(self.options.one_queue()), self.options.op)
+            forget_throttle(post.queue(self.options.one_queue()), self.options.op)
 
 
 class RestanteStreamWriter(_Writer, DataSourceStreamArrowWriter):

@@ -18,7 +18,7 @@ FAULTS: Final = (
     Fault(
         "core",
         "a master that became a replica does not send its clients to the sentinels",
-        "Effort.next",
+        "CallRetry.next",
         'is a replica: point the URL at the master"), remap=True)',
         'is a replica: point the URL at the master"))',
         (*_STATES, "-k", "sentinels"),
@@ -26,7 +26,7 @@ FAULTS: Final = (
     Fault(
         "core",
         "an asyncio client never asks the sentinels again",
-        "AsyncConnection._remap",
+        "AsyncConnection.remap",
         "self._master = None",
         "pass",
         (*_STATES, "-k", "sentinels"),
@@ -34,7 +34,7 @@ FAULTS: Final = (
     Fault(
         "core",
         "a server without its replicas has no meaning",
-        "Effort.next",
+        "CallRetry.next",
         ' or "NOREPLICAS" in text',
         "",
         (*_STATES, "-k", "without_its_replicas"),
@@ -42,7 +42,7 @@ FAULTS: Final = (
     Fault(
         "core",
         "a server that cannot write its snapshot has no meaning",
-        "Effort.next",
+        "CallRetry.next",
         '"MISCONF" in text or ',
         "",
         (*_STATES, "-k", "cannot_write"),
@@ -50,7 +50,7 @@ FAULTS: Final = (
     Fault(
         "core",
         "a server busy with a script has no meaning",
-        "Effort.next",
+        "CallRetry.next",
         '("LOADING", "BUSY")',
         '("LOADING",)',
         (*_STATES, "-k", "busy"),
@@ -58,7 +58,7 @@ FAULTS: Final = (
     Fault(
         "core",
         "a replica without its master has no meaning",
-        "Effort.next",
+        "CallRetry.next",
         "isinstance(error, foreign.MasterDownError)",
         "False",
         (*_STATES, "-k", "lost_its_master"),
@@ -66,7 +66,7 @@ FAULTS: Final = (
     Fault(
         "core",
         "a server without a free connection is not waited for",
-        "Effort.next",
+        "CallRetry.next",
         'if "max number of clients" in text:',
         "if False:",
         (*_STATES, "-k", "free_connection"),
@@ -74,7 +74,7 @@ FAULTS: Final = (
     Fault(
         "core",
         "a server at maxmemory is told as an unknown refusal",
-        "Effort.next",
+        "CallRetry.next",
         'isinstance(error, foreign.OutOfMemoryError) or "OOM command not allowed" in text',
         "False",
         ("tests/faults/test_servers.py", "-k", "a_full_server"),
@@ -106,7 +106,7 @@ FAULTS: Final = (
     Fault(
         "core",
         "a server that evicts is taken",
-        "Connection._make",
+        "Connection.make_link",
         "link.server.check(self.settings, self.endpoint.shown)",
         "pass",
         ("tests/faults/test_servers.py", "-k", "would_evict"),
@@ -114,7 +114,7 @@ FAULTS: Final = (
     Fault(
         "core",
         "an asyncio client takes a server that evicts",
-        "AsyncConnection._make",
+        "AsyncConnection.make_link",
         "link.server.check(self.settings, self.endpoint.shown)",
         "pass",
         (*_STATES, "-k", "would_lose_messages"),
@@ -131,7 +131,7 @@ FAULTS: Final = (
     Fault(
         "core",
         "a call is given up at its first lost connection",
-        "Effort._again",
+        "CallRetry._again",
         "if spent >= self.patience:",
         "if spent >= 0:",
         (_CONNECTIONS, "-k", "lost_request"),
@@ -147,7 +147,7 @@ FAULTS: Final = (
     Fault(
         "core",
         "a send in doubt is told as one that never reached the server",
-        "Effort._again",
+        "CallRetry._again",
         "Unconfirmed(ids=self.op.sends) if self.doubt and self.op.sends else final",
         "final",
         (_CONNECTIONS, "-k", "never_answers"),
@@ -155,7 +155,7 @@ FAULTS: Final = (
     Fault(
         "core",
         "a send in doubt is no longer in doubt once the server is gone",
-        "Effort.next",
+        "CallRetry.next",
         "self.doubt = self.doubt or written",
         "self.doubt = written",
         (_CONNECTIONS, "-k", "never_answers"),
@@ -163,7 +163,7 @@ FAULTS: Final = (
     Fault(
         "core",
         "a call that must not be made twice is made twice",
-        "Effort.next",
+        "CallRetry.next",
         "if self.op.once:",
         "if False:",
         ("tests/rsmq/test_faults.py", "-k", "not_made_again"),
@@ -187,7 +187,7 @@ FAULTS: Final = (
     Fault(
         "core",
         "a queue that got limits refuses clients that knew it before",
-        "Effort.next",
+        "CallRetry.next",
         'if text.startswith("RESTANTE KEYS"):',
         "if False:",
         ("tests/contract/test_limits.py", "-k", "another_client"),
@@ -204,7 +204,7 @@ FAULTS: Final = (
     Fault(
         "core",
         "a forked child uses the sockets of its parent",
-        "Connection._take",
+        "Connection.take_link",
         "if self._generation != _forks:",
         "if False:",
         ("tests/faults/test_waking.py", "-k", "fork"),
@@ -252,7 +252,7 @@ FAULTS: Final = (
     Fault(
         "core",
         "a slot that moved is asked for at its old place",
-        "Effort.next",
+        "CallRetry.next",
         'return self._again(NotReady(f"the cluster keeps moving {self.op.queue}"), remap=True)',
         'return self._again(NotReady(f"the cluster keeps moving {self.op.queue}"))',
         _MOVING,
@@ -375,7 +375,7 @@ FAULTS: Final = (
         "core",
         "an idle consumer that is stopped finishes its sleep first",
         "Connection.wait",
-        "if bell is not None:",
+        "if waker is not None:",
         "if False:",
         (*_SLEEPING, "-k", "stopped"),
     ),
@@ -422,8 +422,8 @@ FAULTS: Final = (
     Fault(
         "core",
         "options given for a queue that is open already are not stored",
-        "Post.queue",
-        "found._ref.opened = False",
+        "Client.queue",
+        "found.ref.opened = False",
         "pass",
         ("tests/contract/test_limits.py", "-k", "open_already"),
     ),

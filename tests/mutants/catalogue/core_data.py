@@ -37,7 +37,7 @@ FAULTS: Final = (
         "core",
         "what dies again during a replay is replayed again",
         "Admin._replay_page",
-        "if message._settled_ms <= work.until_ms",
+        "if message.settled_ms <= work.until_ms",
         "if True",
         (_OPERATING, "-k", "dies_again and sync"),
     ),
@@ -148,7 +148,7 @@ FAULTS: Final = (
     Fault(
         "core",
         "reading a journal on from the middle of a call repeats lines",
-        "Viewer.journal",
+        "Inspector.journal",
         "if entry.position.sequence > read",
         "if True",
         ("tests/contract/test_journal.py", "-k", "goes_on_from_a_position and sync"),
@@ -156,7 +156,7 @@ FAULTS: Final = (
     Fault(
         "core",
         "a page of messages repeats the last one of the page before",
-        "Viewer.messages",
+        "Inspector.messages",
         "[limit, preview, score, last, ",
         '[limit, preview, score, "", ',
         (_OPERATING, "-k", "pages and sync"),
@@ -197,7 +197,7 @@ FAULTS: Final = (
     Fault(
         "core",
         "a due time is rounded to early",
-        "_due",
+        "due_argument",
         "-((_EPOCH - due_at) // timedelta(milliseconds=1))",
         "(due_at - _EPOCH) // timedelta(milliseconds=1)",
         ("tests/contract/test_delays.py", "-k", "below and sync"),

@@ -12,7 +12,7 @@ FAULTS: Final = (
     Fault(
         "http",
         "a send is given up at the first lost answer",
-        "HttpPost.ask",
+        "HttpClient.ask",
         "(PATIENCE if sends or safe else 0)",
         "(PATIENCE if safe else 0)",
         _CLIENT,
@@ -20,7 +20,7 @@ FAULTS: Final = (
     Fault(
         "http",
         "a receive or a verdict whose answer was lost is repeated",
-        "HttpPost.ask",
+        "HttpClient.ask",
         "(PATIENCE if sends or safe else 0)",
         "PATIENCE",
         _CLIENT,
@@ -28,7 +28,7 @@ FAULTS: Final = (
     Fault(
         "http",
         "a send in doubt is told as one that never reached the server",
-        "HttpPost.ask",
+        "HttpClient.ask",
         "if sends and (written or repeated):",
         "if False:",
         _CLIENT,
@@ -36,7 +36,7 @@ FAULTS: Final = (
     Fault(
         "http",
         "a send to a server that is not ready is not repeated",
-        "HttpPost.ask",
+        "HttpClient.ask",
         "if isinstance(told, Unavailable) and (sends or safe) and",
         "if isinstance(told, Unavailable) and safe and",
         _CLIENT,
@@ -44,7 +44,7 @@ FAULTS: Final = (
     Fault(
         "http",
         "a connection that the server closed while idle fails the next verdict",
-        "HttpPost._take",
+        "HttpClient._take",
         "if not _ended(link):",
         "if True:",
         _CLIENT,
@@ -85,7 +85,7 @@ FAULTS: Final = (
     Fault(
         "http",
         "a receive waits no longer than one request",
-        "HttpPost._receive",
+        "HttpClient._receive",
         "if found or deadline - time.monotonic() <= 0:",
         "if True:",
         _CLIENT,
@@ -93,7 +93,7 @@ FAULTS: Final = (
     Fault(
         "http",
         "a receive does not wait at all",
-        "HttpPost._receive",
+        "HttpClient._receive",
         'body["wait_seconds"] = min(left, POLL)',
         'body["wait_seconds"] = 0.0',
         (*_CLIENT, "-k", "one_request"),

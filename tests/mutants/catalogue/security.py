@@ -42,7 +42,7 @@ FAULTS: Final = (
     Fault(
         "core",
         "who may only look fails at a consumer long gone",
-        "Viewer.consumers",
+        "Inspector.consumers",
         "contextlib.suppress(AccessDenied)",
         "contextlib.suppress()",
         _USERS,

@@ -17,7 +17,7 @@ from kombu.utils import json as kombu_json
 from restante.bus.addresses import is_rabbitmq
 from restante.bus.adoption import POSITIONAL
 from restante.bus.app import Bus, HandlerTask
-from restante.bus.client import Client
+from restante.bus.client import BusClient
 from restante.bus.envelope import Envelope
 from restante.bus.options import RetryOptions
 from restante.compat.amqp_events import defaults
@@ -124,7 +124,7 @@ class EventsCelery(Bus):
         return super().task(*args, **({**options, "base": base} if base else options))
 
     @functools.cached_property
-    def client(self) -> Client:
+    def client(self) -> BusClient:
         """`Bus.client`."""
         check_broker(self, "events_app()")
         return super().client

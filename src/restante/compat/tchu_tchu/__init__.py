@@ -3,15 +3,15 @@
 
 | tchu-tchu | Restante |
 |---|---|
-| `TchuClient().publish(topic, data)` | `Client.publish`; `countdown`, `priority` and `expires` hold |
-| `TchuClient().call(topic, data, timeout=30)` | `Client.call`: exactly one service answers |
+| `TchuClient().publish(topic, data)` | `BusClient.publish`; `countdown`, `priority` and `expires` hold |
+| `TchuClient().call(topic, data, timeout=30)` | `BusClient.call`: exactly one service answers |
 | `@subscribe("user.created", celery_options={…})` | `Bus.subscribe` and, for a topic without wildcards, `Bus.answer` |
 | `class UserCreated(TchuEvent)` with `Meta`, `.get()`, `[]`, `in` | the same class; a handler gets an instance of it |
 | request, response and error serializers | called as they are: Django REST framework's, or pydantic models |
 | no `celery_options` | one attempt, then dead; with `autoretry_for` Celery's three retries after 180 s unless it says otherwise |
 | `Celery(…).message_broker(queue_name="users")`, `setup_celery_queue`, `create_topic_dispatcher` | the app becomes the `Bus` of the service `users` |
 | `result_backend = "redis://…"`, `result_expires` | on RabbitMQ `store`, and `window`: the same event runs once per handler |
-| `ServerlessClient(broker_url=…)` | `restante.bus.Client` |
+| `ServerlessClient(broker_url=…)` | `restante.bus.BusClient` |
 | `TchuRPCException` | `Declined`: the caller gets its response as data |
 | `PublishError`, `TimeoutError`, `SerializationError` | the same names; all are errors of Restante, `TimeoutError` also Python's |
 | UUID, datetime, set, bytes in data | text and lists, as there; a Decimal becomes a float only where that is exact |

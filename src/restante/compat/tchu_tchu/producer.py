@@ -10,7 +10,7 @@ from typing import Any, cast
 from celery import current_app
 
 from restante.bus.app import Bus
-from restante.bus.client import Client
+from restante.bus.client import BusClient
 from restante.bus.options import PublishOptions
 from restante.compat.broker import broker_of
 from restante.compat.tchu_tchu.utils import error_handling
@@ -25,8 +25,8 @@ _OPTIONS = {"countdown": "delay", "priority": "priority", "expires": "expires"}
 
 
 @functools.lru_cache(maxsize=8)
-def _client(url: str, source: str) -> Client:
-    return Client(url, source=source)
+def _client(url: str, source: str) -> BusClient:
+    return BusClient(url, source=source)
 
 
 @contextmanager
@@ -52,7 +52,7 @@ class CeleryProducer:
         return self._given or current_app._get_current_object()
 
     @property
-    def client(self) -> Client:
+    def client(self) -> BusClient:
         """The bus's client."""
         app = self.celery_app
         # An app of ours that was not set up yet is still a plain one.
@@ -89,7 +89,7 @@ class CeleryProducer:
 
 
 def published(
-    client: Callable[[], Client], routing_key: str, body: Any, content_type: str, delivery_mode: int,
+    client: Callable[[], BusClient], routing_key: str, body: Any, content_type: str, delivery_mode: int,
     options: dict[str, Any],
 ) -> str:  # fmt: skip
     """Publishes by a client that is made when the arguments are known to be right."""

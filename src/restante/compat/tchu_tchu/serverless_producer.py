@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from restante.bus.client import Client
+from restante.bus.client import BusClient
 from restante.compat.tchu_tchu.producer import published
 from restante.core.errors import InvalidInput
 
@@ -17,11 +17,11 @@ class ServerlessProducer:
             raise InvalidInput("exchange_name cannot be chosen: to part environments give each a virtual host")
         self.broker_url = broker_url
         self.connection_timeout = connection_timeout
-        self._client: Client | None = None
+        self._client: BusClient | None = None
 
-    def _opened(self) -> Client:
+    def _opened(self) -> BusClient:
         if self._client is None:
-            self._client = Client(self.broker_url, source="serverless", patience=float(self.connection_timeout))
+            self._client = BusClient(self.broker_url, source="serverless", patience=float(self.connection_timeout))
         return self._client
 
     def publish(

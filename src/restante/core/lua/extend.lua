@@ -1,11 +1,11 @@
 -- Keeps leases longer, counted from now by the server's clock.
 -- KEYS: queue journal deliveries leased consumers
--- ARGV: consumer, consumer's card ("" for none), then per message: id, token, lease_ms
+-- ARGV: consumer, what the registry shows of it ("" for none), then per message: id, token, lease_ms
 -- Returns the positions (1-based) whose lease is lost, then lease_expires_at per message ("" if lost).
 -- Journal: extended
 local m = moves()
 local deliveries, leased, consumers = KEYS[3], KEYS[4], KEYS[5]
-local consumer, card = ARGV[1], ARGV[2]
+local consumer, presence = ARGV[1], ARGV[2]
 local set = call('HMGET', queue, 'journal', 'journal_skip', 'due')
 m.open(set[1], set[2])
 local now, lost, reply, lines, soonest = clock(), {}, {}, {}, nil
@@ -32,5 +32,5 @@ if #lines > 0 then
   write(m.advance('extended', #lines), lines, false)
   m.lower_due(set[3], soonest)
 end
-if card ~= '' then call('HSET', consumers, consumer, now .. '\t' .. card) end
+if presence ~= '' then call('HSET', consumers, consumer, now .. '\t' .. presence) end
 return { lost, unpack(reply) }

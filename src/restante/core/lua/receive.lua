@@ -1,7 +1,7 @@
 -- Settles the acks handed along, promotes what is due, reclaims expired leases, then leases up to n messages.
 -- KEYS: queue journal messages deliveries history ready scheduled retrying leased dead done marker unique acked
 --       acked_before consumers
--- ARGV: n, nonce, consumer, lease_ms ("" for the queue's), consumer's card ("" for none), then id and token per ack
+-- ARGV: n, nonce, consumer, lease_ms ("" for the queue's), what the registry shows of it ("" for none), then id and token per ack
 -- Returns now, due ("" if nothing is), version, promoted, expired, sequence number before the first lease, list of
 --         lost acks, then per message: id, attempts (from the second delivery on: attempts, replays and "expired" if the
 --         last attempt ended without a word), lease_expires_at, stored form.
@@ -11,7 +11,7 @@
 local messages, deliveries, history, ready, scheduled = KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
 local retrying, leased, dead, done, marker, unique = KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12], KEYS[13]
 local acked, acked_before, consumers = KEYS[14], KEYS[15], KEYS[16]
-local n, nonce, consumer, lease, card = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local n, nonce, consumer, lease, presence = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local BATCH = 200 -- messages promoted or reclaimed in one call, so that no call holds the server for long
 local set = call('HMGET', queue, 'settings', 'sequence', 'due', 'received', 'acked', 'acked_since', 'journal_skip')
 local sequence, due, known = tonumber(set[2]) or 0, tonumber(set[3]), tonumber(set[3])
@@ -22,7 +22,7 @@ if #version > 11 then
   level = level ~= '' and level or 'full'
 end
 keep, skip = tonumber(keep) or 0, tonumber(set[7]) or 0
-if not due and card == '' and #ARGV == 5 and call('EXISTS', ready) == 0 then
+if not due and presence == '' and #ARGV == 5 and call('EXISTS', ready) == 0 then
   return { 0, '', version, 0, 0, 0, {} } -- an idle consumer's look around
 end
 local now = clock()
@@ -103,7 +103,7 @@ if due and due <= now then
   sequence = tonumber(call('HGET', queue, 'sequence') or 0)
 end
 
-if card ~= '' then call('HSET', consumers, consumer, now .. '\t' .. card) end
+if presence ~= '' then call('HSET', consumers, consumer, now .. '\t' .. presence) end
 if paused ~= '' then n = 0 end
 if tonumber(max_leased) and n > 0 then
   n = math.max(0, math.min(n, max_leased - call('ZCARD', leased) + #gone))

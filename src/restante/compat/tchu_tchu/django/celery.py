@@ -11,7 +11,7 @@ from celery import Celery as PlainCelery
 
 from restante.bus.addresses import celery_url, is_rabbitmq
 from restante.bus.app import Bus
-from restante.bus.client import Client
+from restante.bus.client import BusClient
 from restante.bus.settings import DEFAULTS
 from restante.compat.broker import broker_of, check_broker
 from restante.compat.tchu_tchu.registry import get_registry
@@ -44,7 +44,7 @@ class Celery(Bus, _Made):
         setup_celery_queue(self, queue_name, modules, exchange_name, exchange_type, durable, auto_delete)
 
     @functools.cached_property
-    def client(self) -> Client:
+    def client(self) -> BusClient:
         """`Bus.client`."""
         check_broker(self, "the set-up")
         return super().client

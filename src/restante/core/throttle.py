@@ -6,18 +6,18 @@ from restante.core.names import valid_name
 from restante.core.operations import Argument, Operation, Script
 from restante.core.queue import Queue
 
-PACE = Script("pace", "queue journal")
+THROTTLE = Script("throttle", "queue journal")
 
 
-def pace(queue: Queue, name: str, microseconds_each: int, count: int, slack: int) -> int:
+def throttle(queue: Queue, name: str, microseconds_each: int, count: int, slack: int) -> int:
     """Takes `count` places under a name; returns the microseconds to wait before using them."""
-    ref = queue._ref
-    keys = ref.keys.group(PACE.keys)
+    ref = queue.ref
+    keys = ref.keys.group(THROTTLE.keys)
     args: list[Argument] = [valid_name(name, "pace"), microseconds_each, count, slack]
-    return queue._connection.run(Operation(PACE, keys, args, int, ref.name))
+    return queue.connection.run(Operation(THROTTLE, keys, args, int, ref.name))
 
 
-def forget_pace(queue: Queue, name: str) -> None:
+def forget_throttle(queue: Queue, name: str) -> None:
     """Removes what a finished job leaves behind."""
-    key = queue._ref.keys["queue"]
-    queue._connection.command("HDEL", key, f"pace:{valid_name(name, 'pace')}", key=key)
+    key = queue.ref.keys["queue"]
+    queue.connection.command("HDEL", key, f"pace:{valid_name(name, 'pace')}", key=key)

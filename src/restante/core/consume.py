@@ -16,9 +16,9 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
-from restante.core.connection import Bell, Connection
+from restante.core.call_retry import away
+from restante.core.connection import Connection, Waker
 from restante.core.errors import LeaseLost, RestanteError, Unavailable
-from restante.core.exchange import away
 from restante.core.leased_message import AsyncLeasedMessage, LeasedMessage
 from restante.core.operations import MAX_BATCH
 from restante.core.queue import AsyncQueue, Queue, receiving
@@ -32,7 +32,7 @@ BUFFERED_WORK = 0.1
 SLOW_HANDLER = 0.005
 
 
-class Pace:
+class Prefetch:
     """How long handlers take, as a moving average, and what follows for batches and acks."""
 
     def __init__(self, concurrency: int, prefetch: int) -> None:
@@ -66,7 +66,7 @@ class Pace:
         return self.seconds < SLOW_HANDLER
 
 
-def alone(messages: list[LeasedMessage]) -> tuple[list[LeasedMessage], list[LeasedMessage]]:
+def isolate_suspect(messages: list[LeasedMessage]) -> tuple[list[LeasedMessage], list[LeasedMessage]]:
     """What to work on and what to hand back: a message its last consumer may have died of gets no company.
 
     Neighbours taken ahead would share its fate again and again, and die of attempts that never began.
@@ -117,16 +117,16 @@ def iterate(queue: Queue, *, prefetch: int = 100, stop_when_empty: bool = False)
     leases renewed once it is back, and nack, bury, release and extend return when it has answered. SIGTERM or SIGINT
     ends the iteration after the message at hand; what was taken ahead is handed back with its attempt not counted.
     """
-    connection, ref = queue._connection, queue._ref
+    connection, ref = queue.connection, queue.ref
     riding: deque[LeasedMessage] = deque()
     buffer: deque[LeasedMessage] = deque()
     renewal = Renewal(connection)
-    pace = Pace(1, prefetch)
-    bell = Bell()
+    window = Prefetch(1, prefetch)
+    waker = Waker()
     failures = 0
     suspected = paused = False
     if not ref.opened:
-        queue._open()
+        queue.ensure_open()
 
     def settle(acks: Sequence[LeasedMessage]) -> None:
         for message in acks:
@@ -150,29 +150,29 @@ def iterate(queue: Queue, *, prefetch: int = 100, stop_when_empty: bool = False)
 
     def flush_last() -> None:
         """Sends the acks that are left; waits for the server as long as a lease may last, unless told to stop."""
-        until = max((message._renew_at + message._lease_ms / 1000 for message in riding), default=0.0)
+        until = max((message.renew_at + message.lease_ms / 1000 for message in riding), default=0.0)
         tries = 0
         while not flush():
-            if bell.rung or time.monotonic() > until:
+            if waker.woken or time.monotonic() > until:
                 log.error("acks lost queue=%s ids=%s", queue.name, ",".join(one.id for one in riding))
                 return
             tries += 1
             time.sleep(away(tries))
 
-    with stopping_by_signal(bell.ring):
+    with stopping_by_signal(waker.wake):
         try:
-            while not bell.rung:
+            while not waker.woken:
                 if not buffer:
                     acks = [riding.popleft() for _ in range(len(riding))]
                     try:
                         # After a suspect, one at a time until an unsuspected message comes.
                         flow = receiving(
                             (ref,),
-                            1 if suspected else pace.room,
+                            1 if suspected else window.room,
                             timeout=0 if stop_when_empty or acks else 3600,
                             acks=acks,
                         )
-                        got = queue._run(flow, bell)
+                        got = queue.run(flow, waker)
                         failures = 0
                     except Unavailable as error:
                         riding.extendleft(reversed(acks))
@@ -186,10 +186,10 @@ def iterate(queue: Queue, *, prefetch: int = 100, stop_when_empty: bool = False)
                         if stop_when_empty and not acks:
                             return
                         continue
-                    kept, rest = alone(got.messages)
+                    kept, rest = isolate_suspect(got.messages)
                     hand_back(queue, rest)
                     for message in kept:
-                        message._riding, message._bell = riding, bell
+                        message.riding_acks, message.waker = riding, waker
                     renewal.hold(ref, kept)
                     buffer.extend(kept)
                 message = buffer.popleft()
@@ -198,10 +198,10 @@ def iterate(queue: Queue, *, prefetch: int = 100, stop_when_empty: bool = False)
                     continue
                 started = time.perf_counter()
                 yield message
-                pace.note(time.perf_counter() - started)
+                window.note(time.perf_counter() - started)
                 if message.settled and not riding:
                     renewal.drop(message)
-                if riding and not pace.quick:
+                if riding and not window.quick:
                     flush()
         finally:
             try:
@@ -210,12 +210,12 @@ def iterate(queue: Queue, *, prefetch: int = 100, stop_when_empty: bool = False)
                 log.warning("ack failed queue=%s error=%s", queue.name, error)
             hand_back(queue, [message for message in buffer if not message.lease_lost])
             renewal.close()
-            bell.close()
+            waker.close()
 
 
 async def iterate_async(queue: AsyncQueue, *, stop_when_empty: bool = False) -> AsyncIterator[AsyncLeasedMessage]:
     """Yields messages one after the other in asyncio; leases are renewed even while the loop is blocked."""
-    keeper = Connection(queue._connection.url, queue._connection.settings)
+    keeper = Connection(queue.connection.url, queue.connection.settings)
     renewal = Renewal(keeper)
     failures = 0
     paused = False
@@ -234,8 +234,8 @@ async def iterate_async(queue: AsyncQueue, *, stop_when_empty: bool = False) -> 
                 if stop_when_empty:
                     return
                 continue
-            message._consumed = True
-            renewal.hold(queue._ref, [message])
+            message.in_consume = True
+            renewal.hold(queue.ref, [message])
             try:
                 yield message
             finally:

@@ -12,13 +12,13 @@ from typing import Any
 
 from redis import exceptions as foreign
 
+from restante.core.call_retry import BLOCK, BLOCK_MARGIN, LOST, lost_waiting
 from restante.core.connection import Connection
 from restante.core.errors import Unavailable
-from restante.core.exchange import BLOCK, BLOCK_MARGIN, LOST, lost_waiting
 from restante.core.operations import pack
 
 
-class Parked:
+class BlockedCommand:
     """A command that blocks at the server until something happens or `BLOCK` seconds are over."""
 
     __slots__ = ("_address", "_connection", "_link", "since", "words")
@@ -28,7 +28,7 @@ class Parked:
         self.words = words
         try:
             self._address = connection.address_of(key)
-            self._link = connection._take(self._address)
+            self._link = connection.take_link(self._address)
             self._link.write(pack(words))
         except LOST as error:
             raise self._lost(error) from None
@@ -58,20 +58,20 @@ class Parked:
             # Unblocked, moved, or not ready: whoever sleeps looks again, and meets what it means there.
             link.close()
             if str(error).startswith(("UNBLOCKED", "MOVED", "ASK", "TRYAGAIN", "NOGROUP")):
-                self._connection._remap(self._address)
+                self._connection.remap(self._address)
                 return None
             raise self._lost(error) from None
         except LOST as error:
             self.give_up()
             raise self._lost(error) from None
-        self._connection._give(self._address, link)
+        self._connection.give_link(self._address, link)
         return reply
 
     def end(self) -> Any:
         """Wakes the command up; its answer may still be that something happened."""
         try:
             if not self.has_answer():
-                self._connection._unblock(self._address, self._link)
+                self._connection.unblock(self._address, self._link)
         except LOST as error:
             self.give_up()
             raise self._lost(error) from None
@@ -84,7 +84,7 @@ class Parked:
     def give_up(self) -> None:
         """Closes the connection, which is lost, and those that lie idle beside it: they are half-open too."""
         self._link.close()
-        self._connection._close_idle(self._address)
+        self._connection.close_idle(self._address)
 
     def _lost(self, error: BaseException) -> Unavailable:
         return lost_waiting(error, self._connection.endpoint.shown)

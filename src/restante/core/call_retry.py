@@ -59,7 +59,7 @@ class Step:
 
 
 @dataclass(slots=True)
-class Effort:
+class CallRetry:
     """The tries of one call so far."""
 
     op: Operation[Any]

@@ -16,14 +16,14 @@ from typing import Any
 import orjson
 
 from restante.core import operations as ops
+from restante.core.call_retry import Plain
 from restante.core.errors import AccessDenied, Corrupt, InvalidInput, NotFound
-from restante.core.exchange import Plain
 from restante.core.journal import JournalEntry, Position
 from restante.core.keys import AUDIT, QUEUES, SUBSCRIPTIONS, UNROUTABLE
-from restante.core.message import EPOCH, Attempt, Event, Message, State, moment
+from restante.core.message import EPOCH, Attempt, JournalEvent, Message, State, moment
 from restante.core.names import valid_name
 from restante.core.operations import MAX_BATCH, Operation, QueueRef, Script
-from restante.core.queue import Post
+from restante.core.queue import Client
 from restante.core.settings import QueueSettings, whole
 from restante.core.stored import readable
 
@@ -140,7 +140,7 @@ def parse_history(text: bytes) -> tuple[Attempt, ...]:
             attempt, received, ended, event, consumer, error_class, error = line.split("\t")
             ended_at, received_at = moment(int(ended)) or EPOCH, moment(int(received or 0))
             told = str(orjson.loads(error))
-            made.append(Attempt(int(attempt), received_at, ended_at, Event(event), consumer, error_class, told))
+            made.append(Attempt(int(attempt), received_at, ended_at, JournalEvent(event), consumer, error_class, told))
         except ValueError:
             continue
     return tuple(made)
@@ -177,7 +177,7 @@ def parse_message(
     )  # fmt: skip
 
 
-def _card(text: bytes) -> dict[str, Any]:
+def _presence(text: bytes) -> dict[str, Any]:
     """What a consumer or a service says of itself; nothing where it cannot be read."""
     try:
         found = orjson.loads(text)
@@ -191,14 +191,14 @@ def _place(cursor: str) -> tuple[float, bytes]:
     return float(score), id.encode()
 
 
-class Viewer:
-    """What can be seen of a server: `Viewer(post)`."""
+class Inspector:
+    """What can be seen of a server: `Inspector(post)`."""
 
-    def __init__(self, post: Post) -> None:
+    def __init__(self, post: Client) -> None:
         self._post = post
 
     def _ref(self, queue: str) -> QueueRef:
-        return self._post.queue(queue)._ref
+        return self._post.queue(queue).ref
 
     def _run(self, script: Script, queue: str, args: list[ops.Argument], extra: Sequence[bytes] = ()) -> Any:
         keys = self._ref(queue).keys.group(script.keys) + tuple(extra)
@@ -213,7 +213,7 @@ class Viewer:
     def elsewhere(self) -> frozenset[str]:
         """Queues of another broker, of whose messages only the journal is here."""
         flat = self._post.connection.command("HGETALL", SUBSCRIPTIONS, key=SUBSCRIPTIONS)
-        cards = [_card(text) for text in flat[1::2]]
+        cards = [_presence(text) for text in flat[1::2]]
         return frozenset(str(card["queue"]) for card in cards if "queue" in card and card.get("broker") != "redis")
 
     def counts(self, queue: str) -> Counts:
@@ -231,7 +231,7 @@ class Viewer:
         try:
             last = int(found.get("sequence", 0)) - int(found.get("journal_skip", 0))
             lost = int(found.get("journal_lost", 0))
-            totals = {event.value: int(found.get(event.value, 0)) for event in Event}
+            totals = {event.value: int(found.get(event.value, 0)) for event in JournalEvent}
         except ValueError as error:
             raise Corrupt(f"the totals of {queue} are not what Restante wrote: {error}") from None
         return Counts(
@@ -281,7 +281,7 @@ class Viewer:
             if stored:
                 history = line + b"\n" if line else b""
                 message = parse_message(queue, id.decode(), state, at, stored, delivery, history)
-                message._place = f"{at.decode()}~{message.id}"
+                message.place_after = f"{at.decode()}~{message.id}"
                 messages.append(message)
         end = f"{reply[-4].decode()}~{reply[-5].decode()}" if len(reply) > 5 * limit else None
         return Page(messages, end)
@@ -322,7 +322,7 @@ class Viewer:
     def consumers(self) -> list[ConsumerInfo]:
         """Who has been seen taking messages within the last minute; forgets those long gone, where that is allowed."""
         found: dict[str, list[tuple[int, str, dict[str, Any]]]] = {}
-        now = self._now_ms()
+        now = self.now_ms()
         keys = {queue: self._ref(queue).keys["consumers"] for queue in self.queues()}
         answers = self._post.connection.run_all([Plain(("HGETALL", key), key) for key in keys.values()])
         for (queue, key), flat in zip(keys.items(), answers, strict=True):
@@ -333,7 +333,7 @@ class Viewer:
                         self._post.connection.command("HDEL", key, flat[i], key=key)
                     continue
                 name = flat[i].decode("utf-8", "replace")
-                found.setdefault(name, []).append((int(seen), queue, _card(card)))
+                found.setdefault(name, []).append((int(seen), queue, _presence(card)))
         made = []
         for name, rows in sorted(found.items()):
             seen_at = moment(max(row[0] for row in rows)) or EPOCH
@@ -355,7 +355,7 @@ class Viewer:
             exchange: Dropped(count, moment(fields.get(f"at:{exchange}", 0))) for exchange, count in sorted(counted)
         }
 
-    def _now_ms(self) -> int:
+    def now_ms(self) -> int:
         seconds, micros = self._post.connection.command("TIME", key=QUEUES)
         return int(seconds) * 1000 + int(micros) // 1000
 

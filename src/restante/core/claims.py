@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from restante.core.exchange import Plain
+from restante.core.call_retry import Plain
 from restante.core.journal import Line, Taken
 from restante.core.keys import QueueKeys, once_key, reply_keys
 from restante.core.operations import Argument, Operation, Script
 
-ONCE = Script("once", "queue journal")
+CLAIM = Script("claim", "queue journal")
 
 
 def once(
@@ -27,7 +27,7 @@ def once(
             "" if line.sent_ms is None else line.sent_ms, line.consumer,
             "" if line.delay is None else int(line.delay * 1000), _plain(line.error_class), _plain(line.detail),
         )  # fmt: skip
-    return Operation(ONCE, (*keys.group(ONCE.keys), once_key(keys.name, id)), args, Taken, keys.name)
+    return Operation(CLAIM, (*keys.group(CLAIM.keys), once_key(keys.name, id)), args, Taken, keys.name)
 
 
 def reply(token: str, answer: bytes, seconds: float) -> list[Operation[Any]]:
