@@ -152,7 +152,8 @@ FAULTS: Final = (
         "server",
         "a page of a filtered list skips the matches behind its last one",
         "_page",
-        "                    if message is not page.messages[-1]:\n                        place = message.place_after\n",
+        "                    if message is not page.messages[-1]:\n"
+        "                        place = message.place_after\n",
         "",
         (f"{_OPERATING}::TestLists",),
     ),
