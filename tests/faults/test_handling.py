@@ -13,7 +13,7 @@ import pytest
 
 import restante
 from restante import Admin, Client, Consumer, Corrupt, LeasedMessage, Queue, State, Sweeper, Unavailable
-from restante.core import consume, operations, renewal
+from restante.core import operations, prefetch, renewal
 from tests.faults.test_holding_on import events, fail, serving, settled
 from tests.harness.deadlines import PATIENCE, wait_until, wait_until_async
 from tests.harness.proxy import FaultProxy
@@ -182,7 +182,7 @@ def test_acks_of_a_loop_ride_again_when_their_receive_fails(
 def test_a_loop_that_is_left_hands_back_what_it_took_ahead(
     post: Client, view: Admin, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(consume.Prefetch, "room", 5)
+    monkeypatch.setattr(prefetch.Prefetch, "room", 5)
     queue = post.queue(name)
     queue.send_many(list(range(8)))
     for message in queue.consume():

@@ -13,7 +13,7 @@ import pytest
 
 import restante
 from restante import Admin, Client, Consumer, LeasedMessage, State, Sweeper
-from restante.core import call_retry, consume, operations, renewal
+from restante.core import call_retry, operations, prefetch, renewal
 from restante.core import consumer as consuming
 from restante.core.operations import Script
 from tests.faults.rows import verdict
@@ -147,7 +147,7 @@ def test_a_message_whose_lease_was_lost_before_its_turn_is_not_handled(
 ) -> None:
     renewing, renew = threading.Event(), renewal.Renewal.run_once
     monkeypatch.setattr(renewal.Renewal, "run_once", lambda self: renew(self) if renewing.is_set() else 0)
-    monkeypatch.setattr(consume.Prefetch, "room", 3)
+    monkeypatch.setattr(prefetch.Prefetch, "room", 3)
     queue = post.queue(name, lease=0.1)
     ids = queue.send_many(["first", "second", "third"])
     seen: list[str] = []

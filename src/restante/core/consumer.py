@@ -16,7 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -24,13 +24,14 @@ import orjson
 
 from restante.core.call_retry import BLOCK, away
 from restante.core.connection import Waker
-from restante.core.consume import Prefetch, hand_back, isolate_suspect, stopping_by_signal, tell_paused
+from restante.core.consume import stopping_by_signal, tell_paused
 from restante.core.errors import InvalidInput, LeaseLost, RestanteError, Unavailable, UnsafeServer
+from restante.core.holder import LeaseHolder
 from restante.core.keywords import known_keywords
 from restante.core.leased_message import LeasedMessage
-from restante.core.operations import MAX_BATCH, QueueRef
-from restante.core.queue import Queue, receiving, run_flow
-from restante.core.renewal import Renewal
+from restante.core.operations import MAX_BATCH
+from restante.core.prefetch import Prefetch
+from restante.core.queue import Queue
 
 log = logging.getLogger("restante")
 
@@ -59,7 +60,8 @@ class Source:
 
     queue: Queue
     handlers: dict[str | None, Handling]
-    acks: deque[LeasedMessage] = field(default_factory=deque)
+    #: Acks that wait for the next receive.
+    acks: deque[LeasedMessage]
     #: Whether the log has said that the queue is paused.
     paused: bool = False
 
@@ -101,8 +103,11 @@ class Consumer:
             if not queue.handlers:
                 raise InvalidInput(f"{queue.name} has no handler: register one with @{queue.name}.handler")
         self._connection = queues[0].connection
+        self._holder = LeaseHolder(self._connection)
         self._sources = {
-            queue.name: Source(queue, {kind: Handling.of(one) for kind, one in queue.handlers.items()})
+            queue.name: Source(
+                queue, {kind: Handling.of(one) for kind, one in queue.handlers.items()}, self._holder.acks(queue)
+            )
             for queue in queues
         }
         self._turn = deque(self._sources.values())
@@ -110,7 +115,6 @@ class Consumer:
         self._grace = grace
         self._stop_when_empty = stop_when_empty
         self._prefetch = Prefetch(concurrency, prefetch)
-        self._renewal = Renewal(self._connection)
         self._waker = Waker()
         self._inbox: SimpleQueue[list[LeasedMessage] | None] = SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -184,17 +188,9 @@ class Consumer:
             room = 1 if self._suspected else self._prefetch.room - self._outstanding
             if room <= 0 or (self._suspected and self._outstanding):
                 return True
-            ref = source.queue.ref
             source.open()
-            acks = [source.acks.popleft() for _ in range(min(len(source.acks), MAX_BATCH))]
-            try:
-                got = run_flow(self._connection, receiving((ref,), room, acks=acks))
-            except BaseException:
-                source.acks.extendleft(reversed(acks))
-                raise
+            got, acked = self._holder.receive(source.queue, room)
             self.last_poll = time.monotonic()
-            for message in acks:
-                self._renewal.drop(message)
             if got is None:
                 continue
             if got.due is not None:
@@ -202,11 +198,10 @@ class Consumer:
                 due = wait if due is None else min(due, wait)
             if got.messages:
                 got_any = True
-                kept, rest = isolate_suspect(got.messages)
+                kept = self._holder.keep(source.queue, got.messages)
                 self._suspected = kept[0].suspect
-                hand_back(source.queue, rest)
-                self._dispatch(ref, kept)
-            got_any = got_any or bool(acks)
+                self._dispatch(source, kept)
+            got_any = got_any or acked > 0
         if got_any:
             return True
         if self._stop_when_empty:
@@ -238,11 +233,9 @@ class Consumer:
         finally:
             self._parked = False
 
-    def _dispatch(self, ref: QueueRef, messages: list[LeasedMessage]) -> None:
-        self._renewal.hold(ref, messages)
+    def _dispatch(self, source: Source, messages: list[LeasedMessage]) -> None:
         with self._changed:
             self._outstanding += len(messages)
-        source = self._sources[ref.name]
         plain: list[LeasedMessage] = []
         for message in messages:
             message.waker = self._waker
@@ -360,7 +353,7 @@ class Consumer:
     def _succeed(self, source: Source, message: LeasedMessage) -> None:
         self.handled += 1
         if message.settled:
-            self._renewal.drop(message)
+            self._holder.drop(message)
             return
         message.settled, message.verdict = True, "acked"
         source.acks.append(message)
@@ -379,27 +372,13 @@ class Consumer:
             # The lease ends by itself and counts the attempt; the error's text is all that is lost.
             log.error("nack failed queue=%s id=%s error=%s", message.queue, message.id, failure)
         finally:
-            self._renewal.drop(message)
+            self._holder.drop(message)
 
     def _flush(self, source: Source) -> None:
-        acks: list[LeasedMessage] = []
         try:
-            while len(acks) < MAX_BATCH:
-                acks.append(source.acks.popleft())
-        except IndexError:
-            pass
-        if not acks:
-            return
-        try:
-            source.queue.ack_many(acks)
-        except LeaseLost as error:
-            log.warning("lease lost before ack queue=%s ids=%s", source.queue.name, ",".join(error.ids[:10]))
+            self._holder.flush(source.queue)
         except RestanteError as error:
-            source.acks.extendleft(reversed(acks))
             log.warning("ack failed queue=%s error=%s", source.queue.name, error)
-            return
-        for message in acks:
-            self._renewal.drop(message)
 
     def _left(self, count: int) -> None:
         with self._changed:
@@ -429,7 +408,7 @@ class Consumer:
         if self._loop is not None and self._over is not None and self._loop_thread is not None:
             self._loop.call_soon_threadsafe(self._over.set)
             self._loop_thread.join(LOOP_CLOSE)
-        self._renewal.close()
+        self._holder.close()
         self._waker.close()
 
     def _drain(self) -> list[LeasedMessage]:
@@ -457,7 +436,7 @@ class Consumer:
     def _give_up(self, messages: list[LeasedMessage]) -> None:
         """Hands back what was begun. Its attempt counts: what it did may be done again."""
         for message in messages:
-            self._renewal.drop(message)
+            self._holder.drop(message)
             try:
                 message.nack(delay=0, error="the consumer was stopped while the handler ran")
             except RestanteError as error:
@@ -465,7 +444,4 @@ class Consumer:
 
     def _hand_back(self, messages: list[LeasedMessage]) -> None:
         for name, source in self._sources.items():
-            mine = [message for message in messages if message.queue == name]
-            for message in mine:
-                self._renewal.drop(message)
-            hand_back(source.queue, mine)
+            self._holder.release(source.queue, [message for message in messages if message.queue == name])

@@ -11,8 +11,7 @@ import logging
 import os
 import platform
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 
@@ -23,6 +22,9 @@ from restante.core.call_retry import BLOCK
 from restante.core.connection import Connection, Waker
 from restante.core.connection_aio import AsyncConnection
 from restante.core.errors import InvalidInput
+from restante.core.flow import Flow as Flow
+from restante.core.flow import Wait as Wait
+from restante.core.flow import drive, drive_async
 from restante.core.keys import QUEUES
 from restante.core.keywords import check_keywords, known_keywords, parameters
 from restante.core.leased_message import AsyncLeasedMessage as AsyncLeasedMessage
@@ -48,17 +50,6 @@ class MessageHandler(Protocol):
 
 
 Handler = TypeVar("Handler", bound=MessageHandler)
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """A step of a flow: sleep until one of these markers is set or the time is over."""
-
-    markers: list[bytes]
-    seconds: float
-
-
-Flow = Generator[Operation[Any] | Wait, Any, T]
 
 
 def open_queue(ref: QueueRef, *, operator: str = "", event: str = "configured") -> Operation[None]:
@@ -355,36 +346,36 @@ class AsyncQueue(_Named):
             yield message
 
 
+class _Stopped(Exception):
+    """The waker rang while a flow waited."""
+
+
 def run_flow(connection: Connection, flow: Flow[T], waker: Waker | None = None) -> T:
-    """Drives a flow with the synchronous runner."""
-    step = next(flow)
+    """Drives a flow with the synchronous runner; a flow whose wait the waker ends returns None."""
+
+    def perform(step: Operation[Any] | Wait) -> Any:
+        if not isinstance(step, Wait):
+            return connection.run(step)
+        connection.wait(step.markers, step.seconds, waker)
+        if waker is not None and waker.woken:
+            raise _Stopped
+        return None
+
     try:
-        while True:
-            if isinstance(step, Wait):
-                connection.wait(step.markers, step.seconds, waker)
-                if waker is not None and waker.woken:
-                    flow.close()
-                    return None  # type: ignore[return-value]  # flows that wait may end with nothing
-                step = flow.send(None)
-            else:
-                step = flow.send(connection.run(step))
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
+        return drive(flow, perform)
+    except _Stopped:
+        return None  # type: ignore[return-value]  # flows that wait may end with nothing
 
 
 async def run_flow_async(connection: AsyncConnection, flow: Flow[T]) -> T:
     """Drives a flow with the asyncio runner."""
-    step = next(flow)
-    try:
-        while True:
-            if isinstance(step, Wait):
-                await connection.wait(step.markers, step.seconds)
-                step = flow.send(None)
-            else:
-                answer = await connection.run(step)
-                step = flow.send(answer)
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
+
+    async def perform(step: Operation[Any] | Wait) -> Any:
+        if isinstance(step, Wait):
+            return await connection.wait(step.markers, step.seconds)
+        return await connection.run(step)
+
+    return await drive_async(flow, perform)
 
 
 def consumer_name() -> str:

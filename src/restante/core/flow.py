@@ -1,0 +1,57 @@
+"""Flows: generators that yield operations and waits, carried out by whoever drives them.
+
+A flow is written once and runs under the synchronous runner, under asyncio and in the HTTP server. On failure the error
+of a step leaves the driver, and the flow is closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Generator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from restante.core.operations import Operation
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A step of a flow: sleep until one of these markers is set or the time is over."""
+
+    markers: list[bytes]
+    seconds: float
+
+
+Flow = Generator[Operation[Any] | Wait, Any, T]
+
+
+def drive(flow: Generator[S, Any, T], perform: Callable[[S], Any]) -> T:
+    """Performs each step of a flow and sends the answer back into it; returns what the flow returns."""
+    answer: Any = None
+    while True:
+        try:
+            step = flow.send(answer)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        try:
+            answer = perform(step)
+        except BaseException:
+            flow.close()
+            raise
+
+
+async def drive_async(flow: Generator[S, Any, T], perform: Callable[[S], Awaitable[Any]]) -> T:
+    """Awaits each step of a flow and sends the answer back into it; returns what the flow returns."""
+    answer: Any = None
+    while True:
+        try:
+            step = flow.send(answer)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        try:
+            answer = await perform(step)
+        except BaseException:
+            flow.close()
+            raise
