@@ -90,14 +90,14 @@ class ReplayTask:
 
 
 class Admin(Inspector):
-    """The operator's view of a server: `Admin(post)`. `operator` is who the journal names.
+    """The operator's view of a server: `Admin(client)`. `operator` is who the journal names.
 
     A program that tidies up after itself is no operator: with `audited=False` it leaves no line in the audit.
     """
 
     @known_keywords
-    def __init__(self, post: Client, *, operator: str | None = None, audited: bool = True) -> None:
-        super().__init__(post)
+    def __init__(self, client: Client, *, operator: str | None = None, audited: bool = True) -> None:
+        super().__init__(client)
         self._audited = audited
         # A login may hold characters that names may not; a name given must be right as it is.
         login = "".join(ch for ch in os.environ.get("USER", "") if ch.isascii() and (ch.isalnum() or ch in "._-"))
@@ -109,7 +109,7 @@ class Admin(Inspector):
             return
         words = ("who", self.operator, "verb", verb, "queue", queue, "count", count, "detail", detail[:500])
         try:
-            self._post.connection.command("XADD", AUDIT, "MAXLEN", "~", AUDIT_KEEP, "*", *words, key=AUDIT)
+            self._client.connection.command("XADD", AUDIT, "MAXLEN", "~", AUDIT_KEEP, "*", *words, key=AUDIT)
         except RestanteError as error:
             log.warning("audit missed verb=%s queue=%s count=%d error=%s", verb, queue, count, error)
 
@@ -133,9 +133,9 @@ class Admin(Inspector):
 
     def _configure(self, queue: str, fields: dict[str, str], event: str) -> QueueSettings:
         ref = self._ref(queue)
-        self._post.connection.command("SADD", QUEUES, queue, key=QUEUES)
+        self._client.connection.command("SADD", QUEUES, queue, key=QUEUES)
         ref.pending.update(fields)
-        self._post.connection.run(open_queue(ref, operator=self.operator, event=event))
+        self._client.connection.run(open_queue(ref, operator=self.operator, event=event))
         return ref.settings
 
     def delete(self, queue: str, ids: Sequence[str], *, detail: str = "") -> int:
@@ -181,18 +181,18 @@ class Admin(Inspector):
         Raises MessageLeased while messages are leased. With `force` those go too, and the verdicts of their consumers
         have no effect.
         """
-        if not self._post.connection.command("SISMEMBER", QUEUES, valid_name(queue), key=QUEUES):
+        if not self._client.connection.command("SISMEMBER", QUEUES, valid_name(queue), key=QUEUES):
             raise NotFound(f"no queue {queue}: {nearest(queue, self.queues())}")
         leased = self.counts(queue).leased
         if leased and not force:
             raise MessageLeased(f"{queue} has {leased} leased messages: stop its consumers first, or drop it by force")
         self.purge(queue)
         keys = self._ref(queue).keys
-        fields = self._post.connection.command("HKEYS", keys["queue"], key=keys["queue"])
+        fields = self._client.connection.command("HKEYS", keys["queue"], key=keys["queue"])
         holders = [name.decode().partition(":")[2] for name in fields if name.startswith(b"holder:")]
         copies = [key for holder in holders for key in keys.lease_journal(holder)]
-        self._post.connection.command("UNLINK", *keys.by_name.values(), *copies, key=keys["queue"])
-        self._post.connection.command("SREM", QUEUES, queue, key=QUEUES)
+        self._client.connection.command("UNLINK", *keys.by_name.values(), *copies, key=keys["queue"])
+        self._client.connection.command("SREM", QUEUES, queue, key=QUEUES)
         self._ref(queue).opened = False
         self.note("drop", queue, leased, "by force" if leased else "")
 
@@ -228,11 +228,18 @@ class Admin(Inspector):
         is_bytes = (payload is ... and stored.options.get("e") == "bytes") or isinstance(payload, bytes)
         body, _ = encode(
             now.payload if payload is ... else payload,
-            kind=now.kind, priority=level, headers=now.headers if headers is None else headers,
-            content_type=now.content_type if is_bytes else None, retry=now.retry, lease_ms=limits[0],
-            max_attempts=limits[1], unique=limits[2], unique_states=limits[3], expires_ms=span,
+            kind=now.kind,
+            priority=level,
+            headers=now.headers if headers is None else headers,
+            content_type=now.content_type if is_bytes else None,
+            retry=now.retry,
+            lease_ms=limits[0],
+            max_attempts=limits[1],
+            unique=limits[2],
+            unique_states=limits[3],
+            expires_ms=span,
             expires_from=int(due) if due else None,
-        )  # fmt: skip
+        )
         state = self._run(EDIT, queue, [self.operator, id, body, str(level), due])
         if state == b"leased":
             raise MessageLeased(f"{id} was received meanwhile and is unchanged")
@@ -249,14 +256,12 @@ class Admin(Inspector):
         to = self._ref(target)
         if not any(self._run(SHOW, queue, [id])[1] for id in ids):
             return 0  # a target that gets nothing must not come into being
-        self._post.connection.command("SADD", QUEUES, target, key=QUEUES)
+        self._client.connection.command("SADD", QUEUES, target, key=QUEUES)
         moved = 0
         for start in range(0, len(ids), SLICE):
             part = list(ids[start : start + SLICE])
-            if self._post.connection.same_server(self._ref(queue).keys["queue"], to.keys["queue"]):
-                states = self._run(
-                    MOVE, queue, [self.operator, queue, target, *part], to.keys.group(_MOVE_TARGET)
-                )  # fmt: skip
+            if self._client.connection.same_server(self._ref(queue).keys["queue"], to.keys["queue"]):
+                states = self._run(MOVE, queue, [self.operator, queue, target, *part], to.keys.group(_MOVE_TARGET))
                 moved += sum(1 for state in states if state not in (b"", b"leased", b"exists"))
             else:
                 moved += sum(self._move_apart(queue, target, id) for id in part)
@@ -274,20 +279,27 @@ class Admin(Inspector):
             return False
         if history:
             key = self._ref(target).keys["history"]
-            self._post.connection.command("HSET", key, id, history, key=key)
+            self._client.connection.command("HSET", key, id, history, key=key)
         kept = message.stored
         letters = {letter: state for state, letter in STATE_LETTERS.items()}
         waits, span = message.state in (State.SCHEDULED, State.RETRYING), kept.expires_ms
         if waits and span is not None:
             span = max(0, kept.sent_ms + span - message.due_ms)  # counts from the due time there
-        sent = self._post.queue(target).send(
-            message.payload, id=id, priority=message.priority, kind=message.kind, headers=message.headers,
+        sent = self._client.queue(target).send(
+            message.payload,
+            id=id,
+            priority=message.priority,
+            kind=message.kind,
+            headers=message.headers,
             content_type=message.content_type if kept.options.get("e") == "bytes" else None,
-            due_at=message.due_at if waits else None, retry=message.retry,
-            max_attempts=message.max_attempts, lease=kept.lease_ms / 1000 if kept.lease_ms else None,
-            unique=message.unique, unique_states=frozenset(letters[one] for one in kept.unique_states) or None,
+            due_at=message.due_at if waits else None,
+            retry=message.retry,
+            max_attempts=message.max_attempts,
+            lease=kept.lease_ms / 1000 if kept.lease_ms else None,
+            unique=message.unique,
+            unique_states=frozenset(letters[one] for one in kept.unique_states) or None,
             expires=None if span is None else span / 1000,
-        )  # fmt: skip
+        )
         return sent.stored and self.delete(queue, [id], detail=f"moved to {target}") == 1
 
     # -- replay --------------------------------------------------------------------------------------------------
@@ -383,14 +395,21 @@ class Admin(Inspector):
             check_ids(ids)
         id = valid_name(name, "task id") if name else new_id()
         return ReplayTask(
-            id, queue, self.now_ms(), kind, error_class, tuple(ids) if ids is not None else None,
-            total=self.counts(queue).dead if ids is None else len(ids), operator=self.operator, dry_run=dry_run,
-        )  # fmt: skip
+            id,
+            queue,
+            self.now_ms(),
+            kind,
+            error_class,
+            tuple(ids) if ids is not None else None,
+            total=self.counts(queue).dead if ids is None else len(ids),
+            operator=self.operator,
+            dry_run=dry_run,
+        )
 
     def task(self, queue: str, id: str) -> ReplayTask:
         """A replay as Redis knows it."""
         key = self._ref(queue).keys["tasks"]
-        text = self._post.connection.command("HGET", key, valid_name(id, "task id"), key=key)
+        text = self._client.connection.command("HGET", key, valid_name(id, "task id"), key=key)
         if text is None:
             raise NotFound(f"{queue} has no replay task {id}")
         return _task(text)
@@ -398,7 +417,7 @@ class Admin(Inspector):
     def tasks(self, queue: str) -> list[ReplayTask]:
         """Every replay the queue remembers, newest first."""
         key = self._ref(queue).keys["tasks"]
-        flat = self._post.connection.command("HGETALL", key, key=key)
+        flat = self._client.connection.command("HGETALL", key, key=key)
         return sorted((_task(text) for text in flat[1::2]), key=lambda task: task.id, reverse=True)
 
 

@@ -264,11 +264,27 @@ def markers_by_slot(endpoint: Endpoint, markers: Sequence[bytes]) -> list[list[b
 
 #: The type every key of a queue must have.
 TYPES = {
-    "queue": "hash", "journal": "stream", "messages": "hash", "deliveries": "hash", "history": "hash", "ready": "zset",
-    "scheduled": "zset", "retrying": "zset", "leased": "zset", "dead": "zset", "done": "zset", "marker": "zset",
-    "unique": "hash", "acked": "hash", "acked_before": "hash", "consumers": "hash", "tasks": "hash", "queues": "set",
-    "leases": "stream", "verdicts": "hash",
-}  # fmt: skip
+    "queue": "hash",
+    "journal": "stream",
+    "messages": "hash",
+    "deliveries": "hash",
+    "history": "hash",
+    "ready": "zset",
+    "scheduled": "zset",
+    "retrying": "zset",
+    "leased": "zset",
+    "dead": "zset",
+    "done": "zset",
+    "marker": "zset",
+    "unique": "hash",
+    "acked": "hash",
+    "acked_before": "hash",
+    "consumers": "hash",
+    "tasks": "hash",
+    "queues": "set",
+    "leases": "stream",
+    "verdicts": "hash",
+}
 
 
 class Plain(Operation[Any]):

@@ -23,10 +23,18 @@ def once(
     args: list[Argument] = [verb, attempts, max(1, int(window * 1000))]
     if line is not None:
         args += (
-            line.event.value, str(getattr(line.state, "value", line.state)), id, line.kind, line.priority, line.size,
-            "" if line.sent_ms is None else line.sent_ms, line.consumer,
-            "" if line.delay is None else int(line.delay * 1000), _plain(line.error_class), _plain(line.detail),
-        )  # fmt: skip
+            line.event.value,
+            str(getattr(line.state, "value", line.state)),
+            id,
+            line.kind,
+            line.priority,
+            line.size,
+            "" if line.sent_ms is None else line.sent_ms,
+            line.consumer,
+            "" if line.delay is None else int(line.delay * 1000),
+            _plain(line.error_class),
+            _plain(line.detail),
+        )
     return Operation(CLAIM, (*keys.group(CLAIM.keys), once_key(keys.name, id)), args, Taken, keys.name)
 
 
@@ -40,9 +48,12 @@ def reply(token: str, answer: bytes, seconds: float) -> list[Operation[Any]]:
     return [
         Plain(words, answers)
         for words in (
-            ("RPUSH", answers, answer), ("PEXPIRE", answers, span), ("ZADD", marker, 0, 0), ("PEXPIRE", marker, span),
+            ("RPUSH", answers, answer),
+            ("PEXPIRE", answers, span),
+            ("ZADD", marker, 0, 0),
+            ("PEXPIRE", marker, span),
         )
-    ]  # fmt: skip
+    ]
 
 
 def _plain(text: str) -> str:

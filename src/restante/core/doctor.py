@@ -34,10 +34,10 @@ class Finding:
         return {"level": self.level, "what": self.what, "found": self.found, "remedy": self.remedy}
 
 
-def examine(post: Client) -> list[Finding]:
-    """Every finding about the server behind a post; never raises for what it finds."""
+def examine(client: Client) -> list[Finding]:
+    """Every finding about the server behind a client; never raises for what it finds."""
     started = time.monotonic()
-    command = post.connection.command
+    command = client.connection.command
     command("TIME", key=QUEUES)  # not PING, which a server that cannot write to its disk refuses
     ping = (time.monotonic() - started) * 1000
     facts = info(command("INFO", key=QUEUES))
@@ -48,12 +48,16 @@ def examine(post: Client) -> list[Finding]:
         _memory(facts),
         _clock(command),
         _role(facts),
-        *_user(post, facts),
-        Finding("ok" if ping < SLOW_PING else "warning", "round trip", f"{ping:.1f} ms",
-                "" if ping < SLOW_PING else "send in batches, or move closer to the server"),
+        *_user(client, facts),
+        Finding(
+            "ok" if ping < SLOW_PING else "warning",
+            "round trip",
+            f"{ping:.1f} ms",
+            "" if ping < SLOW_PING else "send in batches, or move closer to the server",
+        ),
         *_celery(command),
-        *_queues(post),
-    ]  # fmt: skip
+        *_queues(client),
+    ]
 
 
 def _config(command: Any, name: str) -> str:
@@ -135,9 +139,9 @@ def _role(facts: dict[str, str]) -> Finding:
     return Finding("ok", "role", f"master with {facts.get('connected_slaves', '0')} replicas")
 
 
-def _user(post: Client, facts: dict[str, str]) -> list[Finding]:
+def _user(client: Client, facts: dict[str, str]) -> list[Finding]:
     """Who this client is to the server, and whether anybody who reaches the server is the same."""
-    command = post.connection.command
+    command = client.connection.command
     try:
         user = command("ACL", "WHOAMI", key=QUEUES).decode()
     except RestanteError:
@@ -146,7 +150,7 @@ def _user(post: Client, facts: dict[str, str]) -> list[Finding]:
         return [Finding("ok", "user", user)]
     if _config(command, "port") == "0" and _config(command, "tls-port") in ("", "0"):
         return [Finding("ok", "user", "default, by a socket that the file system guards")]
-    if not post.connection.endpoint.options.get("password") and _is_open(command):
+    if not client.connection.endpoint.options.get("password") and _is_open(command):
         remedy = "set a password for the default user or turn it off, then `restante acl` for users with few rights"
         return [Finding("danger", "user", "default without a password, on a server that other machines reach", remedy)]
     remedy = "`restante acl --role send` and other roles print users who may do only their part"
@@ -187,10 +191,10 @@ def _celery(command: Any) -> list[Finding]:
     return made
 
 
-def _queues(post: Client) -> list[Finding]:
+def _queues(client: Client) -> list[Finding]:
     made: list[Finding] = []
     try:
-        every = Admin(post).all_counts()
+        every = Admin(client).all_counts()
     except RestanteError as error:
         # A replica, a server that refuses writes, or a key that is not ours: the error names the remedy.
         level = "danger" if isinstance(error, Corrupt) else "warning"
@@ -205,5 +209,5 @@ def _queues(post: Client) -> list[Finding]:
             remedy = "a registered reader fell behind the cap: raise journal_cap or forget the reader"
             made.append(
                 Finding("warning", f"queue {counts.queue}", f"{counts.journal_lost} journal entries lost", remedy)
-            )  # fmt: skip
+            )
     return made

@@ -151,8 +151,12 @@ class Embedded:
         with (self.directory / "keeper.log").open("wb") as output:
             self._keeper = subprocess.Popen(
                 [sys.executable, "-c", _KEEPER, str(self.directory), binary],
-                stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, cwd=self.directory,
-            )  # fmt: skip
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                cwd=self.directory,
+            )
         deadline = time.monotonic() + START_TIMEOUT
         while not answers(self.socket):
             if time.monotonic() > deadline or self._keeper.poll() is not None:
@@ -172,7 +176,7 @@ class Embedded:
             self._users.close()
             self._users = None
         if self._keeper is not None:
-            # A moment for the server to stop, so that a program that closed its post leaves nothing running.
+            # A moment for the server to stop, so that a program that closed its client leaves nothing running.
             try:
                 self._keeper.wait(LEAVE_TIMEOUT)
             except subprocess.TimeoutExpired:
@@ -209,11 +213,19 @@ def keep(directory: Path, binary: str) -> int:
     """The keeper's whole life: start the server, wait for the last user to go, stop the server."""
     server = subprocess.Popen(
         [
-            binary, "--port", "0", "--unixsocket", str(socket_path(directory)), "--unixsocketperm", "700",
-            "--dir", str(directory), "--appendonly", "yes", "--appendfsync", "everysec", "--save", "",
-            "--maxmemory-policy", "noeviction", "--logfile", str(directory / "server.log"), "--daemonize", "no",
+            binary,
+            *("--port", "0"),
+            *("--unixsocket", str(socket_path(directory))),
+            *("--unixsocketperm", "700"),
+            *("--dir", str(directory)),
+            *("--appendonly", "yes"),
+            *("--appendfsync", "everysec"),
+            *("--save", ""),
+            *("--maxmemory-policy", "noeviction"),
+            *("--logfile", str(directory / "server.log")),
+            *("--daemonize", "no"),
         ]
-    )  # fmt: skip
+    )
     # A server that ends by itself ends the keeper, so that whoever waits for it hears at once.
     threading.Thread(target=lambda: os._exit(server.wait() or 1), daemon=True).start()
     with (directory / "users").open("ab") as users:

@@ -26,16 +26,35 @@ _BAD_URL = (
 )
 _SCHEMES = "redis://, rediss://, unix://, redis+cluster:// or redis+sentinel://"
 #: What may stand behind the question mark of a URL; the driver takes them as text.
-_OPTIONS = frozenset({
-    "client_name", "db", "health_check_interval", "password", "socket_connect_timeout", "socket_keepalive",
-    "socket_read_size", "socket_timeout", "username",
-})  # fmt: skip
+_OPTIONS = frozenset(
+    {
+        "client_name",
+        "db",
+        "health_check_interval",
+        "password",
+        "socket_connect_timeout",
+        "socket_keepalive",
+        "socket_read_size",
+        "socket_timeout",
+        "username",
+    }
+)
 #: The login of the sentinels themselves.
 _SENTINEL_LOGIN = ("sentinel_username", "sentinel_password")
-_TLS_OPTIONS = frozenset({
-    "ssl_ca_certs", "ssl_ca_data", "ssl_ca_path", "ssl_cert_reqs", "ssl_certfile", "ssl_check_hostname", "ssl_ciphers",
-    "ssl_keyfile", "ssl_min_version", "ssl_password",
-})  # fmt: skip
+_TLS_OPTIONS = frozenset(
+    {
+        "ssl_ca_certs",
+        "ssl_ca_data",
+        "ssl_ca_path",
+        "ssl_cert_reqs",
+        "ssl_certfile",
+        "ssl_check_hostname",
+        "ssl_ciphers",
+        "ssl_keyfile",
+        "ssl_min_version",
+        "ssl_password",
+    }
+)
 
 
 def _unknown_scheme(scheme: str, url: str) -> InvalidInput:

@@ -77,10 +77,15 @@ class Counts:
         """For JSON."""
         made = {state.value: getattr(self, state.value) for state in State}
         return {
-            "queue": self.queue, "at": self.at.isoformat(), **made, "overdue": self.overdue,
-            "waited_seconds": self.waited, "paused": self.paused, "totals": self.totals,
+            "queue": self.queue,
+            "at": self.at.isoformat(),
+            **made,
+            "overdue": self.overdue,
+            "waited_seconds": self.waited,
+            "paused": self.paused,
+            "totals": self.totals,
             "settings": self.settings.as_dict(),
-        }  # fmt: skip
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,12 +174,19 @@ def parse_message(
     held = readable(stored)
     held.whole = len(held.body) == held.size
     return Message(
-        id, queue, held, state=state, attempts=attempts, replays=replays, consumer=consumer, received_ms=received,
+        id,
+        queue,
+        held,
+        state=state,
+        attempts=attempts,
+        replays=replays,
+        consumer=consumer,
+        received_ms=received,
         history=parse_history(history),
         due_ms=at if state in (State.SCHEDULED, State.RETRYING) else 0,
         expires_ms=at if state is State.LEASED else 0,
         settled_ms=at if state in (State.DEAD, State.DONE) else 0,
-    )  # fmt: skip
+    )
 
 
 def _presence(text: bytes) -> dict[str, Any]:
@@ -192,33 +204,33 @@ def _place(cursor: str) -> tuple[float, bytes]:
 
 
 class Inspector:
-    """What can be seen of a server: `Inspector(post)`."""
+    """What can be seen of a server: `Inspector(client)`."""
 
-    def __init__(self, post: Client) -> None:
-        self._post = post
+    def __init__(self, client: Client) -> None:
+        self._client = client
 
     def _ref(self, queue: str) -> QueueRef:
-        return self._post.queue(queue).ref
+        return self._client.queue(queue).ref
 
     def _run(self, script: Script, queue: str, args: list[ops.Argument], extra: Sequence[bytes] = ()) -> Any:
         keys = self._ref(queue).keys.group(script.keys) + tuple(extra)
-        return self._post.connection.run(Operation(script, keys, args, lambda reply: reply, queue))
+        return self._client.connection.run(Operation(script, keys, args, lambda reply: reply, queue))
 
     # -- queues and messages -------------------------------------------------------------------------------------
 
     def queues(self) -> list[str]:
         """The names of all queues."""
-        return sorted(name.decode() for name in self._post.connection.command("SMEMBERS", QUEUES, key=QUEUES))
+        return sorted(name.decode() for name in self._client.connection.command("SMEMBERS", QUEUES, key=QUEUES))
 
     def elsewhere(self) -> frozenset[str]:
         """Queues of another broker, of whose messages only the journal is here."""
-        flat = self._post.connection.command("HGETALL", SUBSCRIPTIONS, key=SUBSCRIPTIONS)
+        flat = self._client.connection.command("HGETALL", SUBSCRIPTIONS, key=SUBSCRIPTIONS)
         cards = [_presence(text) for text in flat[1::2]]
         return frozenset(str(card["queue"]) for card in cards if "queue" in card and card.get("broker") != "redis")
 
     def counts(self, queue: str) -> Counts:
         """How many messages each state holds now."""
-        return self._post.connection.run(self._counting(queue))
+        return self._client.connection.run(self._counting(queue))
 
     def _counting(self, queue: str) -> Operation[Counts]:
         keys = self._ref(queue).keys.group(COUNTS.keys)
@@ -235,15 +247,27 @@ class Inspector:
         except ValueError as error:
             raise Corrupt(f"the totals of {queue} are not what Restante wrote: {error}") from None
         return Counts(
-            queue, moment(now) or EPOCH, ready, scheduled, retrying, leased, dead, done, overdue,
-            max(0.0, (now - int(first)) / 1000) if first else 0.0, found.get("pause") == "1", totals,
-            QueueSettings.parse(found), last, lost,
+            queue,
+            moment(now) or EPOCH,
+            ready,
+            scheduled,
+            retrying,
+            leased,
+            dead,
+            done,
+            overdue,
+            max(0.0, (now - int(first)) / 1000) if first else 0.0,
+            found.get("pause") == "1",
+            totals,
+            QueueSettings.parse(found),
+            last,
+            lost,
             {state: at for state, score in zip(_EDGES, edges, strict=True) if score and (at := moment(float(score)))},
-        )  # fmt: skip
+        )
 
     def all_counts(self) -> list[Counts]:
         """The counts of every queue, by one round trip."""
-        return self._post.connection.run_all([self._counting(name) for name in self.queues()])
+        return self._client.connection.run_all([self._counting(name) for name in self.queues()])
 
     def messages(
         self,
@@ -290,10 +314,10 @@ class Inspector:
         """Places that cut a state into about equal parts, to be read side by side: one fewer than parts, or none."""
         whole(parts, "parts", 1, 100_000)
         key = self._ref(queue).keys[State(state).value]
-        size = int(self._post.connection.command("ZCARD", key, key=key))
+        size = int(self._client.connection.command("ZCARD", key, key=key))
         found = []
         for rank in sorted({size * part // parts for part in range(1, parts)} - {0}):
-            entry = self._post.connection.command("ZRANGE", key, rank - 1, rank - 1, "WITHSCORES", key=key)
+            entry = self._client.connection.command("ZRANGE", key, rank - 1, rank - 1, "WITHSCORES", key=key)
             if entry:
                 found.append(f"{entry[1].decode()}~{entry[0].decode()}")
         return found
@@ -324,13 +348,13 @@ class Inspector:
         found: dict[str, list[tuple[int, str, dict[str, Any]]]] = {}
         now = self.now_ms()
         keys = {queue: self._ref(queue).keys["consumers"] for queue in self.queues()}
-        answers = self._post.connection.run_all([Plain(("HGETALL", key), key) for key in keys.values()])
+        answers = self._client.connection.run_all([Plain(("HGETALL", key), key) for key in keys.values()])
         for (queue, key), flat in zip(keys.items(), answers, strict=True):
             for i in range(0, len(flat), 2):
                 seen, _, card = flat[i + 1].partition(b"\t")
                 if not seen.isdigit() or now - int(seen) > CONSUMER_GONE * 1000:
                     with contextlib.suppress(AccessDenied):  # who may only look leaves the tidying to others
-                        self._post.connection.command("HDEL", key, flat[i], key=key)
+                        self._client.connection.command("HDEL", key, flat[i], key=key)
                     continue
                 name = flat[i].decode("utf-8", "replace")
                 found.setdefault(name, []).append((int(seen), queue, _presence(card)))
@@ -348,7 +372,7 @@ class Inspector:
 
     def unroutable(self) -> dict[str, Dropped]:
         """What Celery and Kombu programs published and no queue was bound for, by exchange."""
-        found = self._post.connection.command("HGETALL", UNROUTABLE, key=UNROUTABLE)
+        found = self._client.connection.command("HGETALL", UNROUTABLE, key=UNROUTABLE)
         fields = dict(zip((name.decode() for name in found[::2]), map(int, found[1::2]), strict=True))
         counted = ((name.removeprefix("count:"), value) for name, value in fields.items() if name.startswith("count:"))
         return {
@@ -356,7 +380,7 @@ class Inspector:
         }
 
     def now_ms(self) -> int:
-        seconds, micros = self._post.connection.command("TIME", key=QUEUES)
+        seconds, micros = self._client.connection.command("TIME", key=QUEUES)
         return int(seconds) * 1000 + int(micros) // 1000
 
     # -- the journal ---------------------------------------------------------------------------------------------
@@ -371,7 +395,7 @@ class Inspector:
         found: list[JournalEntry] = []
         # A stream entry holds the lines of one call, so a page may take several reads, or part of one.
         while len(found) < limit:
-            rows = self._post.connection.command(*words, "COUNT", limit - len(found), key=key)
+            rows = self._client.connection.command(*words, "COUNT", limit - len(found), key=key)
             for stream_id, fields in rows:
                 lines = JournalEntry.parse_block(queue, stream_id, fields[1])
                 found += reversed(lines) if newest_first else lines
@@ -406,12 +430,12 @@ class Inspector:
         """Notes how far a reader is: the journal is not trimmed beyond the slowest, up to its hard cap."""
         key = self._ref(queue).keys["queue"]
         field_ = f"reader:{valid_name(reader, 'reader')}"
-        self._post.connection.command("HSET", key, field_, position.sequence, key=key)
+        self._client.connection.command("HSET", key, field_, position.sequence, key=key)
 
     def forget_reader(self, queue: str, reader: str) -> None:
         """The journal no longer waits for this reader."""
         key = self._ref(queue).keys["queue"]
-        self._post.connection.command("HDEL", key, f"reader:{valid_name(reader, 'reader')}", key=key)
+        self._client.connection.command("HDEL", key, f"reader:{valid_name(reader, 'reader')}", key=key)
 
     def audit(self, *, limit: int = PAGE, before: str | None = None) -> list[AuditEntry]:
         """What operators did, newest first."""
@@ -421,7 +445,7 @@ class Inspector:
         if before is not None and int(before.replace("-", "")) == 0:
             return []  # nothing can come before the first, and the server would call it no interval
         end = f"({before}" if before else "+"
-        rows = self._post.connection.command("XREVRANGE", AUDIT, end, "-", "COUNT", limit, key=AUDIT)
+        rows = self._client.connection.command("XREVRANGE", AUDIT, end, "-", "COUNT", limit, key=AUDIT)
         made = []
         for id, fields in rows:
             found = {

@@ -21,9 +21,21 @@ FORMAT = "1"
 _STREAM_ID = re.compile(r"(?:\d{1,20}-)?\d{1,20}", re.ASCII)
 #: The columns of a line, tab separated, in order.
 COLUMNS = (
-    "format", "event", "state", "at", "message_id", "sent_at", "kind", "priority", "size", "attempts", "consumer",
-    "due_at", "error_class", "detail",
-)  # fmt: skip
+    "format",
+    "event",
+    "state",
+    "at",
+    "message_id",
+    "sent_at",
+    "kind",
+    "priority",
+    "size",
+    "attempts",
+    "consumer",
+    "due_at",
+    "error_class",
+    "detail",
+)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -85,22 +97,44 @@ class JournalEntry:
         try:
             when = moment(int(at)) or EPOCH
             return cls(
-                queue, position, JournalEvent(event), state, when, message_id, moment(int(sent or 0)), kind,
-                int(priority), int(size), int(attempts), consumer, moment(int(due or 0)), error_class, detail,
-            )  # fmt: skip
+                queue,
+                position,
+                JournalEvent(event),
+                state,
+                when,
+                message_id,
+                moment(int(sent or 0)),
+                kind,
+                int(priority),
+                int(size),
+                int(attempts),
+                consumer,
+                moment(int(due or 0)),
+                error_class,
+                detail,
+            )
         except ValueError as error:
             raise Corrupt(f"journal entry {position} of {queue} cannot be read: {error}") from None
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: instants as ISO text."""
         return {
-            "queue": self.queue, "position": self.position.sequence, "event": self.event.value, "state": self.state,
-            "at": self.at.isoformat(), "message_id": self.message_id,
-            "sent_at": self.sent_at.isoformat() if self.sent_at else None, "kind": self.kind,
-            "priority": self.priority, "size": self.size, "attempts": self.attempts, "consumer": self.consumer,
-            "due_at": self.due_at.isoformat() if self.due_at else None, "error_class": self.error_class,
+            "queue": self.queue,
+            "position": self.position.sequence,
+            "event": self.event.value,
+            "state": self.state,
+            "at": self.at.isoformat(),
+            "message_id": self.message_id,
+            "sent_at": self.sent_at.isoformat() if self.sent_at else None,
+            "kind": self.kind,
+            "priority": self.priority,
+            "size": self.size,
+            "attempts": self.attempts,
+            "consumer": self.consumer,
+            "due_at": self.due_at.isoformat() if self.due_at else None,
+            "error_class": self.error_class,
             "detail": self.detail,
-        }  # fmt: skip
+        }
 
 
 class Taken(IntEnum):

@@ -46,13 +46,13 @@ class Block(NamedTuple):
 class JournalReader:
     """The journals of a server as a bulk reader sees them."""
 
-    def __init__(self, post: Client) -> None:
-        self._post = post
+    def __init__(self, client: Client) -> None:
+        self._client = client
 
     def place(self, queue: str) -> Place | None:
         """Where a queue's journal stands; None if there is no such queue."""
-        key = self._post.queue(queue).ref.keys["queue"]
-        flat = self._post.connection.command("HGETALL", key, key=key)
+        key = self._client.queue(queue).ref.keys["queue"]
+        flat = self._client.connection.command("HGETALL", key, key=key)
         found = {flat[i].decode("utf-8", "replace"): flat[i + 1] for i in range(0, len(flat), 2)}
         if "incarnation" not in found:
             return None
@@ -76,11 +76,11 @@ class JournalReader:
         The lines are whole and without gaps, or JournalLost is raised and names the numbers that are missing; with
         `pass_gaps` reading goes on behind them.
         """
-        key = self._post.queue(queue).ref.keys["journal"]
+        key = self._client.queue(queue).ref.keys["journal"]
         expected = after + 1
         while expected <= upto:
             count = min(READ, upto - expected + 1)
-            rows = self._post.connection.command("XRANGE", key, f"0-{expected}", "+", "COUNT", count, key=key)
+            rows = self._client.connection.command("XRANGE", key, f"0-{expected}", "+", "COUNT", count, key=key)
             page = []
             gap = upto if not rows else 0
             for stream_id, fields in rows:
@@ -103,11 +103,11 @@ class JournalReader:
 
     def seek(self, queue: str, place: Place, at_ms: int) -> int:
         """The number of the last line before a moment, by bisection; exact as long as the clock never went back."""
-        key = self._post.queue(queue).ref.keys["journal"]
+        key = self._client.queue(queue).ref.keys["journal"]
         low, high = place.floor, place.last
         while low < high:
             middle = (low + high) // 2
-            rows = self._post.connection.command("XRANGE", key, f"0-{middle + 1}", "+", "COUNT", 1, key=key)
+            rows = self._client.connection.command("XRANGE", key, f"0-{middle + 1}", "+", "COUNT", 1, key=key)
             if not rows:
                 return high
             block = _block(*rows[0])
@@ -126,9 +126,9 @@ class JournalReader:
         before = self.place(queue)
         if before is None:
             return None
-        key = self._post.queue(queue).ref.keys["queue"]
+        key = self._client.queue(queue).ref.keys["queue"]
         field = f"reader:{valid_name(reader, 'reader')}"
-        self._post.connection.command("HSETNX", key, field, before.floor, key=key)
+        self._client.connection.command("HSETNX", key, field, before.floor, key=key)
         after = self.place(queue)
         if after is not None and after.incarnation != before.incarnation:
             # Dropped and made anew in between: the old journal's beginning may lie behind lines of the new one.
@@ -138,13 +138,13 @@ class JournalReader:
 
     def register(self, queue: str, reader: str, position: int) -> None:
         """Notes how far a reader is: the journal is not trimmed beyond the slowest, up to its hard cap."""
-        key = self._post.queue(queue).ref.keys["queue"]
-        self._post.connection.command("HSET", key, f"reader:{valid_name(reader, 'reader')}", position, key=key)
+        key = self._client.queue(queue).ref.keys["queue"]
+        self._client.connection.command("HSET", key, f"reader:{valid_name(reader, 'reader')}", position, key=key)
 
     def forget(self, queue: str, reader: str) -> None:
         """The journal no longer waits for this reader."""
-        key = self._post.queue(queue).ref.keys["queue"]
-        self._post.connection.command("HDEL", key, f"reader:{valid_name(reader, 'reader')}", key=key)
+        key = self._client.queue(queue).ref.keys["queue"]
+        self._client.connection.command("HDEL", key, f"reader:{valid_name(reader, 'reader')}", key=key)
 
 
 def _block(stream_id: bytes, fields: list[bytes]) -> Block:

@@ -71,9 +71,24 @@ SUBSCRIPTIONS = b"restante:subscriptions"
 
 #: Every key a queue may have, by its last word.
 NAMES = (
-    "queue", "journal", "messages", "deliveries", "history", "ready", "scheduled", "retrying", "leased", "dead", "done",
-    "marker", "unique", "acked", "acked_before", "consumers", "tasks",
-)  # fmt: skip
+    "queue",
+    "journal",
+    "messages",
+    "deliveries",
+    "history",
+    "ready",
+    "scheduled",
+    "retrying",
+    "leased",
+    "dead",
+    "done",
+    "marker",
+    "unique",
+    "acked",
+    "acked_before",
+    "consumers",
+    "tasks",
+)
 
 
 class QueueKeys:

@@ -44,12 +44,12 @@ class Row(NamedTuple):
 
 
 class LeaseJournal:
-    """The lease journal of the post's consumer on one queue; `owner` names the one process that may claim into it."""
+    """The lease journal of the client's consumer on one queue; `owner` names the one process that may claim into it."""
 
-    def __init__(self, post: Client, queue: str, owner: str = "") -> None:
-        self._post = post
-        self._queue = post.queue(queue)
-        self.consumer = post.consumer
+    def __init__(self, client: Client, queue: str, owner: str = "") -> None:
+        self._client = client
+        self._queue = client.queue(queue)
+        self.consumer = client.consumer
         self.owner = valid_name(owner, "owner") if owner else ""
         self._leases, self._verdicts = self._queue.ref.keys.lease_journal(self.consumer)
 
@@ -68,7 +68,7 @@ class LeaseJournal:
         for message in messages:
             args += (message.id, message.lease_token)
         keys = (*ref.keys.group(HOLD.keys), self._leases)
-        last, owner = self._post.connection.run(Operation(HOLD, keys, args, lambda reply: reply, ref.name))
+        last, owner = self._client.connection.run(Operation(HOLD, keys, args, lambda reply: reply, ref.name))
         if not owner:
             raise InUse(
                 f"consumer {self.consumer} of {ref.name} is alive elsewhere: stop it, wait until its ownership ends, "
@@ -96,7 +96,7 @@ class LeaseJournal:
         """The rows after one number up to another that are still there."""
         start = after + 1
         while start <= upto:
-            page = self._post.connection.command(
+            page = self._client.connection.command(
                 "XRANGE", self._leases, f"0-{start}", "+", "COUNT", READ, key=self._leases
             )
             for stream_id, fields in page:
@@ -112,13 +112,13 @@ class LeaseJournal:
 
     def first(self) -> int | None:
         """The number of the oldest row kept; None if there is none."""
-        page = self._post.connection.command("XRANGE", self._leases, "-", "+", "COUNT", 1, key=self._leases)
+        page = self._client.connection.command("XRANGE", self._leases, "-", "+", "COUNT", 1, key=self._leases)
         return int(page[0][0].rpartition(b"-")[2]) - len(page[0][1]) // 2 + 1 if page else None
 
     def holder(self) -> bytes:
         """Who owns it and until when, as it is written; another value is another owner, or a renewal."""
         key = self._queue.ref.keys["queue"]
-        return bytes(self._post.connection.command("HGET", key, f"holder:{self.consumer}", key=key) or b"")
+        return bytes(self._client.connection.command("HGET", key, f"holder:{self.consumer}", key=key) or b"")
 
     def last(self) -> int:
         """The number of the last row ever written."""
@@ -135,7 +135,7 @@ class LeaseJournal:
             for id, token in part:
                 args += (id, token, int(lease * 1000))
             keys = ref.keys.group(ops.EXTEND.keys)
-            reply = self._post.connection.run(Operation(ops.EXTEND, keys, args, lambda reply: reply, ref.name))
+            reply = self._client.connection.run(Operation(ops.EXTEND, keys, args, lambda reply: reply, ref.name))
             lost |= {part[index - 1][1] for index in reply[0]}
         return lost
 
@@ -144,7 +144,7 @@ class LeaseJournal:
         found: dict[str, str] = {}
         for start in range(0, len(tokens), CLAIM):
             part = tokens[start : start + CLAIM]
-            words = self._post.connection.command("HMGET", self._verdicts, *part, key=self._verdicts)
+            words = self._client.connection.command("HMGET", self._verdicts, *part, key=self._verdicts)
             found |= {token: word.decode() for token, word in zip(part, words, strict=True) if word}
         return found
 
@@ -153,7 +153,7 @@ class LeaseJournal:
         ref = self._queue.ref
         script, args = _SETTLERS[verdict](rows)
         keys = (*ref.keys.group(script.keys), self._verdicts)
-        reply = self._post.connection.run(Operation(script, keys, args, lambda reply: reply, ref.name))
+        reply = self._client.connection.run(Operation(script, keys, args, lambda reply: reply, ref.name))
         lost = [rows[index - 1].token for index in (reply[0] if verdict == "nack" else reply)]
         # An answer that was lost makes the call run twice: what the first run settled is not lost.
         known = self.verdicts(lost)
@@ -164,17 +164,19 @@ class LeaseJournal:
         ref = self._queue.ref
         keys = (*ref.keys.group(CLEAR.keys), self._leases, self._verdicts)
         args: list[ops.Argument] = [upto, CLEARED]
-        while self._post.connection.run(Operation(CLEAR, keys, args, lambda reply: reply, ref.name)):
+        while self._client.connection.run(Operation(CLEAR, keys, args, lambda reply: reply, ref.name)):
             pass
 
     def ready(self) -> int:
         """Messages that could be leased now, those whose time has come included."""
         ref = self._queue.ref
         for _ in range(PROMOTIONS):
-            got = self._post.connection.run(ops.receive(ref, 0))
+            got = self._client.connection.run(ops.receive(ref, 0))
             if not got.promoted + got.expired:
                 break
-        return int(self._post.connection.command("ZCARD", ref.keys[State.READY.value], key=ref.keys[State.READY.value]))
+        return int(
+            self._client.connection.command("ZCARD", ref.keys[State.READY.value], key=ref.keys[State.READY.value])
+        )
 
     def retry_delay(self, attempts: int, own: str) -> int | None:
         """Milliseconds until the next attempt by the message's own retry policy or the queue's; None at its end."""

@@ -168,9 +168,16 @@ class AsyncLeasedMessage(Message):
 
     def __init__(self, queue: AsyncQueue, id: str, stored: Stored, attempts: int, expires: int, token: str, now: int):
         super().__init__(
-            id, queue.name, stored, state=State.LEASED, attempts=attempts, consumer=queue.ref.consumer,
-            lease_token=token, expires_ms=expires, received_ms=now,
-        )  # fmt: skip
+            id,
+            queue.name,
+            stored,
+            state=State.LEASED,
+            attempts=attempts,
+            consumer=queue.ref.consumer,
+            lease_token=token,
+            expires_ms=expires,
+            received_ms=now,
+        )
         self.source = queue
 
     async def ack(self) -> None:

@@ -316,9 +316,15 @@ def _sending(
     settings = ref.settings
     few = args[0] == b"0" and settings.max_length is None and settings.max_dead is None
     return Operation(
-        SEND, ref.keys.group(FEW_KEYS) if few else every, args, parse, ref.name, sends=ids, all_keys=every,
+        SEND,
+        ref.keys.group(FEW_KEYS) if few else every,
+        args,
+        parse,
+        ref.name,
+        sends=ids,
+        all_keys=every,
         durability=settings.durability if durability is None else valid_durability(durability),
-    )  # fmt: skip
+    )
 
 
 def send(
@@ -350,16 +356,39 @@ def send(
     """
     entry: tuple[str, str, int, bytes]
     if (
-        delay == 0 and delay is not False and due_at is None and id is None and not kind and headers is None
-        and content_type is None and lease is None and max_attempts is None and retry is None and unique is None
-        and expires is None and type(payload) in JSON_TYPES
-    ):  # fmt: skip
+        delay == 0
+        and delay is not False
+        and due_at is None
+        and id is None
+        and not kind
+        and headers is None
+        and content_type is None
+        and lease is None
+        and max_attempts is None
+        and retry is None
+        and unique is None
+        and expires is None
+        and type(payload) in JSON_TYPES
+    ):
         entry = _plain(ref, payload, priority)
     else:
         entry = _entry(
-            ref, payload, priority, delay, due_at, id, kind, headers, content_type, lease, max_attempts, retry, unique,
-            unique_states, expires,
-        )  # fmt: skip
+            ref,
+            payload,
+            priority,
+            delay,
+            due_at,
+            id,
+            kind,
+            headers,
+            content_type,
+            lease,
+            max_attempts,
+            retry,
+            unique,
+            unique_states,
+            expires,
+        )
     made = entry[0]
     careful = id is not None or unique is not None
 
@@ -421,10 +450,22 @@ def send_many(
         if draft is not shared and (draft.id is not None or draft.unique is not None):
             careful = True
         entry = _entry(
-            ref, item.payload if draft is item else item, draft.priority, draft.delay, draft.due_at, draft.id,
-            draft.kind, draft.headers, draft.content_type, draft.lease, draft.max_attempts, draft.retry, draft.unique,
-            draft.unique_states, draft.expires,
-        )  # fmt: skip
+            ref,
+            item.payload if draft is item else item,
+            draft.priority,
+            draft.delay,
+            draft.due_at,
+            draft.id,
+            draft.kind,
+            draft.headers,
+            draft.content_type,
+            draft.lease,
+            draft.max_attempts,
+            draft.retry,
+            draft.unique,
+            draft.unique_states,
+            draft.expires,
+        )
         ids.append(entry[0])
         args += entry
     if careful:
@@ -478,9 +519,15 @@ def receive(
                 message.attempts, message.replays, message.suspect = int(count), int(replays), ended == "expired"
             (good if sound(raw) else spoiled).append(message)
         return Received(
-            good, now, int(due) if due else None, version, promoted, expired,
-            [acks[index - 1].id for index in lost] if lost else [], spoiled,
-        )  # fmt: skip
+            good,
+            now,
+            int(due) if due else None,
+            version,
+            promoted,
+            expired,
+            [acks[index - 1].id for index in lost] if lost else [],
+            spoiled,
+        )
 
     return Operation(RECEIVE, ref.keys.group(RECEIVE.keys), args, parse, ref.name)
 
@@ -519,7 +566,7 @@ def ack_many(ref: QueueRef, /, messages: Sequence[Message]) -> Operation[None]:
     """Ends messages in success. Those whose lease is lost are named by LeaseLost; the others are acked."""
     return Operation(
         ACK, ref.keys.group(ACK.keys), _pairs(messages), lambda lost: _settled(messages, lost, "acked"), ref.name
-    )  # fmt: skip
+    )
 
 
 def nack_many(
@@ -577,7 +624,7 @@ def release_many(ref: QueueRef, /, messages: Sequence[Message], *, delay: float 
     args: list[Argument] = [str(milliseconds(delay, "delay")), *_pairs(messages)]
     return Operation(
         RELEASE, ref.keys.group(RELEASE.keys), args, lambda lost: _settled(messages, lost, "released"), ref.name
-    )  # fmt: skip
+    )
 
 
 def extend_many(

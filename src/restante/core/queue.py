@@ -222,7 +222,7 @@ class _Named:
 
 
 class Queue(_Named):
-    """A queue. Open one with `post.queue(name)`; it is safe to share between threads."""
+    """A queue. Open one with `client.queue(name)`; it is safe to share between threads."""
 
     def __init__(self, connection: Connection, name: str, consumer: str, options: QueueOptions) -> None:
         self.connection = connection
@@ -294,7 +294,7 @@ class Queue(_Named):
 
 
 class AsyncQueue(_Named):
-    """A queue in asyncio. Open one with `post.queue(name)` of `restante.aio.connect()`."""
+    """A queue in asyncio. Open one with `client.queue(name)` of `restante.aio.connect()`."""
 
     def __init__(self, connection: AsyncConnection, name: str, consumer: str, options: QueueOptions) -> None:
         self.connection = connection
@@ -437,7 +437,7 @@ class Client:
 
 
 class AsyncClient:
-    """The same for asyncio: `async with restante.aio.connect() as post:`."""
+    """The same for asyncio: `async with restante.aio.connect() as client:`."""
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ JOURNAL_LEVELS = ("full", "payloads", "terminal", "off")
 
 
 class QueueOptions(TypedDict, total=False):
-    """What `post.queue(name, …)` and `configure` accept; None puts a setting back to its default."""
+    """What `client.queue(name, …)` and `configure` accept; None puts a setting back to its default."""
 
     lease: float | timedelta | None
     max_attempts: int | None
@@ -47,16 +47,32 @@ class QueueOptions(TypedDict, total=False):
 
 #: Option → field of the queue hash.
 _FIELDS = {
-    "lease": "lease_ms", "max_attempts": "max_attempts", "retry": "retry", "max_length": "max_length",
-    "max_dead": "max_dead", "max_payload": "max_payload_bytes", "max_leased": "max_leased", "rate": "rate",
-    "keep_done": "keep_done", "dedup": "dedup_ms", "durability": "durability", "journal": "journal",
-    "journal_keep": "journal_keep", "journal_cap": "journal_cap",
-}  # fmt: skip
+    "lease": "lease_ms",
+    "max_attempts": "max_attempts",
+    "retry": "retry",
+    "max_length": "max_length",
+    "max_dead": "max_dead",
+    "max_payload": "max_payload_bytes",
+    "max_leased": "max_leased",
+    "rate": "rate",
+    "keep_done": "keep_done",
+    "dedup": "dedup_ms",
+    "durability": "durability",
+    "journal": "journal",
+    "journal_keep": "journal_keep",
+    "journal_cap": "journal_cap",
+}
 #: Smallest and largest whole number each of these may be.
 _WHOLE = {
-    "max_attempts": (1, 65535), "max_length": (1, 2**40), "max_dead": (1, 2**40), "max_payload": (1, 512 * 1024 * 1024),
-    "max_leased": (1, 2**31), "keep_done": (0, 10_000_000), "journal_keep": (1000, 2**40), "journal_cap": (1000, 2**40),
-}  # fmt: skip
+    "max_attempts": (1, 65535),
+    "max_length": (1, 2**40),
+    "max_dead": (1, 2**40),
+    "max_payload": (1, 512 * 1024 * 1024),
+    "max_leased": (1, 2**31),
+    "keep_done": (0, 10_000_000),
+    "journal_keep": (1000, 2**40),
+    "journal_cap": (1000, 2**40),
+}
 
 
 def whole(value: Any, name: str, least: int, most: int) -> int:

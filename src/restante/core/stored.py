@@ -268,9 +268,10 @@ def sound(raw: bytes) -> bool:
     at = raw.find(b"\n", raw.find(b"\n", start) + 1) + 1
     sequence, _, sent = raw[: start - 1].partition(b"\n")
     return (
-        sequence.isdigit() and sent.isdigit()
+        sequence.isdigit()
+        and sent.isdigit()
         and int.from_bytes(raw[at : at + 4]) == crc32(raw[at + 4 :], crc32(raw[start:at]))
-    )  # fmt: skip
+    )
 
 
 class Stored:

@@ -38,13 +38,13 @@ class Swept:
 
 
 class Sweeper:
-    """Serves every queue of a post, or those named."""
+    """Serves every queue of a client, or those named."""
 
     @known_keywords
-    def __init__(self, post: Client, queues: tuple[str, ...] = ()) -> None:
+    def __init__(self, client: Client, queues: tuple[str, ...] = ()) -> None:
         if queues:
             queue_names(queues)
-        self._post = post
+        self._client = client
         self._named = queues
         self._stop = threading.Event()
         self._news = threading.Condition()
@@ -57,7 +57,7 @@ class Sweeper:
         """One round over the queues; what is more than one call's worth is finished before the next queue."""
         started = time.monotonic()
         names = self._named or tuple(
-            sorted(name.decode() for name in self._post.connection.command("SMEMBERS", QUEUES, key=QUEUES))
+            sorted(name.decode() for name in self._client.connection.command("SMEMBERS", QUEUES, key=QUEUES))
         )
         done = self._sweep(names)
         for name in self._due.keys() - set(names):
@@ -68,13 +68,13 @@ class Sweeper:
     def _sweep(self, names: Iterable[str]) -> Swept:
         done = Swept()
         for name in names:
-            ref = self._post.queue(name).ref
+            ref = self._client.queue(name).ref
             done.queues += 1
             with self._news:
                 known = self._due.pop(name, None)
             try:
                 while True:
-                    got = self._post.connection.run(ops.receive(ref, 0))
+                    got = self._client.connection.run(ops.receive(ref, 0))
                     done.promoted += got.promoted
                     done.expired += got.expired
                     if got.due is None or got.due > got.now:

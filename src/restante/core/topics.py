@@ -52,9 +52,11 @@ def is_topic(text: str) -> bool:
 
 def _checked(text: str, what: str, more: tuple[str, ...]) -> str:
     if (
-        not isinstance(text, str) or not 0 < len(text) <= LONGEST_TOPIC or text[0] == "-"
+        not isinstance(text, str)
+        or not 0 < len(text) <= LONGEST_TOPIC
+        or text[0] == "-"
         or not all(word in more or _WORD.fullmatch(word) for word in text.split("."))
-    ):  # fmt: skip
+    ):
         also = "; * (one word) and # (none or more) stand for whole words" if more else ""
         raise InvalidName(
             f"{what} {text!r:.80} is not valid: use words of letters, digits, _ and - parted by dots, at most "
