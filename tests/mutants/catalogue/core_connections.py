@@ -423,7 +423,7 @@ FAULTS: Final = (
         "core",
         "options given for a queue that is open already are not stored",
         "Client.queue",
-        "found.ref.opened = False",
+        "queue.ref.opened = False",
         "pass",
         ("tests/contract/test_limits.py", "-k", "open_already"),
     ),
