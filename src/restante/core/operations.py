@@ -202,7 +202,7 @@ class QueueRef:
         self.presence = b""
 
     def first_again(self) -> None:
-        """Notes that a send was the queue's first. The second time, the queue was dropped and must be registered again."""
+        """Notes that a send was the queue's first. A second time means the queue was dropped: register it again."""
         self.opened = self.opened and not self.begun
         self.begun = True
 

@@ -61,7 +61,7 @@ FAULTS: Final = (
         "core",
         "a replay counts messages that were not dead",
         "Admin.replay",
-        "work.replayed -= sum(1 for one in done if not one)",
+        "work.replayed -= sum(1 for replayed in done if not replayed)",
         "pass",
         (_OPERATING, "-k", "replay_can_choose and sync"),
     ),
