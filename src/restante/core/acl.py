@@ -64,7 +64,7 @@ SCRIPTS: dict[RedisRole, frozenset[str]] = {
 _NAMED = {"leases": "leases", "verdicts": "verdicts", "record": "once", "idempotency": "idempotency"}
 _STATES = frozenset(state.value for state in State)
 _EVERY_KEY = frozenset({*NAMES, "leases", "verdicts"})
-_LOOKING = {
+_READS = {
     "HGETALL": {"queue", "consumers", "tasks", SUBSCRIPTIONS.decode(), UNROUTABLE.decode()},
     "HGET": {"tasks"},
     "SISMEMBER": {QUEUES.decode()},
@@ -77,7 +77,7 @@ _LOOKING = {
 }
 #: Commands that clients send without a script, with their keys: a queue's by word, other keys in full.
 PLAIN: dict[RedisRole, dict[str, set[str]]] = {
-    RedisRole.VIEW: _LOOKING,
+    RedisRole.VIEW: _READS,
     RedisRole.SEND: {"SADD": {QUEUES.decode()}, "HDEL": {"queue"}},
     RedisRole.CONSUME: {
         "SADD": {QUEUES.decode()},
@@ -90,14 +90,14 @@ PLAIN: dict[RedisRole, dict[str, set[str]]] = {
         "HMGET": {"verdicts"},
     },
     RedisRole.PIPELINE: {
-        **_LOOKING,
+        **_READS,
         "HSETNX": {"queue"},
         "HSET": {"queue"},
         "HDEL": {"queue"},
     },
     RedisRole.OPERATE: {
-        **_LOOKING,
-        "HGETALL": {*_LOOKING["HGETALL"], TOKENS.decode()},
+        **_READS,
+        "HGETALL": {*_READS["HGETALL"], TOKENS.decode()},
         "SADD": {QUEUES.decode()},
         "SREM": {QUEUES.decode()},
         "XADD": {AUDIT.decode()},

@@ -270,7 +270,7 @@ class Admin(Inspector):
         return moved
 
     def _move_apart(self, queue: str, target: str, id: str) -> bool:
-        """Moves a message between cluster slots: copies, then deletes it. After a crash in between both queues have it."""
+        """Moves a message between cluster slots: copies, then deletes it. A crash in between leaves both copies."""
         _, state, score, stored, delivery, history = self._run(SHOW, queue, [id])
         if not state or self._run(SHOW, target, [id])[1]:
             return False

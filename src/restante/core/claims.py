@@ -19,7 +19,7 @@ CLAIM = Script("claim", "queue journal")
 def once(
     verb: str, keys: QueueKeys, id: str, attempts: int, window: float, line: Line | None = None
 ) -> Operation[Taken]:
-    """Takes, confirms or releases a record, or only writes a journal line. Verbs: take, seize, confirm, release, note."""
+    """Takes, confirms or releases a record, or only writes a line: verbs take, seize, confirm, release, note."""
     args: list[Argument] = [verb, attempts, max(1, int(window * 1000))]
     if line is not None:
         args += (
