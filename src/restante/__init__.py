@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from restante.core.settings import ClientSettings, QueueSettings
     from restante.core.sweeper import Sweeper
 
-#: Where each name lives. They are imported when first used: a service on RabbitMQ needs no client of Redis, one that
-#: only publishes needs no Celery, and neither waits for what it does not need.
+#: The module of each name. A module is imported when its name is first used: a service on RabbitMQ needs no Redis
+#: client, a service that only publishes needs no Celery, and neither waits for imports that it does not need.
 _HOMES = {
     "restante": "aio",
     "restante.bus.app": "Bus",
@@ -132,7 +132,7 @@ def _imported(name: str) -> Any:
         return importlib.import_module(name)
 
 
-# Hidden from type checkers, to which every misspelt name would be an Any.
+# Hidden from type checkers, for which every misspelt name would be Any.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
@@ -142,8 +142,8 @@ if not TYPE_CHECKING:
         for home, names in _HOMES.items():
             if name in names.split():
                 module = _imported(f"{home}.{name}" if home == __name__ else home)
-                found = globals()[name] = module if home == __name__ else getattr(module, name)
-                return found
+                value = globals()[name] = module if home == __name__ else getattr(module, name)
+                return value
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -107,7 +107,7 @@ def test_delete_spares_what_is_held(cli: Cli, post: Client, admin: Admin) -> Non
     assert opened.receive() is not None
     held = cli("delete", "orders", first, second)
     assert held.code == 4
-    assert "held by consumers" in held.error
+    assert "are leased and were not deleted" in held.error
     assert cli.inside("delete", "orders", second, "--json").code == 1
     assert cli("delete", "orders", opened.send(3), "--json").json == {"queue": "orders", "deleted": 1}
 

@@ -197,7 +197,7 @@ BAD_URLS = {
     "redis://host/0/1": "is not a number",
     "rediss://host/-1": "is not a number",
     "redis+sentinel://host:1/mymaster/abc": "is not a number",
-    "redis+cluster://host:1/3": "database 0 alone",
+    "redis+cluster://host:1/3": "only database 0",
     "redis://host/0?socket_timeot=3": "no option 'socket_timeot': did you mean socket_timeout",
     "redis://host/0?max_connections=3": "no option 'max_connections'",
     "redis://host/0?ssl_ca_certs=x": "needs TLS: write rediss://",

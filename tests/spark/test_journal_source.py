@@ -227,7 +227,7 @@ class TestSpans:
         self, post: Client, blocks: str, server: RedisServer
     ) -> None:
         call(server.client(), "XDEL", f"restante:{{{blocks}}}:journal", "0-15")
-        with pytest.raises(JournalLost, match="no lines 11 to 15"):
+        with pytest.raises(JournalLost, match="no longer has lines 11 to 15"):
             read_all(batch_reader(post.url))
         found = read_all(batch_reader(post.url, failOnDataLoss=False))
         assert positions(found) == [*range(1, 11), *range(16, 46)]

@@ -319,7 +319,7 @@ class TestLossOfAPlannedBatch:
     def test_trimmed_lines_end_the_query(self, post: Client, server: RedisServer) -> None:
         queue, reading = self.planned(post)
         call(server.client(), "XTRIM", f"restante:{{{queue}}}:journal", "MAXLEN", 0)
-        with pytest.raises(JournalLost, match="no lines 11 to 100"):
+        with pytest.raises(JournalLost, match="no longer has lines 11 to 100"):
             reading.rows()
 
     def test_trimmed_lines_are_passed_over_when_told_so(self, post: Client) -> None:

@@ -1,13 +1,13 @@
-"""Users of Redis 7 and Valkey with the least rights for what they do: commands and keys by role; no I/O.
+"""Access rules for users of Redis 7 and Valkey: the commands and keys that each role needs, and no others; no I/O.
 
 The server checks every command of a script, with its key, against the user who calls the script. A role's rights are
-therefore read from the scripts that it runs (`script_calls`), and a new verb brings its rights with it. Commands that
-clients send without a script are listed in `PLAIN`.
+therefore derived from its scripts (`script_calls`), and a new verb brings its own rights. Commands that clients send
+without a script are listed in `PLAIN`.
 
-The rules stand in selectors, so that a command is allowed on the keys it is needed for and on no other. EVALSHA is
-allowed for the role's own scripts, named by their hashes: a script that the role may not run is refused before its
-first command, because Lua does not undo what a script did before a refusal. The price is that scripts of another
-version of Restante have other hashes, so their rights must be added before an upgrade.
+The rules use selectors, which allow a command only on the keys that need it. EVALSHA is allowed only for the role's own
+scripts, by hash: the server refuses any other script before its first command, because Lua does not undo the commands
+before a refusal. The price: scripts of another version of Restante have other hashes, so their rights must be added
+before an upgrade.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from restante.core.operations import Script
 
 
 class RedisRole(enum.StrEnum):
-    """What a user of the Redis server is for; several may be combined."""
+    """The role of a Redis user; roles may be combined."""
 
-    #: Look: counts, lists, messages, consumers, journals, the audit, the doctor.
+    #: Read: counts, lists, messages, consumers, journals, the audit, the doctor.
     VIEW = "view"
     #: Send messages.
     SEND = "send"
@@ -44,7 +44,7 @@ class RedisRole(enum.StrEnum):
     CONSUME = "consume"
     #: Read journals as a registered reader, and snapshots of queues.
     PIPELINE = "pipeline"
-    #: Look and do all that operators do: replay, delete, purge, edit, move, drop, configure, tokens.
+    #: Read, and use the operators' verbs: replay, delete, purge, edit, move, drop, configure, tokens.
     OPERATE = "operate"
 
 
@@ -60,11 +60,11 @@ SCRIPTS: dict[RedisRole, frozenset[str]] = {
         {"configure", "counts", "delete", "edit", "list", "move", "purge", "replay", "send", "show"}
     ),
 }
-#: Keys of a queue that carry a further name, by their word in `key_pattern` and in the scripts.
+#: Keys of a queue that end in a further name: word in the scripts → word in `key_pattern`.
 _NAMED = {"leases": "leases", "verdicts": "verdicts", "record": "once", "idempotency": "idempotency"}
 _STATES = frozenset(state.value for state in State)
 _EVERY_KEY = frozenset({*NAMES, "leases", "verdicts"})
-_LOOKING = {
+_READS = {
     "HGETALL": {"queue", "consumers", "tasks", SUBSCRIPTIONS.decode(), UNROUTABLE.decode()},
     "HGET": {"tasks"},
     "SISMEMBER": {QUEUES.decode()},
@@ -75,9 +75,9 @@ _LOOKING = {
     "ZCARD": set(_STATES),
     "ZRANGE": set(_STATES),
 }
-#: Commands that clients send without a script: the keys of a queue by their words, other keys whole.
+#: Commands that clients send without a script, with their keys: a queue's by word, other keys in full.
 PLAIN: dict[RedisRole, dict[str, set[str]]] = {
-    RedisRole.VIEW: _LOOKING,
+    RedisRole.VIEW: _READS,
     RedisRole.SEND: {"SADD": {QUEUES.decode()}, "HDEL": {"queue"}},
     RedisRole.CONSUME: {
         "SADD": {QUEUES.decode()},
@@ -90,14 +90,14 @@ PLAIN: dict[RedisRole, dict[str, set[str]]] = {
         "HMGET": {"verdicts"},
     },
     RedisRole.PIPELINE: {
-        **_LOOKING,
+        **_READS,
         "HSETNX": {"queue"},
         "HSET": {"queue"},
         "HDEL": {"queue"},
     },
     RedisRole.OPERATE: {
-        **_LOOKING,
-        "HGETALL": {*_LOOKING["HGETALL"], TOKENS.decode()},
+        **_READS,
+        "HGETALL": {*_READS["HGETALL"], TOKENS.decode()},
         "SADD": {QUEUES.decode()},
         "SREM": {QUEUES.decode()},
         "XADD": {AUDIT.decode()},
@@ -110,9 +110,9 @@ PLAIN: dict[RedisRole, dict[str, set[str]]] = {
         "DEL": {SESSIONS},
     },
 }
-#: What every client needs before its first call and between calls: login, database, what the server is, its scripts and
-#: its slots. CONFIG GET is not among them: it shows the default user's password.
-_EVERYBODY = [
+#: Rights that every client needs to connect and to call scripts: login, database, INFO, scripts and cluster slots.
+#: CONFIG GET is not among them, because it shows the default user's password.
+_EVERY_CLIENT = [
     "+@connection",
     "-@dangerous",
     "+info",
@@ -122,9 +122,9 @@ _EVERYBODY = [
     "+script|load",
     "+type",
 ]
-#: Ends a consumer's sleep when the next message is due.
+#: Ends a consumer's wait when the next message is due.
 _CONSUMERS = "+client|unblock"
-#: Commands that change nothing: their selectors give the right to read alone.
+#: Commands that only read: their selectors grant read access only.
 READING = frozenset(
     {
         *("EXISTS", "GET"),
@@ -134,9 +134,9 @@ READING = frozenset(
         *("ZCARD", "ZCOUNT", "ZRANGE", "ZRANGEBYSCORE", "ZREVRANGE", "ZSCORE"),
     }
 )
-#: Files of functions that verbs share.
+#: Lua files with shared functions.
 SHARED = ("prelude", "moves", "settling")
-#: Stands where a password's hash belongs. A server refuses it, so a line pasted as it is makes no user.
+#: Placeholder for a password's hash. A server refuses it, so a line pasted unchanged creates no user.
 PLACEHOLDER = "#SHA256-OF-THE-PASSWORD"
 
 _CALL = re.compile(r"\bcall\('([A-Z]+)'((?:,[^,()]+(?:\([^()]*\))?)*)")
@@ -153,11 +153,11 @@ def _text(name: str) -> str:
 @cache
 def _functions() -> dict[str, str]:
     """The functions that verbs share, by name."""
-    return {found[1]: found[0] for name in SHARED for found in _FUNCTION.finditer(_text(name))}
+    return {match[1]: match[0] for name in SHARED for match in _FUNCTION.finditer(_text(name))}
 
 
 def _reached(text: str) -> Iterator[str]:
-    """A verb's text, and that of every shared function it may come to."""
+    """Yields a verb's text and the text of every shared function that it may call."""
     known, seen, waiting = _functions(), {""}, [text]
     while waiting:
         part = waiting.pop()
@@ -168,39 +168,39 @@ def _reached(text: str) -> Iterator[str]:
 
 
 def _words(command: str, arguments: str) -> frozenset[str]:
-    """The keys that a call in a script may mean, by the names of its variables; every state where that says nothing."""
-    given = [one for one in arguments.split(",") if one.strip()]
+    """The keys that a call in a script may use, by its variable names; if these name no key, those of every state."""
+    given = [argument for argument in arguments.split(",") if argument.strip()]
     named = set(re.findall(r"[a-z_]+", " ".join(given[:2] if command == "RENAME" else given[:1])))
-    found = frozenset(_NAMED.get(word, word) for word in named if word in _NAMED or word in NAMES)
-    return found or (_STATES if given else frozenset())
+    keys = frozenset(_NAMED.get(word, word) for word in named if word in _NAMED or word in NAMES)
+    return keys or (_STATES if given else frozenset())
 
 
 @cache
 def script_calls(name: str) -> dict[str, frozenset[str]]:
-    """The commands of a script, each with the words of the keys it may use."""
-    made: dict[str, frozenset[str]] = {}
+    """Returns the commands of a script, each with the words of the keys that it may use."""
+    calls: dict[str, frozenset[str]] = {}
     for part in _reached(_text(name)):
         for command, arguments in _CALL.findall(part):
-            made[command] = made.get(command, frozenset()) | _words(command, arguments)
-    return made
+            calls[command] = calls.get(command, frozenset()) | _words(command, arguments)
+    return calls
 
 
 @cache
 def _sha(name: str) -> str:
-    """The hash by which a server knows a script."""
+    """The hash under which a server caches a script."""
     return Script(name, "").sha.decode()
 
 
 def granted(roles: Sequence[RedisRole]) -> dict[str, frozenset[str]]:
-    """Every keyed command that these roles may use, with the words of the keys."""
-    made: dict[str, frozenset[str]] = {}
+    """Returns every command with keys that these roles may use, with the words of the keys."""
+    rights: dict[str, frozenset[str]] = {}
     for role in roles:
         sources: list[Mapping[str, Set[str]]] = [PLAIN[role], *map(script_calls, SCRIPTS[role])]
         for calls in sources:
             for command, words in calls.items():
                 if words:
-                    made[command] = made.get(command, frozenset()) | words
-    return made
+                    rights[command] = rights.get(command, frozenset()) | words
+    return rights
 
 
 def _patterns(word: str, queues: Sequence[str]) -> list[str]:
@@ -210,39 +210,39 @@ def _patterns(word: str, queues: Sequence[str]) -> list[str]:
 
 
 def rules(roles: Sequence[RedisRole], queues: Sequence[str] = ()) -> list[str]:
-    """The rules of a user with these roles, for the queues named or for all."""
+    """Returns the access rules for these roles, for the given queues or for all."""
     chosen = queues or ("*",)
-    made = [*_EVERYBODY, *([_CONSUMERS] if RedisRole.CONSUME in roles else [])]
-    made += [f"+evalsha|{_sha(name)}" for name in sorted(frozenset().union(*(SCRIPTS[role] for role in roles)))]
-    made += [f"~{key_pattern('*', queue)}" for queue in chosen]
+    texts = [*_EVERY_CLIENT, *([_CONSUMERS] if RedisRole.CONSUME in roles else [])]
+    texts += [f"+evalsha|{_sha(name)}" for name in sorted(frozenset().union(*(SCRIPTS[role] for role in roles)))]
+    texts += [f"~{key_pattern('*', queue)}" for queue in chosen]
     selectors: dict[tuple[bool, frozenset[str]], list[str]] = {}
     for command, words in sorted(granted(roles).items()):
         selectors.setdefault((command not in READING, words), []).append(command)
-    for (writes, words), commands in sorted(selectors.items(), key=lambda one: (one[0][0], one[1])):
+    for (writes, words), commands in sorted(selectors.items(), key=lambda item: (item[0][0], item[1])):
         mark = "~" if writes else "%R~"
         keys = [f"{mark}{pattern}" for word in sorted(words) for pattern in _patterns(word, chosen)]
-        made.append(f"({' '.join(keys + [f'+{command.lower()}' for command in commands])})")
-    return made
+        texts.append(f"({' '.join(keys + [f'+{command.lower()}' for command in commands])})")
+    return texts
 
 
 def set_user(user: str, roles: Sequence[RedisRole], queues: Sequence[str] = (), password: str | None = None) -> str:
-    """The command that makes the user. The password's hash stands in it, never the password."""
+    """The command that creates the user. It contains the password's hash, never the password."""
     secret = PLACEHOLDER if password is None else f"#{hashlib.sha256(password.encode()).hexdigest()}"
     return " ".join(["ACL SETUSER", user, "reset", "on", secret, *rules(roles, queues)])
 
 
 def add_rights(user: str, roles: Sequence[RedisRole], queues: Sequence[str] = ()) -> str:
-    """The command that gives a user these rights beside those it has: before an upgrade, for both versions."""
+    """The command that adds these rights to a user's existing ones, so that both versions work during an upgrade."""
     return " ".join(["ACL SETUSER", user, *rules(roles, queues)])
 
 
 def role_for_script(name: str) -> RedisRole | None:
-    """The first role that may run a script of the core."""
+    """The first role that may run a script of the core, or None."""
     return next((role for role in RedisRole if name in SCRIPTS[role]), None)
 
 
 def role_for_command(command: str, key: bytes) -> RedisRole | None:
-    """The first role that may use a plain command on a key."""
+    """The first role that may use a plain command on a key, or None."""
     text = key.decode("utf-8", "replace")
     word = text.rpartition("}:")[2].partition(":")[0] if "}:" in text else text
     return next((role for role in RedisRole if word in PLAIN[role].get(command, ())), None)

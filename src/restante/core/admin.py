@@ -1,7 +1,7 @@
-"""What operators do: look, count, replay, delete, purge, pause, edit and move. Apart from the hot path.
+"""The operators' verbs: replay, delete, purge, drop, configure, pause, edit and move. Apart from the hot path.
 
-On failure nothing is half done: each page of work is one script, a replay's progress moves with its messages, and
-an interrupted replay is resumed by its task id.
+On failure nothing is half done: each page of work is one script. A replay's progress is stored with the messages it
+moves, and an interrupted replay is resumed by its task id.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ MOVE = Script(
 )
 _MOVE_TARGET = ("queue", "journal", "messages", "deliveries", "history", "ready", "scheduled", "unique", "marker")
 
-#: Messages handled by one call of replay or purge.
+#: Messages per call of replay, purge, delete and move.
 SLICE = 200
-#: Operators' actions kept.
+#: Audit entries kept.
 AUDIT_KEEP = 10_000
 _PURGEABLE = (State.READY, State.SCHEDULED, State.RETRYING, State.DEAD, State.DONE)
 
 
 def check_ids(ids: Sequence[str]) -> None:
-    """Refuses what is no list of message ids; of a text, each letter would be one."""
+    """Refuses anything but a list of message ids. Each letter of a string would be taken for an id."""
     if isinstance(ids, str) or not isinstance(ids, Sequence):
         raise InvalidInput(f"give a list of message ids, not {ids!r}")
     for id in ids:
@@ -61,17 +61,17 @@ def _states(states: Sequence[State | str]) -> list[State]:
     known = [state.value for state in State]
     for state in states:
         if state not in known:
-            raise InvalidInput(f"{state!r} is no state: {nearest(str(state), known)}")
+            raise InvalidInput(f"{state!r} is not a state: {nearest(str(state), known)}")
     return [State(state) for state in states]
 
 
 @dataclass(slots=True)
 class ReplayTask:
-    """A replay and how far it is; kept in Redis so that it can be resumed."""
+    """A replay and its progress, stored in Redis so that it can be resumed."""
 
     id: str
     queue: str
-    #: Only messages that died before the task began: what dies again meanwhile is not replayed twice.
+    #: Only messages that died before this time are replayed, so none that dies again is replayed twice.
     until_ms: int
     kind: str | None = None
     error_class: str | None = None
@@ -90,56 +90,56 @@ class ReplayTask:
 
 
 class Admin(Inspector):
-    """The operator's view of a server: `Admin(post)`. `operator` is who the journal names.
+    """The operators' verbs on a server: `Admin(client)`. The journal records `operator` as their author.
 
-    A program that tidies up after itself is no operator: with `audited=False` it leaves no line in the audit.
+    With `audited=False` nothing is written to the audit, for programs that clean up after themselves.
     """
 
     @known_keywords
-    def __init__(self, post: Client, *, operator: str | None = None, audited: bool = True) -> None:
-        super().__init__(post)
+    def __init__(self, client: Client, *, operator: str | None = None, audited: bool = True) -> None:
+        super().__init__(client)
         self._audited = audited
-        # A login may hold characters that names may not; a name given must be right as it is.
+        # A login may contain characters that names may not; a given name must be valid as it is.
         login = "".join(ch for ch in os.environ.get("USER", "") if ch.isascii() and (ch.isalnum() or ch in "._-"))
         self.operator = valid_name(operator or login.lstrip("-")[:100] or "operator", "operator")
 
     def note(self, verb: str, queue: str = "", count: int = 0, detail: str = "") -> None:
-        """Adds to the audit. The journal already names the operator, so a server lost just now only costs this line."""
+        """Adds an entry to the audit. A failure is only logged, because the journal already names the operator."""
         if not self._audited:
             return
         words = ("who", self.operator, "verb", verb, "queue", queue, "count", count, "detail", detail[:500])
         try:
-            self._post.connection.command("XADD", AUDIT, "MAXLEN", "~", AUDIT_KEEP, "*", *words, key=AUDIT)
+            self._client.connection.command("XADD", AUDIT, "MAXLEN", "~", AUDIT_KEEP, "*", *words, key=AUDIT)
         except RestanteError as error:
             log.warning("audit missed verb=%s queue=%s count=%d error=%s", verb, queue, count, error)
 
     # -- changing ------------------------------------------------------------------------------------------------
 
     def configure(self, queue: str, **options: Unpack[QueueOptions]) -> QueueSettings:
-        """Changes settings for every client of the queue."""
-        made = self._configure(queue, queue_fields(options), "configured")
+        """Changes settings of a queue, for all its clients."""
+        settings = self._configure(queue, queue_fields(options), "configured")
         self.note("configure", queue, detail=", ".join(sorted(options)))
-        return made
+        return settings
 
     def pause(self, queue: str) -> None:
-        """Nothing is received until resumed; sends go on, and leases and delays keep their times."""
+        """Pauses a queue: nothing is received until `resume`. Sends continue, and leases and delays keep running."""
         self._configure(queue, {"pause": "1"}, "paused")
         self.note("pause", queue)
 
     def resume(self, queue: str) -> None:
-        """Ends a pause."""
+        """Ends the pause of a queue."""
         self._configure(queue, {"pause": ""}, "resumed")
         self.note("resume", queue)
 
     def _configure(self, queue: str, fields: dict[str, str], event: str) -> QueueSettings:
         ref = self._ref(queue)
-        self._post.connection.command("SADD", QUEUES, queue, key=QUEUES)
+        self._client.connection.command("SADD", QUEUES, queue, key=QUEUES)
         ref.pending.update(fields)
-        self._post.connection.run(open_queue(ref, operator=self.operator, event=event))
+        self._client.connection.run(open_queue(ref, operator=self.operator, event=event))
         return ref.settings
 
     def delete(self, queue: str, ids: Sequence[str], *, detail: str = "") -> int:
-        """Removes messages by id, in any state but leased (MessageLeased); returns how many there were."""
+        """Deletes messages by id and returns how many existed. Raises MessageLeased if any are leased; those stay."""
         check_ids(ids)
         count, held = 0, []
         for start in range(0, len(ids), SLICE):
@@ -154,14 +154,14 @@ class Admin(Inspector):
             self.note("delete", queue, count, detail)
         if held:
             raise MessageLeased(
-                f"{len(held)} of {len(ids)} messages are held by consumers and stay, the first is {held[0]}"
+                f"{len(held)} of {len(ids)} messages are leased and were not deleted, the first is {held[0]}"
             )
         return count
 
     def purge(
         self, queue: str, states: Sequence[State | str] = _PURGEABLE, *, progress: Callable[[int], None] | None = None
     ) -> int:
-        """Removes every message of these states; leased ones stay. Returns how many went."""
+        """Deletes every message in these states and returns how many. Leased messages cannot be purged."""
         total = 0
         for state in _states(states):
             if state is State.LEASED:
@@ -176,23 +176,23 @@ class Admin(Inspector):
         return total
 
     def drop(self, queue: str, *, force: bool = False) -> None:
-        """Removes a queue with all it holds, its settings and its journal.
+        """Removes a queue with its messages, settings and journal.
 
-        Raises MessageLeased while messages are leased. With `force` those go too, and the verdicts of their consumers
-        have no effect.
+        Raises MessageLeased while messages are leased. With `force` they are removed too, and the verdicts of their
+        consumers have no effect.
         """
-        if not self._post.connection.command("SISMEMBER", QUEUES, valid_name(queue), key=QUEUES):
+        if not self._client.connection.command("SISMEMBER", QUEUES, valid_name(queue), key=QUEUES):
             raise NotFound(f"no queue {queue}: {nearest(queue, self.queues())}")
         leased = self.counts(queue).leased
         if leased and not force:
             raise MessageLeased(f"{queue} has {leased} leased messages: stop its consumers first, or drop it by force")
         self.purge(queue)
         keys = self._ref(queue).keys
-        fields = self._post.connection.command("HKEYS", keys["queue"], key=keys["queue"])
+        fields = self._client.connection.command("HKEYS", keys["queue"], key=keys["queue"])
         holders = [name.decode().partition(":")[2] for name in fields if name.startswith(b"holder:")]
         copies = [key for holder in holders for key in keys.lease_journal(holder)]
-        self._post.connection.command("UNLINK", *keys.by_name.values(), *copies, key=keys["queue"])
-        self._post.connection.command("SREM", QUEUES, queue, key=QUEUES)
+        self._client.connection.command("UNLINK", *keys.by_name.values(), *copies, key=keys["queue"])
+        self._client.connection.command("SREM", QUEUES, queue, key=QUEUES)
         self._ref(queue).opened = False
         self.note("drop", queue, leased, "by force" if leased else "")
 
@@ -207,7 +207,7 @@ class Admin(Inspector):
         due_at: datetime | None = None,
         delay: float | timedelta | None = None,
     ) -> Message:
-        """Changes a message nobody holds; what is not named stays."""
+        """Changes a message that is not leased; arguments that are not given leave their field as it is."""
         now = self.show(queue, id)
         if now.state is State.LEASED:
             raise MessageLeased(f"{id} is held by {now.consumer}: wait until its lease ends")
@@ -224,39 +224,44 @@ class Admin(Inspector):
             due = ops.due_argument(0, due_at)
         span = stored.expires_ms
         if span is not None and due and now.state is State.SCHEDULED:
-            span = max(0, span - max(0, now.due_ms - stored.sent_ms))  # what is left of it counts from the new due time
+            span = max(0, span - max(0, now.due_ms - stored.sent_ms))  # the rest counts from the new due time
         is_bytes = (payload is ... and stored.options.get("e") == "bytes") or isinstance(payload, bytes)
         body, _ = encode(
             now.payload if payload is ... else payload,
-            kind=now.kind, priority=level, headers=now.headers if headers is None else headers,
-            content_type=now.content_type if is_bytes else None, retry=now.retry, lease_ms=limits[0],
-            max_attempts=limits[1], unique=limits[2], unique_states=limits[3], expires_ms=span,
+            kind=now.kind,
+            priority=level,
+            headers=now.headers if headers is None else headers,
+            content_type=now.content_type if is_bytes else None,
+            retry=now.retry,
+            lease_ms=limits[0],
+            max_attempts=limits[1],
+            unique=limits[2],
+            unique_states=limits[3],
+            expires_ms=span,
             expires_from=int(due) if due else None,
-        )  # fmt: skip
+        )
         state = self._run(EDIT, queue, [self.operator, id, body, str(level), due])
         if state == b"leased":
-            raise MessageLeased(f"{id} was received meanwhile and is unchanged")
+            raise MessageLeased(f"{id} was received meanwhile and was not changed")
         if not state:
-            raise NotFound(f"{queue} has no message {id} any more")
+            raise NotFound(f"{queue} no longer has a message {id}")
         self.note("edit", queue, 1, id)
         return self.show(queue, id)
 
     def move(self, queue: str, target: str, ids: Sequence[str]) -> int:
-        """Moves messages that nobody holds to another queue; returns how many. One script per page on one server."""
+        """Moves messages that are not leased to another queue and returns how many. One script moves a whole page."""
         if queue == target:
             raise InvalidInput("source and target are the same queue")
         check_ids(ids)
         to = self._ref(target)
         if not any(self._run(SHOW, queue, [id])[1] for id in ids):
-            return 0  # a target that gets nothing must not come into being
-        self._post.connection.command("SADD", QUEUES, target, key=QUEUES)
+            return 0  # do not create a target that receives nothing
+        self._client.connection.command("SADD", QUEUES, target, key=QUEUES)
         moved = 0
         for start in range(0, len(ids), SLICE):
             part = list(ids[start : start + SLICE])
-            if self._post.connection.same_server(self._ref(queue).keys["queue"], to.keys["queue"]):
-                states = self._run(
-                    MOVE, queue, [self.operator, queue, target, *part], to.keys.group(_MOVE_TARGET)
-                )  # fmt: skip
+            if self._client.connection.same_server(self._ref(queue).keys["queue"], to.keys["queue"]):
+                states = self._run(MOVE, queue, [self.operator, queue, target, *part], to.keys.group(_MOVE_TARGET))
                 moved += sum(1 for state in states if state not in (b"", b"leased", b"exists"))
             else:
                 moved += sum(self._move_apart(queue, target, id) for id in part)
@@ -265,7 +270,7 @@ class Admin(Inspector):
         return moved
 
     def _move_apart(self, queue: str, target: str, id: str) -> bool:
-        """Between two slots of a cluster: copy under the same id, then delete; killed in between, both have it."""
+        """Moves a message between cluster slots: copies, then deletes it. A crash in between leaves both copies."""
         _, state, score, stored, delivery, history = self._run(SHOW, queue, [id])
         if not state or self._run(SHOW, target, [id])[1]:
             return False
@@ -274,20 +279,27 @@ class Admin(Inspector):
             return False
         if history:
             key = self._ref(target).keys["history"]
-            self._post.connection.command("HSET", key, id, history, key=key)
+            self._client.connection.command("HSET", key, id, history, key=key)
         kept = message.stored
         letters = {letter: state for state, letter in STATE_LETTERS.items()}
         waits, span = message.state in (State.SCHEDULED, State.RETRYING), kept.expires_ms
         if waits and span is not None:
-            span = max(0, kept.sent_ms + span - message.due_ms)  # counts from the due time there
-        sent = self._post.queue(target).send(
-            message.payload, id=id, priority=message.priority, kind=message.kind, headers=message.headers,
+            span = max(0, kept.sent_ms + span - message.due_ms)  # counts from the due time in the target
+        sent = self._client.queue(target).send(
+            message.payload,
+            id=id,
+            priority=message.priority,
+            kind=message.kind,
+            headers=message.headers,
             content_type=message.content_type if kept.options.get("e") == "bytes" else None,
-            due_at=message.due_at if waits else None, retry=message.retry,
-            max_attempts=message.max_attempts, lease=kept.lease_ms / 1000 if kept.lease_ms else None,
-            unique=message.unique, unique_states=frozenset(letters[one] for one in kept.unique_states) or None,
+            due_at=message.due_at if waits else None,
+            retry=message.retry,
+            max_attempts=message.max_attempts,
+            lease=kept.lease_ms / 1000 if kept.lease_ms else None,
+            unique=message.unique,
+            unique_states=frozenset(letters[letter] for letter in kept.unique_states) or None,
             expires=None if span is None else span / 1000,
-        )  # fmt: skip
+        )
         return sent.stored and self.delete(queue, [id], detail=f"moved to {target}") == 1
 
     # -- replay --------------------------------------------------------------------------------------------------
@@ -306,10 +318,10 @@ class Admin(Inspector):
         progress: Callable[[ReplayTask], None] | None = None,
         cancel: Callable[[], bool] = lambda: False,
     ) -> ReplayTask:
-        """Puts dead messages back to ready, page by page, attempts reset and errors kept.
+        """Moves dead messages back to ready, page by page; resets their attempts and keeps their errors.
 
-        `rate` bounds messages per second. With `dry_run` nothing moves and the count is what would. A task that
-        was cancelled or killed goes on where it was with `task=` its id; `name` chooses the id of a new one.
+        `rate` limits the messages per second. With `dry_run` nothing moves, and the result counts the messages that
+        would. `task` resumes a cancelled or interrupted replay by its id; `name` sets the id of a new one.
         """
         if rate is not None and not 0.01 <= rate <= 1e6:
             raise InvalidInput(f"rate must be messages per second from 0.01 to 1000000, not {rate!r}")
@@ -324,7 +336,7 @@ class Admin(Inspector):
             work.replayed += len(chosen)
             if not work.dry_run:
                 done = self._run(REPLAY, queue, [self.operator, work.id, orjson.dumps(asdict(work)), *chosen])
-                work.replayed -= sum(1 for one in done if not one)
+                work.replayed -= sum(1 for replayed in done if not replayed)
             paced += len(chosen)
             if progress is not None:
                 progress(work)
@@ -348,7 +360,7 @@ class Admin(Inspector):
             self.note("replay", work.queue, work.replayed, ", ".join([*chosen, f"task {work.id} {work.status}"]))
 
     def _replay_page(self, queue: str, work: ReplayTask, size: int) -> tuple[list[str], bool]:
-        """The next messages of a task, its cursor moved behind them, and whether they are the last."""
+        """Returns the next messages of a task and whether they are the last; advances its cursor."""
         if work.ids is not None:
             start = int(work.cursor or 0)
             asked = work.ids[start : start + size]
@@ -356,9 +368,9 @@ class Admin(Inspector):
             work.cursor = str(start + len(asked))
             over = work.cursor == str(len(work.ids))
             if not work.dry_run:
-                return list(asked), over  # the script itself passes over what is not dead
-            found = [self._run(SHOW, queue, [id]) for id in asked]
-            dead = [id for id, (_, state, *_) in zip(asked, found, strict=True) if state == State.DEAD.value.encode()]
+                return list(asked), over  # the script skips messages that are not dead
+            shown = [self._run(SHOW, queue, [id]) for id in asked]
+            dead = [id for id, (_, state, *_) in zip(asked, shown, strict=True) if state == State.DEAD.value.encode()]
             return dead, over
         page = self.messages(queue, State.DEAD, limit=size, after=work.cursor or None)
         fresh = [message for message in page.messages if message.settled_ms <= work.until_ms]
@@ -383,29 +395,36 @@ class Admin(Inspector):
             check_ids(ids)
         id = valid_name(name, "task id") if name else new_id()
         return ReplayTask(
-            id, queue, self.now_ms(), kind, error_class, tuple(ids) if ids is not None else None,
-            total=self.counts(queue).dead if ids is None else len(ids), operator=self.operator, dry_run=dry_run,
-        )  # fmt: skip
+            id,
+            queue,
+            self.now_ms(),
+            kind,
+            error_class,
+            tuple(ids) if ids is not None else None,
+            total=self.counts(queue).dead if ids is None else len(ids),
+            operator=self.operator,
+            dry_run=dry_run,
+        )
 
     def task(self, queue: str, id: str) -> ReplayTask:
-        """A replay as Redis knows it."""
+        """Returns a replay as stored in Redis."""
         key = self._ref(queue).keys["tasks"]
-        text = self._post.connection.command("HGET", key, valid_name(id, "task id"), key=key)
+        text = self._client.connection.command("HGET", key, valid_name(id, "task id"), key=key)
         if text is None:
             raise NotFound(f"{queue} has no replay task {id}")
         return _task(text)
 
     def tasks(self, queue: str) -> list[ReplayTask]:
-        """Every replay the queue remembers, newest first."""
+        """Returns all stored replays of a queue, newest first."""
         key = self._ref(queue).keys["tasks"]
-        flat = self._post.connection.command("HGETALL", key, key=key)
+        flat = self._client.connection.command("HGETALL", key, key=key)
         return sorted((_task(text) for text in flat[1::2]), key=lambda task: task.id, reverse=True)
 
 
 def _task(text: bytes) -> ReplayTask:
     try:
-        made = orjson.loads(text)
-        made["ids"] = tuple(made["ids"]) if made["ids"] is not None else None
-        return ReplayTask(**made)
+        values = orjson.loads(text)
+        values["ids"] = tuple(values["ids"]) if values["ids"] is not None else None
+        return ReplayTask(**values)
     except (ValueError, TypeError, KeyError):
-        raise Corrupt("the record of a replay is not what was written: delete its field of the key tasks") from None
+        raise Corrupt("the record of a replay is damaged: delete its field of the key tasks") from None

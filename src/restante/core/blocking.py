@@ -1,7 +1,7 @@
-"""A sleep that an event loop can watch: one blocked command on a connection of its own.
+"""A blocking command on its own connection, whose socket an event loop can watch.
 
-On a lost connection `Unavailable`. Nothing is lost with it: a wake-up only says where to look, and whoever sleeps
-again looks first.
+On a lost connection it raises `Unavailable`. No message is lost with it: a wake-up only says where to look, and callers
+look before they block again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from restante.core.operations import pack
 
 
 class BlockedCommand:
-    """A command that blocks at the server until something happens or `BLOCK` seconds are over."""
+    """A command that blocks at the server until it has a result or `BLOCK` seconds are over."""
 
     __slots__ = ("_address", "_connection", "_link", "since", "words")
 
@@ -39,7 +39,7 @@ class BlockedCommand:
 
     @property
     def late(self) -> bool:
-        """Whether the server should have answered by now: the connection is half-open."""
+        """Whether the server should have answered by now, so that the connection counts as half-open."""
         return time.monotonic() - self.since > BLOCK + BLOCK_MARGIN
 
     def has_answer(self) -> bool:
@@ -48,14 +48,14 @@ class BlockedCommand:
         return bool(poller.poll(0))
 
     def read(self) -> Any:
-        """The answer, None if nothing happened in time; the connection is free again."""
+        """Returns the reply, or None after the timeout, and frees the connection."""
         link = self._link
         try:
             link.patient(BLOCK_MARGIN)
             reply = link.read()
             link.patient(self._connection.settings.socket_timeout)
         except foreign.ResponseError as error:
-            # Unblocked, moved, or not ready: whoever sleeps looks again, and meets what it means there.
+            # Unblocked, moved, or not ready: the caller's next call finds out what it means.
             link.close()
             if str(error).startswith(("UNBLOCKED", "MOVED", "ASK", "TRYAGAIN", "NOGROUP")):
                 self._connection.remap(self._address)
@@ -68,7 +68,7 @@ class BlockedCommand:
         return reply
 
     def end(self) -> Any:
-        """Wakes the command up; its answer may still be that something happened."""
+        """Ends the block and returns the reply, which may still be a result."""
         try:
             if not self.has_answer():
                 self._connection.unblock(self._address, self._link)
@@ -82,7 +82,7 @@ class BlockedCommand:
         self._link.close()
 
     def give_up(self) -> None:
-        """Closes the connection, which is lost, and those that lie idle beside it: they are half-open too."""
+        """Closes the lost connection and the idle ones to the same server, which probably are half-open too."""
         self._link.close()
         self._connection.close_idle(self._address)
 

@@ -1,4 +1,4 @@
-"""What both runners share: what is known of a server, and what to do after each failure, all without I/O."""
+"""The decisions of both runners, without I/O: what to do after each failure, and what is known of a server."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ from restante.core.failures import access_denied, refusal, unreachable
 from restante.core.operations import SEND, Operation, Script, pack
 from restante.core.settings import ClientSettings
 
-#: Seconds a consumer sleeps on the marker at most: a lost wake-up costs no more than this.
+#: Longest wait for a marker in seconds: a lost wake-up delays a consumer no longer than this.
 BLOCK = 5.0
-#: Seconds the server may be late to end a block before the connection counts as half-open.
+#: Seconds after which a block that the server has not ended counts as a half-open connection.
 BLOCK_MARGIN = 3.0
-#: Seconds; first and longest pause between two tries of a call.
+#: Seconds; first and longest pause between two attempts of a call.
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5
 #: Seconds; longest pause of a service while the server is away. Recovery takes at most this long.
 LONGEST_AWAY = 1.0
-#: Oldest Redis whose scripts can declare that they may run at maxmemory. Valkey calls itself Redis 7.2 or newer.
+#: Oldest Redis whose scripts can declare that they may run at maxmemory. Valkey reports itself as Redis 7.2 or newer.
 OLDEST = (7, 0)
-#: Oldest server that can say when a write is on disk.
+#: Oldest server that has WAITAOF, which waits until a write is on disk.
 WAITAOF_SINCE = (7, 2)
 
 
 def away(failures: int) -> float:
-    """Seconds a service pauses after this many failures in a row, spread so that many do not return at once."""
+    """Seconds a service pauses after this many failures in a row; random, so that services do not return together."""
     return random.random() * min(LONGEST_AWAY, 0.05 * 2.0 ** min(failures, 10))
 
 
 @dataclass(slots=True)
 class Step:
-    """What to do after a failed try: raise this, or repair and try again."""
+    """What to do after a failed attempt: raise `error`, or repair and repeat."""
 
     error: RestanteError | None = None
     pause: float = 0.0
@@ -60,17 +60,17 @@ class Step:
 
 @dataclass(slots=True)
 class CallRetry:
-    """The tries of one call so far."""
+    """The attempts of one call so far."""
 
     op: Operation[Any]
     patience: float
     started: float
     tries: int = 0
-    #: Whether a try may have been carried out without our hearing of it.
+    #: Whether an attempt may have succeeded although its reply was lost.
     doubt: bool = False
 
     def next(self, error: BaseException, shown: str, written: bool) -> Step:
-        """Decides from the failure what comes next."""
+        """Decides what to do after a failure."""
         self.tries += 1
         if isinstance(error, foreign.NoScriptError):
             return Step(load=True) if self.tries < 20 else Step(error=Unavailable("the server keeps dropping scripts"))
@@ -98,12 +98,12 @@ class CallRetry:
         if "WRONGTYPE" in text:
             return Step(inspect=True)
         if text.startswith("RESTANTE KEYS"):
-            return Step()  # the queue got limits since this client last looked: repeat() names every key
+            return Step()  # the queue has limits that this client did not know of: repeat() passes every key
         if "max number of clients" in text:
-            return self._again(Unavailable(f"{shown} has no connection left for us: close clients or raise maxclients"))
+            return self._again(Unavailable(f"{shown} has no free connection: close clients or raise maxclients"))
         if isinstance(error, foreign.ResponseError):
             return Step(error=refusal(text, self.op.queue, shown))
-        # What remains are lost connections and answers that did not come in time.
+        # What remains are lost connections and replies that did not arrive in time.
         self.doubt = self.doubt or written
         if self.doubt:
             if self.op.once:
@@ -111,7 +111,7 @@ class CallRetry:
             self.op.doubt()
         final = unreachable(error, shown, written)
         if isinstance(error, foreign.InvalidResponse) and not written:
-            return Step(error=final)  # whoever listens there will not turn into Redis
+            return Step(error=final)  # the service there is not Redis and will not become Redis
         return self._again(final, remap=True)
 
     def _again(self, final: RestanteError, *, remap: bool = False, ask: Address | None = None) -> Step:
@@ -124,7 +124,7 @@ class CallRetry:
 
 @dataclass(slots=True)
 class Server:
-    """What a client learns about its server on the first connection."""
+    """The facts of a server that a client reads on the first connection."""
 
     version: tuple[int, ...]
     policy: str
@@ -132,12 +132,12 @@ class Server:
 
     @classmethod
     def parse(cls, *sections: bytes) -> Server:
-        found = info(b"\n".join(sections))
-        version = tuple(int(part) for part in found.get("redis_version", "0").split(".")[:3] if part.isdecimal())
-        return cls(version, found.get("maxmemory_policy", "noeviction"), found.get("loading") == "1")
+        facts = info(b"\n".join(sections))
+        version = tuple(int(part) for part in facts.get("redis_version", "0").split(".")[:3] if part.isdecimal())
+        return cls(version, facts.get("maxmemory_policy", "noeviction"), facts.get("loading") == "1")
 
     def check(self, settings: ClientSettings, shown: str) -> None:
-        """Refuses a server that would lose messages."""
+        """Raises UnsafeServer if the server is too old or would lose messages."""
         if self.version < OLDEST:
             raise UnsafeServer(
                 f"{shown} is Redis {'.'.join(map(str, self.version))}: Restante needs {'.'.join(map(str, OLDEST))} "
@@ -151,30 +151,30 @@ class Server:
 
 
 def info(text: bytes) -> dict[str, str]:
-    """The fields of an INFO answer."""
+    """The fields of an INFO reply."""
     pairs = (line.partition(":") for line in text.decode("utf-8", "replace").splitlines() if ":" in line)
     return {name: value.strip() for name, _, value in pairs}
 
 
 HANDSHAKE = pack(("INFO", "server")) + pack(("INFO", "memory")) + pack(("CLIENT", "ID"))
 _ASKING = pack(("ASKING",))
-#: Whatever the driver may raise for a lost connection or a refusal.
+#: The errors that the driver raises for a lost connection or a refused command.
 LOST = (foreign.RedisError, OSError)
 
 
 def asking(ask: bool) -> bytes:
-    """The word before a call to a node that is taking the slot over."""
+    """The command ASKING, which precedes a call to the node that a slot moves to."""
     return _ASKING if ask else b""
 
 
 class SlotMap:
-    """Which address serves a key: always the same one, or by slot in a cluster."""
+    """The addresses of a cluster's nodes by slot."""
 
     def __init__(self) -> None:
         self._ranges: list[tuple[int, int, Address]] = []
 
     def learn(self, reply: Iterable[Any]) -> None:
-        """From CLUSTER SLOTS."""
+        """Reads the reply of CLUSTER SLOTS."""
         self._ranges = [(row[0], row[1], (row[2][0].decode(), row[2][1])) for row in reply if row[2][0]]
 
     def of(self, key: bytes) -> Address | None:
@@ -187,7 +187,7 @@ class SlotMap:
 
 def durability_command(level: str, waitaof: bool, settings: ClientSettings) -> bytes | None:
     """The command that follows a send on its connection, or None."""
-    # Below the socket's own timeout, so that the server's "not yet" arrives as an answer.
+    # Below the socket's timeout, so that the server's "not yet" arrives as a reply.
     limit = int(settings.socket_timeout * 800)
     if level == "disk":
         return pack(("WAITAOF", 1, 0, limit)) if waitaof else None
@@ -195,18 +195,18 @@ def durability_command(level: str, waitaof: bool, settings: ClientSettings) -> b
 
 
 def disk_question(server: Server) -> bytes:
-    """Asks how the server writes to disk; by CONFIG, which few users may ask, only where WAITAOF is missing."""
+    """The command that reads how the server writes to disk. CONFIG, which few users may run, only without WAITAOF."""
     return pack(("INFO", "persistence")) if server.version >= WAITAOF_SINCE else pack(("CONFIG", "GET", "append*"))
 
 
 def disk_support(server: Server, reply: Any, shown: str) -> bool:
-    """Whether WAITAOF serves durability disk; False where every write is on disk anyway, else UnsafeServer."""
+    """Whether durability disk needs WAITAOF; False if every write is synced anyway. Raises UnsafeServer if neither."""
     if server.version >= WAITAOF_SINCE:
         if info(reply).get("aof_enabled") == "1":
             return True
     else:
-        found = dict(zip(reply[::2], reply[1::2], strict=True))
-        if (found.get(b"appendonly"), found.get(b"appendfsync")) == (b"yes", b"always"):
+        config = dict(zip(reply[::2], reply[1::2], strict=True))
+        if (config.get(b"appendonly"), config.get(b"appendfsync")) == (b"yes", b"always"):
             return False
     raise UnsafeServer(
         f"{shown} cannot promise durability disk: set appendonly yes and, before Redis 7.2, appendfsync always"
@@ -214,14 +214,14 @@ def disk_support(server: Server, reply: Any, shown: str) -> bool:
 
 
 def confirmed(level: str, reply: Any) -> bool:
-    """Whether WAIT or WAITAOF reached the level."""
+    """Whether the reply of WAIT or WAITAOF confirms the level."""
     if level == "disk":
         return bool(reply[0] >= 1)
     return bool(reply >= int(level.partition(":")[2]))
 
 
 def not_confirmed(op: Operation[Any]) -> Unconfirmed:
-    """The message is stored, the level was not reached."""
+    """The error for a message that is stored while its durability level was not reached."""
     return Unconfirmed(
         f"{', '.join(op.sends[:3])} is stored but not yet at durability {op.durability}: check the replicas or the "
         "disk; sending again with the same id is safe",
@@ -230,19 +230,19 @@ def not_confirmed(op: Operation[Any]) -> Unconfirmed:
 
 
 def misplaced(op: Operation[Any], types: Sequence[bytes]) -> Corrupt:
-    """Names the key whose type is not what the scripts made."""
-    for place, (key, found) in enumerate(zip(op.keys, types, strict=True)):
+    """The error that names the key whose type Restante did not write."""
+    for place, (key, actual) in enumerate(zip(op.keys, types, strict=True)):
         word = key.rpartition(b"}:")[2].partition(b":")[0].decode()
         expected = op.script.types[place] if op.script.types else TYPES.get(word)
-        if found != b"none" and found.decode() != expected:
+        if actual != b"none" and actual.decode() != expected:
             return Corrupt(
-                f"the key {key.decode()} holds a {found.decode()} that Restante did not write: rename or delete it"
+                f"the key {key.decode()} holds a {actual.decode()} that Restante did not write: rename or delete it"
             )
     return Corrupt(f"a key of {op.queue} has a type that Restante did not write")
 
 
 def waiting_failed(error: foreign.ResponseError, markers: Sequence[bytes], shown: str) -> RestanteError | None:
-    """What a refused sleep means; None where the caller's next look finds out by itself."""
+    """The error for a refused wait; None if the caller's next call handles the cause."""
     text = str(error)
     if "WRONGTYPE" in text:
         names = ", ".join(marker.decode() for marker in markers)
@@ -253,22 +253,38 @@ def waiting_failed(error: foreign.ResponseError, markers: Sequence[bytes], shown
 
 
 def lost_waiting(error: BaseException, shown: str) -> Unavailable:
-    """What a sleep that ended with its connection means."""
+    """The error for a wait whose connection was lost."""
     return access_denied(error, shown, RedisRole.CONSUME) or Unavailable(f"{shown} was lost while waiting: {error}")
 
 
 def markers_by_slot(endpoint: Endpoint, markers: Sequence[bytes]) -> list[list[bytes]]:
-    """The markers one blocking call may name: all, or in a cluster one at a time."""
+    """Groups markers by blocking call: all in one, or in a cluster one per call."""
     return [[marker] for marker in markers] if endpoint.mode == "cluster" else [list(markers)]
 
 
-#: The type every key of a queue must have.
+#: The type of every key of a queue.
 TYPES = {
-    "queue": "hash", "journal": "stream", "messages": "hash", "deliveries": "hash", "history": "hash", "ready": "zset",
-    "scheduled": "zset", "retrying": "zset", "leased": "zset", "dead": "zset", "done": "zset", "marker": "zset",
-    "unique": "hash", "acked": "hash", "acked_before": "hash", "consumers": "hash", "tasks": "hash", "queues": "set",
-    "leases": "stream", "verdicts": "hash",
-}  # fmt: skip
+    "queue": "hash",
+    "journal": "stream",
+    "messages": "hash",
+    "deliveries": "hash",
+    "history": "hash",
+    "ready": "zset",
+    "scheduled": "zset",
+    "retrying": "zset",
+    "leased": "zset",
+    "dead": "zset",
+    "done": "zset",
+    "marker": "zset",
+    "unique": "hash",
+    "acked": "hash",
+    "acked_before": "hash",
+    "consumers": "hash",
+    "tasks": "hash",
+    "queues": "set",
+    "leases": "stream",
+    "verdicts": "hash",
+}
 
 
 class Plain(Operation[Any]):
@@ -288,7 +304,7 @@ class Plain(Operation[Any]):
 
 
 def _role(op: Operation[Any]) -> RedisRole | None:
-    """The least role that may make this call; None for calls of rooms above the core."""
+    """The least role that may make this call; None for scripts of other rooms."""
     if isinstance(op, Plain):
         return role_for_command(str(op.words[0]), op.keys[0])
     return role_for_script(op.script.name) if type(op.script) is Script else None

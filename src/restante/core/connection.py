@@ -1,7 +1,7 @@
-"""Carries operations to Redis over redis-py's connections; owns every retry, and maps every failure to a typed error.
+"""Runs operations on Redis over redis-py's connections, retries failed calls, and maps every failure to a typed error.
 
-On failure: a call is repeated until the client's patience ends (each verb is safe to repeat), then the caller gets
-`Unavailable` or, for a send whose fate is unknown, `Unconfirmed`. No error of the driver passes through.
+On failure: a call is repeated until the client's patience ends (each verb is safe to repeat). Then the caller gets
+`Unavailable` or, for a send whose outcome is unknown, `Unconfirmed`. No error of the driver reaches the caller.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from restante.core.settings import ClientSettings
 T = TypeVar("T")
 
 
-#: Counts the forks behind this process: sockets shared with a parent would mix two processes' answers.
+#: Number of forks since start: sockets shared with a parent would mix the replies of two processes.
 _forks = 0
 
 
@@ -59,18 +59,18 @@ def _forked() -> None:
 
 os.register_at_fork(after_in_child=_forked)
 
-#: Bytes asked of the socket at once.
+#: Bytes read from the socket at once.
 READ_SIZE = 65536
-#: Calls written before the first answer is read. More would fill the socket's buffers at both ends and stand still.
+#: Calls written before the first reply is read. More would fill the buffers at both ends and deadlock.
 PIPELINE = 100
 _WAITING = object()
 
 
 class Link:
-    """One connection and what is known of the server behind it.
+    """One connection and the facts of its server.
 
-    redis-py connects (TLS, login, database); after that commands go straight to the socket and answers straight
-    through hiredis: on the hot path the driver's own layers cost more than the server's work.
+    redis-py connects (TLS, login, database). After that, commands go directly to the socket and replies directly
+    through hiredis, because on the hot path the driver's layers cost more than the server's work.
     """
 
     __slots__ = ("_feed", "_gets", "_socket", "client_id", "connection", "server")
@@ -90,7 +90,7 @@ class Link:
         self._socket.sendall(packed)
 
     def read(self) -> Any:
-        """The next answer; an error answer is raised."""
+        """Returns the next reply; raises an error reply."""
         reply = self._gets()
         while reply is _WAITING:
             data = self._socket.recv(READ_SIZE)
@@ -103,7 +103,7 @@ class Link:
         return reply
 
     def call(self, packed: bytes, replies: int = 1) -> Any:
-        """Writes, then reads that many answers; the first failure among them is raised after all were read."""
+        """Writes, then reads `replies` replies. Raises the first error reply after all were read."""
         self._socket.sendall(packed)
         if replies == 1:
             return self.read()
@@ -122,13 +122,13 @@ class Link:
         return int(self._socket.fileno())
 
     def ended(self) -> bool:
-        """Whether an idle connection was closed at the other end; only that makes it readable."""
+        """Whether the server closed this idle connection; only then is an idle socket readable."""
         poller = select.poll()
         poller.register(self._socket, select.POLLIN)
         return bool(poller.poll(0))
 
     def patient(self, seconds: float | None) -> None:
-        """How long the next answers may take."""
+        """Sets how long the next replies may take; None waits forever."""
         self._socket.settimeout(seconds)
 
     def close(self) -> None:
@@ -136,7 +136,7 @@ class Link:
 
 
 class Connection:
-    """The synchronous runner; safe to share between threads, and usable again in a forked child."""
+    """The synchronous runner. Threads may share it, and a forked child may go on using it."""
 
     def __init__(self, url: str, settings: ClientSettings) -> None:
         self.settings = settings
@@ -155,7 +155,7 @@ class Connection:
     def make_link(self, address: Address | None) -> Link:
         kind = self.endpoint.options.get("connection_class", redis.Connection)
         options = self.endpoint.kwargs(address)
-        # A half-open connection must be noticed before the first command is trusted to it.
+        # A half-open connection must be noticed before the first command is sent over it.
         patience, options["socket_timeout"] = options["socket_timeout"], self.settings.connect_timeout
         link = Link(kind(**options))
         try:
@@ -191,20 +191,20 @@ class Connection:
             idle.append(link)
 
     def address_of(self, key: bytes) -> Address | None:
-        """The server that holds a key."""
+        """The address of the server that holds a key; None for a single server."""
         if self.endpoint.mode == "single":
             return None
         if self.endpoint.mode == "sentinel":
             if self._master is None:
                 self._master = self._ask_sentinels()
             return self._master
-        found = self._slots.of(key)
-        if found is None:
+        address = self._slots.of(key)
+        if address is None:
             self._learn_slots()
-            found = self._slots.of(key)
-            if found is None:
+            address = self._slots.of(key)
+            if address is None:
                 raise foreign.ClusterDownError("CLUSTERDOWN no node serves this slot")
-        return found
+        return address
 
     def _ask_sentinels(self) -> Address:
         error: Exception = foreign.ConnectionError("no sentinel answered")
@@ -240,7 +240,7 @@ class Connection:
         self.remap(None)
 
     def close_idle(self, address: Address | None) -> None:
-        """Closes what was set aside: where one connection is lost unheard, those beside it are half-open too."""
+        """Closes idle connections to a server: if one connection is half-open, the others probably are too."""
         for link in self._idle.pop(address, ()):
             link.close()
 
@@ -251,12 +251,12 @@ class Connection:
             try:
                 self._learn_slots()
             except LOST:
-                pass  # the next try meets the same failure and reports it
+                pass  # the next attempt gets the same failure and reports it
 
     # -- calls ---------------------------------------------------------------------------------------------------
 
     def run(self, op: Operation[T], *, patience: float | None = None) -> T:
-        """Runs one operation to its end: an answer, or a typed error."""
+        """Runs one operation and returns its result, or raises a typed error."""
         effort: CallRetry | None = None
         started = time.monotonic()
         ask: Address | None = None
@@ -267,7 +267,7 @@ class Connection:
                 address = ask or self.address_of(op.keys[0])
                 link = self.take_link(address)
                 if op.once and link.ended():
-                    # As long as nothing is written, another connection is no second try.
+                    # Nothing is written yet, so a new connection is no second attempt.
                     link.close()
                     link = self.make_link(address)
                 written = True
@@ -292,7 +292,7 @@ class Connection:
             return op.parse(reply)
 
     def run_all(self, ops: Sequence[Operation[T]]) -> list[T]:
-        """Runs what may be repeated by one round trip per server; what fails there is run alone, and patiently."""
+        """Runs repeatable operations in one round trip per server; repeats those that fail, alone and with retries."""
         by_address: dict[Address | None, list[int]] = {}
         replies: dict[int, Any] = {}
         try:
@@ -308,7 +308,7 @@ class Connection:
                             try:
                                 replies[number] = link.read()
                             except foreign.ResponseError:
-                                pass  # alone it is understood, and the rest of the answers are still to be read
+                                pass  # `run` handles the failure later; the other replies must still be read
                     except BaseException:
                         link.close()
                         raise
@@ -334,7 +334,7 @@ class Connection:
         return reply
 
     def _call_with(self, op: Operation[Any], link: Link, packed: bytes, ask: bool) -> Any:
-        """A call that needs a word before it (a question, a slot on the move) or after it (a durability level)."""
+        """A call with a command before it (a question, ASKING) or after it (for a durability level)."""
         after = None
         if op.durability != "memory":
             if op.durability == "disk" and self._waitaof is None:
@@ -358,25 +358,25 @@ class Connection:
             link.call(pack(("SCRIPT", "LOAD", op.script.text)))
             self.give_link(address, link)
         except LOST:
-            pass  # the next try meets the same failure and counts it
+            pass  # the next attempt gets the same failure and counts it
 
     def command(self, *words: Any, key: bytes = b"") -> Any:
-        """A plain command, for what needs no script. Safe to repeat, or do not use it."""
+        """Runs a plain command without a script. It may be repeated, so the command must be safe to repeat."""
         return self.run(Plain(words, key))
 
     def examine(self) -> None:
-        """Looks again whether the server is safe, as on the first connection; UnsafeServer if it is not."""
+        """Checks again whether the server is safe, as on the first connection; raises UnsafeServer if it is not."""
         sections = [self.command("INFO", section, key=QUEUES) for section in ("server", "memory")]
         Server.parse(*sections).check(self.settings, self.endpoint.shown)
 
     # -- waiting -------------------------------------------------------------------------------------------------
 
     def wait(self, markers: Sequence[bytes], seconds: float, waker: Waker | None = None) -> None:
-        """Sleeps until one of the markers is set or the time is over; wake-ups are taken, not seen by others.
+        """Waits until one of the markers is set or the time is over. A wake-up is consumed: only one waiter sees it.
 
-        The server's own timeout is coarse, so the time is kept here and the block ended over a second connection.
+        The server's timeout is coarse, so the client measures the time and ends the block over a second connection.
         """
-        # A full block is left to the server's own timeout: one command less for an idle consumer.
+        # A full block ends by the server's own timeout, which saves an idle consumer one command.
         limit = seconds if seconds < BLOCK else BLOCK + BLOCK_MARGIN
         parked: list[tuple[Address | None, Link]] = []
         try:
@@ -385,7 +385,7 @@ class Connection:
                 link = self.take_link(address)
                 parked.append((address, link))
                 link.write(pack(("BZPOPMIN", *names, BLOCK)))
-            # Not select(): it fails for the thousandth open file of a process.
+            # Not select(): it fails for file descriptors above 1023.
             poller = select.poll()
             for _, link in parked:
                 poller.register(link, select.POLLIN)
@@ -418,11 +418,11 @@ class Connection:
         self.give_link(address, helper)
 
     def same_server(self, one: bytes, other: bytes) -> bool:
-        """Whether one script may name both keys."""
+        """Whether one script may use both keys."""
         return self.endpoint.mode != "cluster" or key_slot(one) == key_slot(other)
 
     def close(self) -> None:
-        """Closes idle connections; those in use close when they come back."""
+        """Closes idle connections; those in use are closed when they are returned."""
         self._closed = True
         for idle in self._idle.values():
             while idle:
@@ -442,12 +442,12 @@ class Waker:
         return self._near.fileno()
 
     def wake(self) -> None:
-        """From now on no wait with this waker sleeps."""
+        """Ends the current wait with this waker and all later ones."""
         self.woken = True
         try:
             self._far.send(b".")
         except (BlockingIOError, OSError):
-            pass  # full or closed: it is ringing already, or nobody sleeps any more
+            pass  # full: a wake-up is already pending; closed: no wait is left
 
     def close(self) -> None:
         self._near.close()

@@ -1,6 +1,6 @@
-"""The asyncio runner: the same operations, decisions and errors as `connection`, awaited.
+"""The asyncio runner: the same operations, decisions and errors as `connection`.
 
-On failure it acts as its synchronous twin does; a cancelled call closes its connection, never returns it.
+On failure it acts like the synchronous runner. A cancelled call closes its connection and never reuses it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 class AsyncLink:
-    """One connection and what is known of the server behind it."""
+    """One connection and the facts of its server."""
 
     __slots__ = ("client_id", "connection", "server")
 
@@ -53,7 +53,7 @@ class AsyncLink:
         self.client_id = 0
 
     async def call(self, packed: bytes, replies: int = 1) -> Any:
-        """Writes, then reads that many answers; the first failure among them is raised after all were read."""
+        """Writes, then reads `replies` replies. Raises the first error reply after all were read."""
         connection = self.connection
         before = _cancellations()
         await connection.send_packed_command(packed, False)
@@ -74,7 +74,7 @@ class AsyncLink:
         return answers
 
     def ended(self) -> bool:
-        """Whether an idle connection was closed at the other end, as far as the event loop has heard."""
+        """Whether the server closed this idle connection, as far as the event loop has noticed."""
         reader = self.connection._reader
         return reader is None or bool(reader.at_eof())
 
@@ -83,19 +83,19 @@ class AsyncLink:
 
 
 def _cancellations() -> int:
-    """How often this task was cancelled. One that was before still has calls to make: it settles its message."""
+    """How often this task was cancelled. A task cancelled earlier may still make calls, to settle its message."""
     task = asyncio.current_task()
     return 0 if task is None else task.cancelling()
 
 
 def _heed_cancel(before: int) -> None:
-    """Before Python 3.12 the driver's timeouts may swallow a cancellation that arrives with the answer."""
+    """Raises a lost cancellation: before Python 3.12 the driver's timeouts may drop one that arrives with a reply."""
     if _cancellations() > before:
         raise asyncio.CancelledError
 
 
 class AsyncConnection:
-    """The asyncio runner; belongs to the event loop it is first used in."""
+    """The asyncio runner. It belongs to the event loop that first uses it."""
 
     def __init__(self, url: str, settings: ClientSettings) -> None:
         self.settings = settings
@@ -112,7 +112,7 @@ class AsyncConnection:
 
     async def make_link(self, address: Address | None) -> AsyncLink:
         options = self.endpoint.kwargs(address, aio=True)
-        # A half-open connection must be noticed before the first command is trusted to it.
+        # A half-open connection must be noticed before the first command is sent over it.
         patience, options["socket_timeout"] = options["socket_timeout"], self.settings.connect_timeout
         link = AsyncLink(_async_class(self.endpoint)(**options))
         try:
@@ -144,20 +144,20 @@ class AsyncConnection:
             idle.append(link)
 
     async def address_of(self, key: bytes) -> Address | None:
-        """The server that holds a key."""
+        """The address of the server that holds a key; None for a single server."""
         if self.endpoint.mode == "single":
             return None
         if self.endpoint.mode == "sentinel":
             if self._master is None:
                 self._master = await self._ask_sentinels()
             return self._master
-        found = self._slots.of(key)
-        if found is None:
+        address = self._slots.of(key)
+        if address is None:
             await self._learn_slots()
-            found = self._slots.of(key)
-            if found is None:
+            address = self._slots.of(key)
+            if address is None:
                 raise foreign.ClusterDownError("CLUSTERDOWN no node serves this slot")
-        return found
+        return address
 
     async def _ask_sentinels(self) -> Address:
         error: Exception = foreign.ConnectionError("no sentinel answered")
@@ -188,7 +188,7 @@ class AsyncConnection:
         raise error
 
     async def close_idle(self, address: Address | None) -> None:
-        """Closes what was set aside; see the synchronous runner."""
+        """Closes idle connections to a server; see the synchronous runner."""
         for link in self._idle.pop(address, ()):
             await link.close()
 
@@ -199,12 +199,12 @@ class AsyncConnection:
             try:
                 await self._learn_slots()
             except LOST:
-                pass  # the next try meets the same failure and reports it
+                pass  # the next attempt gets the same failure and reports it
 
     # -- calls ---------------------------------------------------------------------------------------------------
 
     async def run(self, op: Operation[T], *, patience: float | None = None) -> T:
-        """Runs one operation to its end: an answer, or a typed error."""
+        """Runs one operation and returns its result, or raises a typed error."""
         effort: CallRetry | None = None
         started = time.monotonic()
         ask: Address | None = None
@@ -215,7 +215,7 @@ class AsyncConnection:
                 address = ask or await self.address_of(op.keys[0])
                 link = await self.take_link(address)
                 if op.once and link.ended():
-                    # As long as nothing is written, another connection is no second try.
+                    # Nothing is written yet, so a new connection is no second attempt.
                     await link.close()
                     link = await self.make_link(address)
                 written = True
@@ -256,7 +256,7 @@ class AsyncConnection:
         return reply
 
     async def _call_with(self, op: Operation[Any], link: AsyncLink, packed: bytes, ask: bool) -> Any:
-        """A call that needs a word before it (a slot on the move) or after it (a durability level)."""
+        """A call with a command before it (ASKING) or after it (for a durability level)."""
         after = None
         if op.durability != "memory":
             if op.durability == "disk" and self._waitaof is None:
@@ -277,19 +277,19 @@ class AsyncConnection:
             await link.call(pack(("SCRIPT", "LOAD", op.script.text)))
             await self.give_link(address, link)
         except LOST:
-            pass  # the next try meets the same failure and counts it
+            pass  # the next attempt gets the same failure and counts it
 
     async def _misplaced(self, op: Operation[Any]) -> RestanteError:
         return misplaced(op, [await self.command("TYPE", key, key=key) for key in op.keys])
 
     async def command(self, *words: Any, key: bytes = b"") -> Any:
-        """A plain command, for what needs no script. Safe to repeat, or do not use it."""
+        """Runs a plain command without a script. It may be repeated, so the command must be safe to repeat."""
         return await self.run(Plain(words, key))
 
     # -- waiting -------------------------------------------------------------------------------------------------
 
     async def wait(self, markers: Sequence[bytes], seconds: float) -> None:
-        """Sleeps until one of the markers is set or the time is over; see the synchronous runner."""
+        """Waits until one of the markers is set or the time is over; see the synchronous runner."""
         limit = seconds if seconds < BLOCK else BLOCK + BLOCK_MARGIN
         before = _cancellations()
         parked: list[tuple[Address | None, AsyncLink]] = []
@@ -333,7 +333,7 @@ class AsyncConnection:
             await asyncio.gather(*reading, return_exceptions=True)
 
     async def close(self) -> None:
-        """Closes idle connections; those in use close when they come back."""
+        """Closes idle connections; those in use are closed when they are returned."""
         self._closed = True
         for idle in self._idle.values():
             while idle:
@@ -341,6 +341,6 @@ class AsyncConnection:
 
 
 def _async_class(endpoint: Endpoint) -> Any:
-    """The driver's asyncio twin of the connection class the URL asked for."""
+    """The driver's asyncio version of the URL's connection class."""
     kind = endpoint.options.get("connection_class")
     return getattr(driver, kind.__name__) if kind is not None else driver.Connection

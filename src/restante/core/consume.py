@@ -1,8 +1,7 @@
-"""Messages one after the other as a Python loop: batches in, acks riding on the next receive, leases renewed meanwhile.
+"""`consume()`: messages as a Python loop, received in batches; acks travel with the next receive, leases are renewed.
 
-On failure: an exception in the body nacks its message and the loop goes on; a lost server is waited for with jittered
-pauses, by receives and verdicts alike; a stop by signal ends the loop after the message at hand and gives back what was
-taken ahead.
+On failure: an exception in the body nacks its message, and the loop continues. While the server is away, receives and
+verdicts wait with jittered pauses. A signal ends the loop after the current message and releases prefetched messages.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from restante.core.renewal import Renewal
 
 log = logging.getLogger("restante")
 
-#: Seconds one receive of an idle loop waits. The loop then looks whether it is to stop, and waits again.
+#: Seconds one receive of an idle loop waits before the loop checks whether it must stop and waits again.
 LONGEST_WAIT = 3600.0
 
 
-def tell_paused(name: str, paused: bool, before: bool) -> bool:
-    """Logs that a queue was paused or resumed: a consumer that gets nothing must not look idle. Returns `paused`."""
+def log_paused(name: str, paused: bool, before: bool) -> bool:
+    """Logs that a queue was paused or resumed, because a paused consumer must not look idle. Returns `paused`."""
     if paused and not before:
         log.warning("paused queue=%s: nothing is received until it is resumed, by restante resume", name)
     elif before and not paused:
@@ -42,7 +41,7 @@ def tell_paused(name: str, paused: bool, before: bool) -> bool:
 
 @contextlib.contextmanager
 def stopping_by_signal(stop: Callable[[], None]) -> Iterator[None]:
-    """SIGTERM and SIGINT call `stop` while this is entered, where signals can be had: the main thread."""
+    """Calls `stop` on SIGTERM and SIGINT inside the block. In other threads it does nothing: they get no signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -55,11 +54,12 @@ def stopping_by_signal(stop: Callable[[], None]) -> Iterator[None]:
 
 
 def iterate(queue: Queue, *, prefetch: int = 100, stop_when_empty: bool = False) -> Iterator[LeasedMessage]:
-    """Yields messages one after the other; `with message:` acks or nacks each, and a failure does not end the loop.
+    """Yields messages one by one; `with message:` acks or nacks each, and a failure does not end the loop.
 
-    Acks of quick work travel with the next receive. A server that is away is waited for: acks are kept and their
-    leases renewed once it is back, and nack, bury, release and extend return when it has answered. SIGTERM or SIGINT
-    ends the iteration after the message at hand; what was taken ahead is given back with its attempt not counted.
+    Acks of quick handlers travel with the next receive. While the server is away the loop waits: it keeps acks and
+    renews their leases once the server is back, and nack, bury, release and extend return when the server has
+    answered. SIGTERM or SIGINT ends the loop after the current message; prefetched messages are released, and their
+    attempt is not counted.
     """
     if not queue.ref.opened:
         queue.ensure_open()
@@ -71,7 +71,7 @@ def iterate(queue: Queue, *, prefetch: int = 100, stop_when_empty: bool = False)
         try:
             while not waker.woken:
                 if not buffer:
-                    # After a suspect, one at a time until an unsuspected message comes.
+                    # After a suspect, receive single messages until one is not a suspect.
                     count = 1 if suspected else window.room
                     try:
                         got, acked = holder.receive(
@@ -84,7 +84,7 @@ def iterate(queue: Queue, *, prefetch: int = 100, stop_when_empty: bool = False)
                         time.sleep(away(failures))
                         continue
                     if got is None or not got.messages:
-                        paused = tell_paused(queue.name, queue.settings.paused, paused)
+                        paused = log_paused(queue.name, queue.settings.paused, paused)
                         if stop_when_empty and not acked:
                             return
                         continue
@@ -113,7 +113,7 @@ def iterate(queue: Queue, *, prefetch: int = 100, stop_when_empty: bool = False)
 
 
 def _flush(holder: LeaseHolder, queue: Queue) -> bool:
-    """Delivers the queued acks; False while the server is away, and they stay queued."""
+    """Delivers the queued acks. Returns False while the server is away; the acks then stay queued."""
     try:
         holder.flush(queue)
     except Unavailable as error:
@@ -123,7 +123,7 @@ def _flush(holder: LeaseHolder, queue: Queue) -> bool:
 
 
 def _flush_last(holder: LeaseHolder, queue: Queue, waker: Waker) -> None:
-    """Delivers the last acks; waits for the server as long as a lease may last, unless told to stop."""
+    """Delivers the last acks. Waits for the server until the last lease has ended, unless a signal stops it."""
     acks = holder.acks(queue)
     until = max((message.renew_at + message.lease_ms / 1000 for message in acks), default=0.0)
     tries = 0
@@ -136,7 +136,7 @@ def _flush_last(holder: LeaseHolder, queue: Queue, waker: Waker) -> None:
 
 
 async def iterate_async(queue: AsyncQueue, *, stop_when_empty: bool = False) -> AsyncIterator[AsyncLeasedMessage]:
-    """Yields messages one after the other in asyncio; leases are renewed even while the loop is blocked."""
+    """Yields messages one by one in asyncio. A separate thread renews leases even while the event loop is blocked."""
     keeper = Connection(queue.connection.url, queue.connection.settings)
     renewal = Renewal(keeper)
     failures = 0
@@ -152,7 +152,7 @@ async def iterate_async(queue: AsyncQueue, *, stop_when_empty: bool = False) -> 
                 await asyncio.sleep(away(failures))
                 continue
             if message is None:
-                paused = tell_paused(queue.name, queue.settings.paused, paused)
+                paused = log_paused(queue.name, queue.settings.paused, paused)
                 if stop_when_empty:
                     return
                 continue

@@ -1,8 +1,8 @@
-"""Runs handlers for queues, in threads or as asyncio tasks: batches in, acks riding on the next receive.
+"""Runs the handlers of queues in threads or asyncio tasks; receives in batches, and acks travel with the next receive.
 
-On failure: a handler's exception nacks its message; a lost server is waited for with jittered pauses and work goes on
-when it is back; a lost lease is marked on the message and said in the log. A stop hands back what has not started,
-its attempt not counted; a second stop hands back everything, what was begun with its attempt counted.
+On failure: an exception in a handler nacks its message. While the server is away the consumer waits with jittered
+pauses and continues when the server is back. A lost lease is marked on the message and logged. The first stop releases
+messages that have not started, without counting the attempt; a second stop also returns running ones and counts it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import orjson
 
 from restante.core.call_retry import BLOCK, away
 from restante.core.connection import Waker
-from restante.core.consume import stopping_by_signal, tell_paused
+from restante.core.consume import log_paused, stopping_by_signal
 from restante.core.errors import InvalidInput, LeaseLost, RestanteError, Unavailable, UnsafeServer
 from restante.core.holder import LeaseHolder
 from restante.core.keywords import known_keywords
@@ -35,52 +35,52 @@ from restante.core.queue import Queue
 
 log = logging.getLogger("restante")
 
-#: Seconds between two looks at the server's settings.
+#: Seconds between two checks of the server's configuration.
 EXAMINE_EVERY = 30.0
-#: Seconds the end waits for the event loop to close, beyond a handler that blocks it; then it is left to the process.
+#: Seconds a stop waits for the event loop to close. A handler that blocks the loop longer ends with the process.
 LOOP_CLOSE = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Handling:
-    """A registered handler, and whether calling it gives a coroutine."""
+    """A registered handler, and whether it is a coroutine function."""
 
     function: Callable[[Any], Any]
     asynchronous: bool
 
     @classmethod
     def of(cls, function: Callable[[Any], Any]) -> Handling:
-        called = type(function).__call__  # of an object that is called like a function
+        called = type(function).__call__  # for a callable object
         return cls(function, inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called))
 
 
 @dataclass(slots=True)
 class Source:
-    """One queue a consumer serves: its handlers and the acks waiting to travel."""
+    """One queue of a consumer: its handlers and its queued acks."""
 
     queue: Queue
     handlers: dict[str | None, Handling]
-    #: Acks that wait for the next receive.
+    #: Acks that the next receive carries.
     acks: deque[LeasedMessage]
-    #: Whether the log has said that the queue is paused.
+    #: Whether the pause of the queue has been logged.
     paused: bool = False
 
     def handler(self, message: LeasedMessage) -> Handling | None:
         return self.handlers.get(message.kind) or self.handlers.get(None)
 
     def open(self) -> None:
-        """Reads the settings again where they have changed; a consumer of a paused queue must not look idle."""
+        """Reads the settings again if they have changed, and logs a pause."""
         if self.queue.ref.opened:
             return
         self.queue.ensure_open()
-        self.paused = tell_paused(self.queue.name, self.queue.settings.paused, self.paused)
+        self.paused = log_paused(self.queue.name, self.queue.settings.paused, self.paused)
 
 
 class Consumer:
-    """Runs handlers for one or more queues, plain functions in threads and coroutines on one event loop.
+    """Runs the handlers of one or more queues: functions in threads, coroutine functions on one event loop.
 
-    `run()` blocks until stopped by `stop()`, SIGTERM or SIGINT. The first stop finishes what runs, hands back the
-    rest and waits up to `grace` seconds; a second hands back everything at once.
+    `run()` blocks until `stop()`, SIGTERM or SIGINT. The first stop waits up to `grace` seconds for running handlers
+    and releases the other messages; a second stop returns all messages at once.
     """
 
     @known_keywords
@@ -106,7 +106,9 @@ class Consumer:
         self._holder = LeaseHolder(self._connection)
         self._sources = {
             queue.name: Source(
-                queue, {kind: Handling.of(one) for kind, one in queue.handlers.items()}, self._holder.acks(queue)
+                queue,
+                {kind: Handling.of(handler) for kind, handler in queue.handlers.items()},
+                self._holder.acks(queue),
             )
             for queue in queues
         }
@@ -131,7 +133,7 @@ class Consumer:
         self._suspected = False
         self._pending: dict[str, LeasedMessage] = {}
         self._stops = 0
-        #: Messages handled since the start, by how it went.
+        #: Messages handled since the start: successes and failures.
         self.handled = 0
         self.failed = 0
         #: When the server last answered a receive, by time.monotonic().
@@ -140,12 +142,12 @@ class Consumer:
     # -- control -------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Once: finish what runs. Twice: hand back everything now."""
+        """Stops the consumer: running handlers finish. A second call returns their messages at once."""
         self._stops += 1
         self._waker.wake()
 
     def run(self) -> None:
-        """Serves until stopped."""
+        """Consumes until stopped."""
         card = orjson.dumps({"host": platform.node(), "pid": os.getpid(), "concurrency": self._concurrency})
         for source in self._sources.values():
             source.queue.ref.presence = card
@@ -171,12 +173,12 @@ class Consumer:
     # -- fetching ------------------------------------------------------------------------------------------------
 
     def _fetch(self) -> bool:
-        """One turn: wait for room, then receive from each queue with its acks; False when there is nothing left."""
+        """Waits for room, receives from each queue and delivers its acks. Returns False when the consumer is done."""
         if time.monotonic() - self._examined > EXAMINE_EVERY:
             self._examine()
         with self._changed:
-            # Half empty before the next fetch, so that quick handlers get batches and not one message a call.
-            # A suspect runs without others taken ahead.
+            # Fetch again when half of the messages are handled, so that quick handlers get batches and not one message
+            # per call. While a suspect runs, nothing is prefetched.
             while self._outstanding > (0 if self._suspected else self._prefetch.low) and not self._stops:
                 self._changed.wait(0.2)
         if self._stops:
@@ -214,7 +216,7 @@ class Consumer:
         return True
 
     def _examine(self) -> None:
-        """Says so when the server was made unsafe while we work: refusing now would help nobody."""
+        """Logs an error if the server has become unsafe. Stopping a running consumer would not help."""
         self._examined = time.monotonic()
         try:
             self._connection.examine()
@@ -222,7 +224,7 @@ class Consumer:
             log.error("unsafe server: %s", error)
 
     def _park(self, seconds: float) -> None:
-        """Sleeps until there is something to take; workers settle for themselves meanwhile."""
+        """Waits until there is a message to receive; workers deliver their own acks meanwhile."""
         self._parked = True
         try:
             for source in self._sources.values():
@@ -266,7 +268,7 @@ class Consumer:
             thread.start()
 
     def _run_loop(self, ready: threading.Event) -> None:
-        """The thread of coroutine handlers. Its end cancels what still runs there and closes the loop."""
+        """Runs the event loop of coroutine handlers. On exit it cancels running tasks and closes the loop."""
 
         async def serve() -> None:
             self._loop = asyncio.get_running_loop()
@@ -290,7 +292,7 @@ class Consumer:
                 if done:
                     self._prefetch.note(time.perf_counter() - started, done)
             except Exception:
-                # A fault of ours, not of a handler: the lease returns the message, the worker goes on.
+                # A bug of ours, not of a handler: the message returns when its lease ends; the worker continues.
                 log.exception("worker failed")
             finally:
                 self._left(len(chunk))
@@ -323,7 +325,7 @@ class Consumer:
         assert self._slots is not None
         async with self._slots:
             if self._pending.pop(message.lease_token, None) is None:
-                return  # handed back while it waited for its turn
+                return  # released while it waited for a slot
             try:
                 if self._stops:
                     self._unstarted.append(message)
@@ -369,7 +371,7 @@ class Consumer:
         except LeaseLost:
             log.warning("lease lost before nack queue=%s id=%s", message.queue, message.id)
         except RestanteError as failure:
-            # The lease ends by itself and counts the attempt; the error's text is all that is lost.
+            # The lease expires and counts the attempt; only the text of the error is lost.
             log.error("nack failed queue=%s id=%s error=%s", message.queue, message.id, failure)
         finally:
             self._holder.drop(message)
@@ -388,7 +390,7 @@ class Consumer:
     # -- the end -------------------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
-        """Waits for what runs, hands back what does not, and leaves no ack behind."""
+        """Waits for running handlers, releases the other messages and delivers the last acks."""
         deadline = time.monotonic() + self._grace
         self._stops = max(self._stops, 1)
         self._hand_back(self._drain())
@@ -412,35 +414,35 @@ class Consumer:
         self._waker.close()
 
     def _drain(self) -> list[LeasedMessage]:
-        """What was taken and not begun, from the workers and from the inbox they no longer empty."""
-        taken = []
+        """Takes the messages that have not started, from the workers and from the inbox they no longer empty."""
+        messages = []
         while self._unstarted:
-            taken.append(self._unstarted.popleft())
+            messages.append(self._unstarted.popleft())
         while not self._inbox.empty():
             try:
                 chunk = self._inbox.get_nowait()
             except Empty:
                 break
             if chunk is not None:
-                taken += chunk
+                messages += chunk
                 self._left(len(chunk))
         while self._pending:
             try:
                 _, message = self._pending.popitem()
             except KeyError:
                 break
-            taken.append(message)
+            messages.append(message)
             self._left(1)
-        return taken
+        return messages
 
     def _give_up(self, messages: list[LeasedMessage]) -> None:
-        """Hands back what was begun. Its attempt counts: what it did may be done again."""
+        """Returns messages whose handlers run. The attempt counts, because their work may be done twice."""
         for message in messages:
             self._holder.drop(message)
             try:
                 message.nack(delay=0, error="the consumer was stopped while the handler ran")
             except RestanteError as error:
-                log.warning("hand-back failed queue=%s id=%s error=%s", message.queue, message.id, error)
+                log.warning("nack failed queue=%s id=%s error=%s", message.queue, message.id, error)
 
     def _hand_back(self, messages: list[LeasedMessage]) -> None:
         for name, source in self._sources.items():

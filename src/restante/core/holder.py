@@ -1,7 +1,7 @@
-"""The leases one process holds: received with acks riding along, renewed while handlers run, given back at the end.
+"""Holds the leases of one process: receives messages, renews their leases, delivers acks, and releases the rest.
 
-Used by `consume()` and by `Consumer`. On failure of a call its acks return to their place in line, and their leases are
-renewed until they are delivered; what cannot be given back returns to the queue when its lease ends.
+Used by `consume()` and by `Consumer`. When a call fails, its acks return to the front of their queue and their leases
+are renewed until the acks are delivered. A message that cannot be released returns when its lease ends.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ log = logging.getLogger("restante")
 
 
 class LeaseHolder:
-    """What one process holds of its queues; safe to use from several threads."""
+    """The leases that one process holds, by queue; threads may share it."""
 
     def __init__(self, connection: Connection) -> None:
         self._renewal = Renewal(connection)
@@ -32,9 +32,9 @@ class LeaseHolder:
     def receive(
         self, queue: Queue, count: int, *, timeout: float = 0.0, waker: Waker | None = None
     ) -> tuple[Received | None, int]:
-        """Receives up to `count` messages and delivers queued acks by the same call; returns how many acks it carried.
+        """Receives up to `count` messages and delivers queued acks in the same call; also returns the number of acks.
 
-        With acks on board the call does not wait for messages: the acks must not be late.
+        A call that carries acks does not wait for messages: the acks must not be late.
         """
         acks = self._take_acks(queue.name)
         try:
@@ -46,7 +46,7 @@ class LeaseHolder:
         return got, len(acks)
 
     def keep(self, queue: Queue, messages: list[LeasedMessage]) -> list[LeasedMessage]:
-        """Renews the leases of what was received from now on, and returns it; a suspect is kept alone."""
+        """Starts renewing the leases of received messages and returns them. Beside a suspect it releases the others."""
         kept, rest = isolate_suspect(messages)
         self.release(queue, rest)
         self._renewal.hold(queue.ref, kept)
@@ -55,15 +55,15 @@ class LeaseHolder:
     # -- settling ------------------------------------------------------------------------------------------------
 
     def acks(self, queue: Queue) -> deque[LeasedMessage]:
-        """The acks of a queue that wait for the next receive or `flush`."""
+        """The acks of a queue that the next receive or `flush` delivers."""
         return self._acks.setdefault(queue.name, deque())
 
     def flush(self, queue: Queue) -> None:
-        """Delivers the acks queued so far. On failure those not delivered keep their place, and the error is raised."""
+        """Delivers the acks queued so far. On failure it raises, and undelivered acks keep their place."""
         for _ in range(-(-len(self.acks(queue)) // MAX_BATCH)):
             acks = self._take_acks(queue.name)
             if not acks:
-                return  # another thread was quicker
+                return  # another thread took them
             try:
                 queue.ack_many(acks)
             except LeaseLost as error:
@@ -74,11 +74,11 @@ class LeaseHolder:
             self._drop_all(acks)
 
     def drop(self, message: LeasedMessage) -> None:
-        """Renews this lease no longer: its message is settled."""
+        """Stops renewing the lease of a settled message."""
         self._renewal.drop(message)
 
     def release(self, queue: Queue, messages: Sequence[LeasedMessage]) -> None:
-        """Gives back what was not begun, its attempt not counted."""
+        """Returns messages that were not started, without counting the attempt."""
         self._drop_all(messages)
         if not messages:
             return
@@ -88,7 +88,7 @@ class LeaseHolder:
             log.warning("release failed queue=%s error=%s", queue.name, error)
 
     def close(self) -> None:
-        """Ends the renewal."""
+        """Stops the renewal thread."""
         self._renewal.close()
 
     def _take_acks(self, name: str) -> list[LeasedMessage]:
@@ -98,7 +98,7 @@ class LeaseHolder:
             try:
                 taken.append(waiting.popleft())
             except IndexError:
-                break  # another thread was quicker
+                break  # another thread took it
         return taken
 
     def _put_back(self, name: str, acks: Sequence[LeasedMessage]) -> None:
@@ -110,9 +110,10 @@ class LeaseHolder:
 
 
 def isolate_suspect(messages: list[LeasedMessage]) -> tuple[list[LeasedMessage], list[LeasedMessage]]:
-    """What to work on and what to hand back: a message its last consumer may have died of gets no company.
+    """Separates a suspect message from the others: returns the messages to keep and those to release.
 
-    Neighbours taken ahead would share its fate again and again, and die of attempts that never began.
+    A suspect may have crashed its last consumer, so it runs alone. If it crashes the consumer again, no other message
+    loses an attempt that never started.
     """
     for place, message in enumerate(messages):
         if message.suspect:

@@ -1,6 +1,6 @@
-"""Looks at queues, messages, consumers, journals and the audit; changes nothing but what only looking leaves behind.
+"""Reads queues, messages, consumers, journals and the audit; no message changes.
 
-On failure a typed error of `restante.core.errors`, and nothing has happened.
+On failure it raises a typed error of `restante.core.errors`.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ COUNTS = Script("counts", "queue journal ready scheduled retrying leased dead do
 
 #: Messages on one page of a list.
 PAGE = 100
-#: Bytes of each payload a list returns.
+#: Bytes of each payload that a list returns.
 PREVIEW = 1024
-#: Seconds without a word after which a consumer is no longer shown.
+#: Seconds without an update after which a consumer is no longer listed.
 CONSUMER_GONE = 60.0
-#: The states whose lowest score counts tell, in the script's order.
+#: The states whose lowest score `counts.lua` returns, in its order.
 _EDGES = (State.SCHEDULED, State.RETRYING, State.LEASED, State.DEAD, State.DONE)
 _STREAM_ID = re.compile(r"\d{1,20}-\d{1,20}")
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """One queue at one moment."""
+    """The counts and settings of a queue at one moment."""
 
     queue: str
     at: datetime
@@ -54,18 +54,18 @@ class Counts:
     leased: int
     dead: int
     done: int
-    #: Leases that have ended and wait to be reclaimed.
+    #: Leases that have ended and are not yet reclaimed.
     overdue: int
-    #: Seconds since the message next in line was sent.
+    #: Seconds since the next message in the queue was sent.
     waited: float
     paused: bool
-    #: Events since the queue began.
+    #: Number of events of each type since the queue was created.
     totals: dict[str, int]
     settings: QueueSettings
-    #: Journal: last sequence number, and entries that were trimmed before a registered reader had them.
+    #: Journal: last sequence number, and number of entries trimmed before a registered reader had read them.
     journal_last: int
     journal_lost: int
-    #: The nearest due_at of scheduled and retrying, the first end of a lease, the oldest of dead and done.
+    #: The nearest due_at of scheduled and retrying, the first end of a lease, the oldest time of dead and done.
     edges: dict[State, datetime]
 
     @property
@@ -74,27 +74,32 @@ class Counts:
         return self.ready + self.scheduled + self.retrying + self.leased
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        made = {state.value: getattr(self, state.value) for state in State}
+        """The counts as a dict for JSON."""
+        states = {state.value: getattr(self, state.value) for state in State}
         return {
-            "queue": self.queue, "at": self.at.isoformat(), **made, "overdue": self.overdue,
-            "waited_seconds": self.waited, "paused": self.paused, "totals": self.totals,
+            "queue": self.queue,
+            "at": self.at.isoformat(),
+            **states,
+            "overdue": self.overdue,
+            "waited_seconds": self.waited,
+            "paused": self.paused,
+            "totals": self.totals,
             "settings": self.settings.as_dict(),
-        }  # fmt: skip
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Part of a list, and where the next part starts."""
+    """One page of a list and the cursor of the next."""
 
     messages: list[Message]
-    #: Give it as `after` for the next page; None at the end.
+    #: Pass it as `after` for the next page; None after the last page.
     next: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerInfo:
-    """A consumer as the registry knows it."""
+    """A consumer's entry in the registry."""
 
     name: str
     queues: tuple[str, ...]
@@ -108,7 +113,7 @@ class ConsumerInfo:
 class AuditEntry:
     """One action of an operator."""
 
-    #: Its place in the audit; give it as `before` for what came earlier.
+    #: The id in the audit; pass it as `before` to read earlier entries.
     id: str
     at: datetime
     who: str
@@ -118,38 +123,40 @@ class AuditEntry:
     detail: str
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: instants as ISO text."""
+        """The entry as a dict for JSON, instants as ISO text."""
         return asdict(self) | {"at": self.at.isoformat()}
 
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """How many messages an exchange has dropped because no queue was bound for them."""
+    """The number of messages that an exchange dropped because no queue was bound for them."""
 
     count: int
-    #: When the last one was, to about a second.
+    #: When it last dropped one, to about a second.
     at: datetime | None
 
 
 def parse_history(text: bytes) -> tuple[Attempt, ...]:
-    """The attempts a history value holds, oldest first; a line that cannot be read hides no other."""
-    made = []
-    # Not splitlines(): an error's text may hold what that takes for the end of a line.
+    """Parses the attempts of a history value, oldest first; skips lines that cannot be read."""
+    attempts = []
+    # Not splitlines(): an error's text may contain other characters that it takes for line ends.
     for line in text.decode("utf-8", "replace").split("\n"):
         try:
             attempt, received, ended, event, consumer, error_class, error = line.split("\t")
             ended_at, received_at = moment(int(ended)) or EPOCH, moment(int(received or 0))
-            told = str(orjson.loads(error))
-            made.append(Attempt(int(attempt), received_at, ended_at, JournalEvent(event), consumer, error_class, told))
+            error_text = str(orjson.loads(error))
+            attempts.append(
+                Attempt(int(attempt), received_at, ended_at, JournalEvent(event), consumer, error_class, error_text)
+            )
         except ValueError:
             continue
-    return tuple(made)
+    return tuple(attempts)
 
 
 def parse_delivery(text: bytes) -> tuple[int, str, int, int]:
-    """attempts, consumer, received_at and replays of a delivery, all 0 for none or one that cannot be read.
+    """Returns attempts, consumer, received_at and replays of a delivery; zeros if there is none or it is unreadable.
 
-    The layout is in moves.lua.
+    moves.lua describes the layout.
     """
     try:
         _, facts, place, _ = text.decode("utf-8", "replace").split("\n")
@@ -163,27 +170,34 @@ def parse_delivery(text: bytes) -> tuple[int, str, int, int]:
 def parse_message(
     queue: str, id: str, state: State, score: bytes, stored: bytes, delivery: bytes, history: bytes
 ) -> Message:
-    """A message from what the scripts tell of it."""
+    """Builds a message from the reply of a script."""
     at = int(float(score))
     attempts, consumer, received, replays = parse_delivery(delivery)
     held = readable(stored)
     held.whole = len(held.body) == held.size
     return Message(
-        id, queue, held, state=state, attempts=attempts, replays=replays, consumer=consumer, received_ms=received,
+        id,
+        queue,
+        held,
+        state=state,
+        attempts=attempts,
+        replays=replays,
+        consumer=consumer,
+        received_ms=received,
         history=parse_history(history),
         due_ms=at if state in (State.SCHEDULED, State.RETRYING) else 0,
         expires_ms=at if state is State.LEASED else 0,
         settled_ms=at if state in (State.DEAD, State.DONE) else 0,
-    )  # fmt: skip
+    )
 
 
 def _presence(text: bytes) -> dict[str, Any]:
-    """What a consumer or a service says of itself; nothing where it cannot be read."""
+    """The registry entry of a consumer or a service; empty if it cannot be read."""
     try:
-        found = orjson.loads(text)
+        card = orjson.loads(text)
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return card if isinstance(card, dict) else {}
 
 
 def _place(cursor: str) -> tuple[float, bytes]:
@@ -192,33 +206,33 @@ def _place(cursor: str) -> tuple[float, bytes]:
 
 
 class Inspector:
-    """What can be seen of a server: `Inspector(post)`."""
+    """Read access to queues, messages and journals: `Inspector(client)`."""
 
-    def __init__(self, post: Client) -> None:
-        self._post = post
+    def __init__(self, client: Client) -> None:
+        self._client = client
 
     def _ref(self, queue: str) -> QueueRef:
-        return self._post.queue(queue).ref
+        return self._client.queue(queue).ref
 
     def _run(self, script: Script, queue: str, args: list[ops.Argument], extra: Sequence[bytes] = ()) -> Any:
         keys = self._ref(queue).keys.group(script.keys) + tuple(extra)
-        return self._post.connection.run(Operation(script, keys, args, lambda reply: reply, queue))
+        return self._client.connection.run(Operation(script, keys, args, lambda reply: reply, queue))
 
     # -- queues and messages -------------------------------------------------------------------------------------
 
     def queues(self) -> list[str]:
-        """The names of all queues."""
-        return sorted(name.decode() for name in self._post.connection.command("SMEMBERS", QUEUES, key=QUEUES))
+        """Returns the names of all queues."""
+        return sorted(name.decode() for name in self._client.connection.command("SMEMBERS", QUEUES, key=QUEUES))
 
     def elsewhere(self) -> frozenset[str]:
-        """Queues of another broker, of whose messages only the journal is here."""
-        flat = self._post.connection.command("HGETALL", SUBSCRIPTIONS, key=SUBSCRIPTIONS)
+        """Returns the queues of another broker, of which this server has only the journal."""
+        flat = self._client.connection.command("HGETALL", SUBSCRIPTIONS, key=SUBSCRIPTIONS)
         cards = [_presence(text) for text in flat[1::2]]
         return frozenset(str(card["queue"]) for card in cards if "queue" in card and card.get("broker") != "redis")
 
     def counts(self, queue: str) -> Counts:
-        """How many messages each state holds now."""
-        return self._post.connection.run(self._counting(queue))
+        """Returns how many messages of a queue are in each state."""
+        return self._client.connection.run(self._counting(queue))
 
     def _counting(self, queue: str) -> Operation[Counts]:
         keys = self._ref(queue).keys.group(COUNTS.keys)
@@ -227,23 +241,35 @@ class Inspector:
     def _counts(self, queue: str, reply: Any) -> Counts:
         now, ready, scheduled, retrying, leased, dead, done, overdue, first, flat, edges = reply
         texts = [text.decode("utf-8", "replace") for text in flat]
-        found = dict(zip(texts[::2], texts[1::2], strict=True))
+        fields = dict(zip(texts[::2], texts[1::2], strict=True))
         try:
-            last = int(found.get("sequence", 0)) - int(found.get("journal_skip", 0))
-            lost = int(found.get("journal_lost", 0))
-            totals = {event.value: int(found.get(event.value, 0)) for event in JournalEvent}
+            last = int(fields.get("sequence", 0)) - int(fields.get("journal_skip", 0))
+            lost = int(fields.get("journal_lost", 0))
+            totals = {event.value: int(fields.get(event.value, 0)) for event in JournalEvent}
         except ValueError as error:
             raise Corrupt(f"the totals of {queue} are not what Restante wrote: {error}") from None
         return Counts(
-            queue, moment(now) or EPOCH, ready, scheduled, retrying, leased, dead, done, overdue,
-            max(0.0, (now - int(first)) / 1000) if first else 0.0, found.get("pause") == "1", totals,
-            QueueSettings.parse(found), last, lost,
+            queue,
+            moment(now) or EPOCH,
+            ready,
+            scheduled,
+            retrying,
+            leased,
+            dead,
+            done,
+            overdue,
+            max(0.0, (now - int(first)) / 1000) if first else 0.0,
+            fields.get("pause") == "1",
+            totals,
+            QueueSettings.parse(fields),
+            last,
+            lost,
             {state: at for state, score in zip(_EDGES, edges, strict=True) if score and (at := moment(float(score)))},
-        )  # fmt: skip
+        )
 
     def all_counts(self) -> list[Counts]:
-        """The counts of every queue, by one round trip."""
-        return self._post.connection.run_all([self._counting(name) for name in self.queues()])
+        """Returns the counts of every queue, read in one round trip."""
+        return self._client.connection.run_all([self._counting(name) for name in self.queues()])
 
     def messages(
         self,
@@ -256,9 +282,10 @@ class Inspector:
         newest_first: bool = False,
         preview: int = PREVIEW,
     ) -> Page:
-        """One page of a state. Pages stay in step while messages come and go: the cursor is a place, not a count.
+        """Returns one page of the messages in a state.
 
-        `after` and `upto` are cursors; of each payload the first `preview` bytes are read.
+        `after` and `upto` are cursors. A cursor is a place and not a count, so messages that come and go shift no page.
+        Of each payload the first `preview` bytes are read.
         """
         state = State(state)
         whole(limit, "limit", 1, MAX_BATCH)
@@ -287,19 +314,19 @@ class Inspector:
         return Page(messages, end)
 
     def cursors(self, queue: str, state: State | str, parts: int) -> list[str]:
-        """Places that cut a state into about equal parts, to be read side by side: one fewer than parts, or none."""
+        """Returns up to `parts - 1` cursors that split a state into parts of about equal size, for parallel reading."""
         whole(parts, "parts", 1, 100_000)
         key = self._ref(queue).keys[State(state).value]
-        size = int(self._post.connection.command("ZCARD", key, key=key))
-        found = []
+        size = int(self._client.connection.command("ZCARD", key, key=key))
+        cursors = []
         for rank in sorted({size * part // parts for part in range(1, parts)} - {0}):
-            entry = self._post.connection.command("ZRANGE", key, rank - 1, rank - 1, "WITHSCORES", key=key)
+            entry = self._client.connection.command("ZRANGE", key, rank - 1, rank - 1, "WITHSCORES", key=key)
             if entry:
-                found.append(f"{entry[1].decode()}~{entry[0].decode()}")
-        return found
+                cursors.append(f"{entry[1].decode()}~{entry[0].decode()}")
+        return cursors
 
     def walk(self, queue: str, state: State | str, *, newest_first: bool = False) -> Iterator[Message]:
-        """Every message of a state, page by page."""
+        """Yields every message in a state, page by page."""
         after: str | None = None
         while True:
             page = self.messages(queue, state, after=after, newest_first=newest_first)
@@ -309,54 +336,54 @@ class Inspector:
                 return
 
     def peek(self, queue: str, count: int = 1) -> list[Message]:
-        """The messages next in line, without taking them."""
+        """Returns the next messages of the queue without receiving them."""
         return self.messages(queue, State.READY, limit=count).messages
 
     def show(self, queue: str, id: str) -> Message:
-        """One message whole, with the history of its attempts."""
+        """Returns one complete message with the history of its attempts."""
         _, state, score, stored, delivery, history = self._run(SHOW, queue, [valid_name(id, "message id")])
         if not state:
             raise NotFound(f"{queue} has no message {id}: it was never sent, or is settled or deleted; see the journal")
         return parse_message(queue, id, State(state.decode()), score, stored, delivery, history)
 
     def consumers(self) -> list[ConsumerInfo]:
-        """Who has been seen taking messages within the last minute; forgets those long gone, where that is allowed."""
-        found: dict[str, list[tuple[int, str, dict[str, Any]]]] = {}
+        """Returns the consumers seen within the last minute; removes older entries if the user may do so."""
+        seen_by_name: dict[str, list[tuple[int, str, dict[str, Any]]]] = {}
         now = self.now_ms()
         keys = {queue: self._ref(queue).keys["consumers"] for queue in self.queues()}
-        answers = self._post.connection.run_all([Plain(("HGETALL", key), key) for key in keys.values()])
+        answers = self._client.connection.run_all([Plain(("HGETALL", key), key) for key in keys.values()])
         for (queue, key), flat in zip(keys.items(), answers, strict=True):
             for i in range(0, len(flat), 2):
                 seen, _, card = flat[i + 1].partition(b"\t")
                 if not seen.isdigit() or now - int(seen) > CONSUMER_GONE * 1000:
-                    with contextlib.suppress(AccessDenied):  # who may only look leaves the tidying to others
-                        self._post.connection.command("HDEL", key, flat[i], key=key)
+                    with contextlib.suppress(AccessDenied):  # a read-only user leaves the cleanup to others
+                        self._client.connection.command("HDEL", key, flat[i], key=key)
                     continue
                 name = flat[i].decode("utf-8", "replace")
-                found.setdefault(name, []).append((int(seen), queue, _presence(card)))
-        made = []
-        for name, rows in sorted(found.items()):
+                seen_by_name.setdefault(name, []).append((int(seen), queue, _presence(card)))
+        consumers = []
+        for name, rows in sorted(seen_by_name.items()):
             seen_at = moment(max(row[0] for row in rows)) or EPOCH
             card_ = rows[0][2]
             queues = tuple(sorted(row[1] for row in rows))
-            made.append(
+            consumers.append(
                 ConsumerInfo(
                     name, queues, seen_at, card_.get("host", ""), card_.get("pid", 0), card_.get("concurrency", 1)
                 )
             )
-        return made
+        return consumers
 
     def unroutable(self) -> dict[str, Dropped]:
-        """What Celery and Kombu programs published and no queue was bound for, by exchange."""
-        found = self._post.connection.command("HGETALL", UNROUTABLE, key=UNROUTABLE)
-        fields = dict(zip((name.decode() for name in found[::2]), map(int, found[1::2]), strict=True))
+        """Returns, by exchange, what Celery and Kombu programs published without a bound queue."""
+        flat = self._client.connection.command("HGETALL", UNROUTABLE, key=UNROUTABLE)
+        fields = dict(zip((name.decode() for name in flat[::2]), map(int, flat[1::2]), strict=True))
         counted = ((name.removeprefix("count:"), value) for name, value in fields.items() if name.startswith("count:"))
         return {
             exchange: Dropped(count, moment(fields.get(f"at:{exchange}", 0))) for exchange, count in sorted(counted)
         }
 
     def now_ms(self) -> int:
-        seconds, micros = self._post.connection.command("TIME", key=QUEUES)
+        seconds, micros = self._client.connection.command("TIME", key=QUEUES)
         return int(seconds) * 1000 + int(micros) // 1000
 
     # -- the journal ---------------------------------------------------------------------------------------------
@@ -364,27 +391,27 @@ class Inspector:
     def journal(
         self, queue: str, *, after: Position | None = None, limit: int = 1000, newest_first: bool = False
     ) -> list[JournalEntry]:
-        """Entries after a position, oldest first; or the newest, newest first."""
+        """Returns the entries after a position, oldest first, or the newest entries, newest first."""
         key = self._ref(queue).keys["journal"]
         read = after.sequence if after is not None else 0
         words = ("XREVRANGE", key, "+", f"(0-{read}") if newest_first else ("XRANGE", key, f"(0-{read}", "+")
-        found: list[JournalEntry] = []
-        # A stream entry holds the lines of one call, so a page may take several reads, or part of one.
-        while len(found) < limit:
-            rows = self._post.connection.command(*words, "COUNT", limit - len(found), key=key)
+        entries: list[JournalEntry] = []
+        # A stream entry holds the lines of one call, so a page may need several reads or part of one.
+        while len(entries) < limit:
+            rows = self._client.connection.command(*words, "COUNT", limit - len(entries), key=key)
             for stream_id, fields in rows:
                 lines = JournalEntry.parse_block(queue, stream_id, fields[1])
-                found += reversed(lines) if newest_first else lines
+                entries += reversed(lines) if newest_first else lines
             if not rows:
                 break
             end = f"({rows[-1][0].decode()}"
             words = ("XREVRANGE", key, end, f"(0-{read}") if newest_first else ("XRANGE", key, end, "+")
-        return [entry for entry in found if entry.position.sequence > read][:limit]
+        return [entry for entry in entries if entry.position.sequence > read][:limit]
 
     def follow(
         self, queues: Sequence[str] = (), *, pause: float = 0.2, stop: Callable[[], bool] = lambda: False
     ) -> Iterator[JournalEntry]:
-        """Entries as they are written, from now on."""
+        """Yields journal entries as they are written, from now on."""
         places: dict[str, Position] = {}
         begun = False
         while not stop():
@@ -403,32 +430,34 @@ class Inspector:
                 time.sleep(pause)
 
     def register_reader(self, queue: str, reader: str, position: Position) -> None:
-        """Notes how far a reader is: the journal is not trimmed beyond the slowest, up to its hard cap."""
+        """Stores a reader's position: the journal is not trimmed beyond the slowest reader, up to its hard cap."""
         key = self._ref(queue).keys["queue"]
         field_ = f"reader:{valid_name(reader, 'reader')}"
-        self._post.connection.command("HSET", key, field_, position.sequence, key=key)
+        self._client.connection.command("HSET", key, field_, position.sequence, key=key)
 
     def forget_reader(self, queue: str, reader: str) -> None:
-        """The journal no longer waits for this reader."""
+        """Removes a reader: the journal may be trimmed beyond its position."""
         key = self._ref(queue).keys["queue"]
-        self._post.connection.command("HDEL", key, f"reader:{valid_name(reader, 'reader')}", key=key)
+        self._client.connection.command("HDEL", key, f"reader:{valid_name(reader, 'reader')}", key=key)
 
     def audit(self, *, limit: int = PAGE, before: str | None = None) -> list[AuditEntry]:
-        """What operators did, newest first."""
+        """Returns the actions of operators, newest first."""
         whole(limit, "limit", 1, MAX_BATCH)
         if before is not None and not _STREAM_ID.fullmatch(before):
-            raise InvalidInput(f"before is the id of an entry of the audit, not {before!r}")
+            raise InvalidInput(f"before must be the id of an audit entry, not {before!r}")
         if before is not None and int(before.replace("-", "")) == 0:
-            return []  # nothing can come before the first, and the server would call it no interval
+            return []  # nothing comes before the first id, and the server would refuse the interval
         end = f"({before}" if before else "+"
-        rows = self._post.connection.command("XREVRANGE", AUDIT, end, "-", "COUNT", limit, key=AUDIT)
-        made = []
+        rows = self._client.connection.command("XREVRANGE", AUDIT, end, "-", "COUNT", limit, key=AUDIT)
+        entries = []
         for id, fields in rows:
-            found = {
+            values = {
                 name: text.decode("utf-8", "replace") for name, text in zip(fields[::2], fields[1::2], strict=True)
             }
             at = moment(int(id.partition(b"-")[0])) or EPOCH
-            who, verb, queue, detail = (found.get(name, "") for name in (b"who", b"verb", b"queue", b"detail"))
-            count = found.get(b"count", "")
-            made.append(AuditEntry(id.decode(), at, who, verb, queue, int(count) if count.isdecimal() else 0, detail))
-        return made
+            who, verb, queue, detail = (values.get(name, "") for name in (b"who", b"verb", b"queue", b"detail"))
+            count = values.get(b"count", "")
+            entries.append(
+                AuditEntry(id.decode(), at, who, verb, queue, int(count) if count.isdecimal() else 0, detail)
+            )
+        return entries

@@ -1,8 +1,8 @@
 """The journal: one line per message moved, numbered without gaps, and positions in it.
 
-A call writes its lines as one stream entry, newline separated, under the id `0-<number of its last line>`: one append
-however many messages the call moved. The number of an entry's first line is therefore the last line's of the entry
-before it plus one; anything else proves a loss.
+A call writes its lines as one stream entry, separated by newlines, under the id `0-<number of its last line>`: a single
+append, however many messages it moved. The first line of an entry therefore follows the last line of the entry before;
+any other number proves a loss.
 """
 
 from __future__ import annotations
@@ -16,19 +16,31 @@ from typing import Any
 from restante.core.errors import Corrupt
 from restante.core.message import EPOCH, JournalEvent, State, moment
 
-#: The first value of every line; a reader refuses what it does not know.
+#: The first column of every line; readers refuse an unknown format.
 FORMAT = "1"
 _STREAM_ID = re.compile(r"(?:\d{1,20}-)?\d{1,20}", re.ASCII)
 #: The columns of a line, tab separated, in order.
 COLUMNS = (
-    "format", "event", "state", "at", "message_id", "sent_at", "kind", "priority", "size", "attempts", "consumer",
-    "due_at", "error_class", "detail",
-)  # fmt: skip
+    "format",
+    "event",
+    "state",
+    "at",
+    "message_id",
+    "sent_at",
+    "kind",
+    "priority",
+    "size",
+    "attempts",
+    "consumer",
+    "due_at",
+    "error_class",
+    "detail",
+)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Position:
-    """A place in one queue's journal: the sequence number of the last entry read."""
+    """A place in one queue's journal: the sequence number of the last line read."""
 
     sequence: int = 0
 
@@ -36,7 +48,7 @@ class Position:
     def parse(cls, stream_id: bytes | str) -> Position:
         text = stream_id.decode() if isinstance(stream_id, bytes) else stream_id
         if not _STREAM_ID.fullmatch(text):
-            raise Corrupt(f"{text[:60]!r} is no position in a journal")
+            raise Corrupt(f"{text[:60]!r} is not a position in a journal")
         return cls(int(text.rpartition("-")[2]))
 
     def __str__(self) -> str:
@@ -50,7 +62,7 @@ class JournalEntry:
     queue: str
     position: Position
     event: JournalEvent
-    #: The state the message is in after it: a State's value, or "gone".
+    #: The state of the message after the event: a State's value, or "gone".
     state: str
     at: datetime
     message_id: str
@@ -59,23 +71,23 @@ class JournalEntry:
     priority: int
     size: int
     attempts: int
-    #: Who did it: the consumer, or the operator of an admin verb.
+    #: Who caused it: a consumer, or the operator of an admin verb.
     consumer: str
-    #: due_at or lease_expires_at, by what the event sets.
+    #: due_at or lease_expires_at, whichever the event sets.
     due_at: datetime | None
     error_class: str
     detail: str
 
     @classmethod
     def parse_block(cls, queue: str, stream_id: bytes, block: bytes) -> list[JournalEntry]:
-        """Reads one stream entry: the lines one call wrote, oldest first; its id is the last line's number."""
+        """Parses one stream entry into its lines, oldest first; its id is the number of the last one."""
         lines = block.decode("utf-8", "replace").split("\n")
         first = Position.parse(stream_id).sequence - len(lines) + 1
         return [cls.parse(queue, Position(first + index), line) for index, line in enumerate(lines)]
 
     @classmethod
     def parse(cls, queue: str, position: Position, line: str) -> JournalEntry:
-        """Reads one line."""
+        """Parses one line."""
         parts = line.split("\t")
         if parts[0] != FORMAT or len(parts) != len(COLUMNS):
             raise Corrupt(f"journal entry {position} of {queue} has format {parts[0]!r}; this client reads {FORMAT}")
@@ -85,37 +97,59 @@ class JournalEntry:
         try:
             when = moment(int(at)) or EPOCH
             return cls(
-                queue, position, JournalEvent(event), state, when, message_id, moment(int(sent or 0)), kind,
-                int(priority), int(size), int(attempts), consumer, moment(int(due or 0)), error_class, detail,
-            )  # fmt: skip
+                queue,
+                position,
+                JournalEvent(event),
+                state,
+                when,
+                message_id,
+                moment(int(sent or 0)),
+                kind,
+                int(priority),
+                int(size),
+                int(attempts),
+                consumer,
+                moment(int(due or 0)),
+                error_class,
+                detail,
+            )
         except ValueError as error:
             raise Corrupt(f"journal entry {position} of {queue} cannot be read: {error}") from None
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: instants as ISO text."""
+        """The entry as a dict for JSON, instants as ISO text."""
         return {
-            "queue": self.queue, "position": self.position.sequence, "event": self.event.value, "state": self.state,
-            "at": self.at.isoformat(), "message_id": self.message_id,
-            "sent_at": self.sent_at.isoformat() if self.sent_at else None, "kind": self.kind,
-            "priority": self.priority, "size": self.size, "attempts": self.attempts, "consumer": self.consumer,
-            "due_at": self.due_at.isoformat() if self.due_at else None, "error_class": self.error_class,
+            "queue": self.queue,
+            "position": self.position.sequence,
+            "event": self.event.value,
+            "state": self.state,
+            "at": self.at.isoformat(),
+            "message_id": self.message_id,
+            "sent_at": self.sent_at.isoformat() if self.sent_at else None,
+            "kind": self.kind,
+            "priority": self.priority,
+            "size": self.size,
+            "attempts": self.attempts,
+            "consumer": self.consumer,
+            "due_at": self.due_at.isoformat() if self.due_at else None,
+            "error_class": self.error_class,
             "detail": self.detail,
-        }  # fmt: skip
+        }
 
 
 class Taken(IntEnum):
-    """What a subscription may do with a message."""
+    """Whether a subscription may run a message."""
 
-    #: Another delivery of it is at work.
+    #: Another delivery of the message is running.
     AT_WORK = -1
-    #: It is done already.
+    #: The message is already done.
     DONE = 0
     RUN = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line for the journal, where the broker has none of its own."""
+    """A journal line for a broker that keeps no journal."""
 
     event: JournalEvent
     state: State | str
@@ -124,7 +158,7 @@ class Line:
     priority: int = 0
     sent_ms: int | None = None
     consumer: str = ""
-    #: Seconds until it is due again.
+    #: Seconds until the message is due again.
     delay: float | None = None
     error_class: str = ""
     detail: str = ""

@@ -1,6 +1,6 @@
-"""Reads journals in bulk: raw blocks for those who parse many lines at once, and where each journal begins and ends.
+"""Reads journals in bulk: raw blocks for callers that parse many lines at once, and the extent of each journal.
 
-Nothing here moves or marks anything but a reader's own registration; a server that is away raises Unavailable.
+It changes nothing but the reader's own registration. While the server is away it raises Unavailable.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from restante.core.journal import Position
 from restante.core.names import valid_name
 from restante.core.queue import Client
 
-#: Stream entries asked for in one read: few enough that no other client waits long behind it.
+#: Stream entries per read: few enough that other clients do not wait long behind it.
 READ = 2000
 
 
 class Place(NamedTuple):
-    """One journal at one moment."""
+    """The extent of a journal at one moment."""
 
-    #: When the queue was first opened, ms: another value is another journal under the same name.
+    #: When the queue was created, in ms; another value means another journal under the same name.
     incarnation: int
-    #: Number of its last line.
+    #: Number of the last line.
     last: int
     #: Lines up to this one may have been trimmed.
     floor: int
-    #: Lines trimmed before a registered reader had them.
+    #: Number of lines trimmed before a registered reader had read them.
     lost: int
-    #: How far each registered reader is.
+    #: The position of each registered reader.
     readers: dict[str, int]
 
 
 class Block(NamedTuple):
-    """One entry: the lines of one call."""
+    """One stream entry: the lines of one call."""
 
-    #: Numbers of its first and last line.
+    #: Numbers of the first and last line.
     first: int
     last: int
     lines: bytes
@@ -44,43 +44,42 @@ class Block(NamedTuple):
 
 
 class JournalReader:
-    """The journals of a server as a bulk reader sees them."""
+    """Bulk access to the journals of a server."""
 
-    def __init__(self, post: Client) -> None:
-        self._post = post
+    def __init__(self, client: Client) -> None:
+        self._client = client
 
     def place(self, queue: str) -> Place | None:
-        """Where a queue's journal stands; None if there is no such queue."""
-        key = self._post.queue(queue).ref.keys["queue"]
-        flat = self._post.connection.command("HGETALL", key, key=key)
-        found = {flat[i].decode("utf-8", "replace"): flat[i + 1] for i in range(0, len(flat), 2)}
-        if "incarnation" not in found:
+        """Returns the extent of a queue's journal; None if the queue does not exist."""
+        key = self._client.queue(queue).ref.keys["queue"]
+        flat = self._client.connection.command("HGETALL", key, key=key)
+        fields = {flat[i].decode("utf-8", "replace"): flat[i + 1] for i in range(0, len(flat), 2)}
+        if "incarnation" not in fields:
             return None
         mark = "reader:"
         try:
-            readers = {name[len(mark) :]: int(value) for name, value in found.items() if name.startswith(mark)}
-            last = int(found.get("sequence", 0)) - int(found.get("journal_skip", 0))
-            floor, lost = int(found.get("journal_floor", 0)), int(found.get("journal_lost", 0))
-            return Place(int(found["incarnation"]), last, floor, lost, readers)
+            readers = {name[len(mark) :]: int(value) for name, value in fields.items() if name.startswith(mark)}
+            last = int(fields.get("sequence", 0)) - int(fields.get("journal_skip", 0))
+            floor, lost = int(fields.get("journal_floor", 0)), int(fields.get("journal_lost", 0))
+            return Place(int(fields["incarnation"]), last, floor, lost, readers)
         except ValueError as error:
             raise Corrupt(f"the bookkeeping of {queue} is not what Restante wrote: {error}") from None
 
     def places(self, queues: Sequence[str]) -> dict[str, Place]:
-        """The same of several queues; those that do not exist are left out."""
-        found = ((name, self.place(name)) for name in queues)
-        return {name: place for name, place in found if place is not None}
+        """Returns the extents of several journals; queues that do not exist are left out."""
+        places = ((name, self.place(name)) for name in queues)
+        return {name: place for name, place in places if place is not None}
 
     def blocks(self, queue: str, after: int, upto: int, *, pass_gaps: bool = False) -> Iterator[list[Block]]:
-        """Entries with lines after one number and up to another, page by page; the first and last may reach beyond.
+        """Yields pages of entries with lines after `after` and up to `upto`; the first and last entry may reach beyond.
 
-        The lines are whole and without gaps, or JournalLost is raised and names the numbers that are missing; with
-        `pass_gaps` reading goes on behind them.
+        The lines have no gaps: JournalLost names missing numbers. With `pass_gaps` reading continues after them.
         """
-        key = self._post.queue(queue).ref.keys["journal"]
+        key = self._client.queue(queue).ref.keys["journal"]
         expected = after + 1
         while expected <= upto:
             count = min(READ, upto - expected + 1)
-            rows = self._post.connection.command("XRANGE", key, f"0-{expected}", "+", "COUNT", count, key=key)
+            rows = self._client.connection.command("XRANGE", key, f"0-{expected}", "+", "COUNT", count, key=key)
             page = []
             gap = upto if not rows else 0
             for stream_id, fields in rows:
@@ -96,18 +95,18 @@ class JournalReader:
                 yield page
             if gap and not pass_gaps:
                 raise JournalLost(
-                    f"the journal of {queue} has no lines {expected} to {gap} any more: raise its journal_cap, "
-                    "or read on with failOnDataLoss=false"
+                    f"the journal of {queue} no longer has lines {expected} to {gap}: raise its journal_cap, "
+                    "or continue with failOnDataLoss=false"
                 )
             expected = max(expected, gap + 1)
 
     def seek(self, queue: str, place: Place, at_ms: int) -> int:
-        """The number of the last line before a moment, by bisection; exact as long as the clock never went back."""
-        key = self._post.queue(queue).ref.keys["journal"]
+        """Returns the number of the last line before a time, by bisection; exact unless the clock went back."""
+        key = self._client.queue(queue).ref.keys["journal"]
         low, high = place.floor, place.last
         while low < high:
             middle = (low + high) // 2
-            rows = self._post.connection.command("XRANGE", key, f"0-{middle + 1}", "+", "COUNT", 1, key=key)
+            rows = self._client.connection.command("XRANGE", key, f"0-{middle + 1}", "+", "COUNT", 1, key=key)
             if not rows:
                 return high
             block = _block(*rows[0])
@@ -118,33 +117,33 @@ class JournalReader:
         return low
 
     def claim(self, queue: str, reader: str) -> Place | None:
-        """Registers a reader that has read nothing where the journal begins; one that is registered stays where it is.
+        """Registers a new reader at the beginning of the journal; a registered one keeps its position.
 
-        From then on no line is trimmed before this reader has it, up to the hard cap. Returns where the journal stands
-        afterwards, None if there is no such queue.
+        From then on no line is trimmed before this reader has read it, up to the hard cap. Returns the extent of the
+        journal afterwards, or None if the queue does not exist.
         """
         before = self.place(queue)
         if before is None:
             return None
-        key = self._post.queue(queue).ref.keys["queue"]
+        key = self._client.queue(queue).ref.keys["queue"]
         field = f"reader:{valid_name(reader, 'reader')}"
-        self._post.connection.command("HSETNX", key, field, before.floor, key=key)
+        self._client.connection.command("HSETNX", key, field, before.floor, key=key)
         after = self.place(queue)
         if after is not None and after.incarnation != before.incarnation:
-            # Dropped and made anew in between: the old journal's beginning may lie behind lines of the new one.
+            # Dropped and created again in between: the old beginning may lie after lines of the new journal.
             self.register(queue, reader, 0)
             after = self.place(queue)
         return after
 
     def register(self, queue: str, reader: str, position: int) -> None:
-        """Notes how far a reader is: the journal is not trimmed beyond the slowest, up to its hard cap."""
-        key = self._post.queue(queue).ref.keys["queue"]
-        self._post.connection.command("HSET", key, f"reader:{valid_name(reader, 'reader')}", position, key=key)
+        """Stores a reader's position: the journal is not trimmed beyond the slowest reader, up to its hard cap."""
+        key = self._client.queue(queue).ref.keys["queue"]
+        self._client.connection.command("HSET", key, f"reader:{valid_name(reader, 'reader')}", position, key=key)
 
     def forget(self, queue: str, reader: str) -> None:
-        """The journal no longer waits for this reader."""
-        key = self._post.queue(queue).ref.keys["queue"]
-        self._post.connection.command("HDEL", key, f"reader:{valid_name(reader, 'reader')}", key=key)
+        """Removes a reader: the journal may be trimmed beyond its position."""
+        key = self._client.queue(queue).ref.keys["queue"]
+        self._client.connection.command("HDEL", key, f"reader:{valid_name(reader, 'reader')}", key=key)
 
 
 def _block(stream_id: bytes, fields: list[bytes]) -> Block:
@@ -155,7 +154,7 @@ def _block(stream_id: bytes, fields: list[bytes]) -> Block:
 
 
 def _at_ms(queue: str, block: Block) -> int:
-    """When the lines of an entry were written: all are of one call and one moment."""
+    """When an entry was written; all its lines have the same time."""
     try:
         return int(block.lines.split(b"\t", 4)[3])
     except (ValueError, IndexError):

@@ -1,4 +1,4 @@
-"""Refuses unknown words with the nearest known one: keyword arguments, settings and queue names."""
+"""Refuses unknown keyword arguments, settings and queue names, and suggests the nearest known one."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from restante.core.errors import InvalidInput
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: Known words listed where none is near; a longer list hides the point of the message.
+#: Known words listed in a message if none is near; a longer list hides its point.
 LISTED = 20
 
 
 def nearest(word: str, known: Collection[str]) -> str:
-    """A hint for an unknown word: the known word it resembles, or the words there are."""
+    """Returns a hint for an unknown word: the known word it resembles, or a list of known words."""
     near = resembling(word, known)
     if near is not None:
         return f"did you mean {near}?"
@@ -26,29 +26,29 @@ def nearest(word: str, known: Collection[str]) -> str:
 
 
 def resembling(word: str, known: Collection[str]) -> str | None:
-    """The known word of which this may be a misspelling."""
-    found = difflib.get_close_matches(word, known, 1)
-    return found[0] if found else None
+    """Returns the known word that `word` may be a misspelling of, or None."""
+    matches = difflib.get_close_matches(word, known, 1)
+    return matches[0] if matches else None
 
 
 def check_keywords(given: Iterable[str], known: Collection[str], what: str) -> None:
-    """Raises InvalidInput for the first keyword that `what` does not have."""
+    """Raises InvalidInput for the first keyword that is not known; `what` names the call."""
     for name in given:
         if name not in known:
             raise InvalidInput(f"{what} has no option {name!r}: {nearest(name, known)}")
 
 
 def parameters(function: Callable[..., object]) -> list[str]:
-    """The keywords a function takes by name."""
-    taken = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    found = inspect.signature(function).parameters.values()
-    return [one.name for one in found if one.kind in taken and one.name != "self"]
+    """Returns the parameters that a function accepts by name."""
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    every = inspect.signature(function).parameters.values()
+    return [parameter.name for parameter in every if parameter.kind in by_name and parameter.name != "self"]
 
 
 def known_keywords(function: Callable[P, T]) -> Callable[P, T]:
-    """Makes an unknown keyword an InvalidInput that names the nearest one, instead of a bare TypeError.
+    """Raises InvalidInput with the nearest known keyword for an unknown one, instead of a bare TypeError.
 
-    For what is called seldom: it looks at every keyword of every call.
+    For functions that are called rarely, because it checks every keyword of every call.
     """
     known = frozenset(parameters(function))
     what = function.__qualname__.removesuffix(".__init__")

@@ -1,8 +1,8 @@
-"""A consumer's lease journal: what it leased, kept readable with the verdicts until it says that it is through.
+"""A consumer's lease journal: its leased messages and their verdicts, readable until the consumer clears them.
 
-For consumers that work in batches they must be able to repeat exactly, Spark above all: a batch is a range of rows,
-and reading the range again gives the same rows whatever was settled meanwhile. The journal is copied from the leases
-after they are taken: a crash in between leaves leases that end by themselves, as any crash does.
+It serves consumers whose batches must be repeatable exactly, above all Spark: a batch is a range of rows, and the range
+reads the same whatever was settled meanwhile. Messages are copied into the journal after they are leased; after a crash
+in between, the leases expire as after any crash.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from restante.core.stored import Stored
 
 HOLD = Script("hold", "queue journal messages deliveries")
 CLEAR = Script("clear", "queue journal")
-#: Messages taken and copied by one pair of calls; a longer script would hold the server.
+#: Messages leased and copied by one pair of calls; a longer script would block the server.
 CLAIM = 500
-#: Entries forgotten by one call.
+#: Entries removed by one call.
 CLEARED = 20
-#: Calls spent on promoting what is due before it is counted; each moves a few hundred.
+#: Most calls that promote due messages before a count; each moves a few hundred.
 PROMOTIONS = 50
 #: Entries read by one call.
 READ = 20
@@ -44,22 +44,22 @@ class Row(NamedTuple):
 
 
 class LeaseJournal:
-    """The lease journal of the post's consumer on one queue; `owner` names the one process that may claim into it."""
+    """The lease journal of a client's consumer on one queue; only the process named `owner` may claim into it."""
 
-    def __init__(self, post: Client, queue: str, owner: str = "") -> None:
-        self._post = post
-        self._queue = post.queue(queue)
-        self.consumer = post.consumer
+    def __init__(self, client: Client, queue: str, owner: str = "") -> None:
+        self._client = client
+        self._queue = client.queue(queue)
+        self.consumer = client.consumer
         self.owner = valid_name(owner, "owner") if owner else ""
         self._leases, self._verdicts = self._queue.ref.keys.lease_journal(self.consumer)
 
     @property
     def name(self) -> str:
-        """The queue's."""
+        """The queue's name."""
         return self._queue.name
 
     def own(self, lasts: float) -> int:
-        """Takes or renews the ownership for so many seconds, and tells the number of the last row."""
+        """Takes or renews the ownership for `lasts` seconds and returns the number of the last row."""
         return self._hold((), lasts)
 
     def _hold(self, messages: Sequence[Message], lasts: float) -> int:
@@ -68,7 +68,7 @@ class LeaseJournal:
         for message in messages:
             args += (message.id, message.lease_token)
         keys = (*ref.keys.group(HOLD.keys), self._leases)
-        last, owner = self._post.connection.run(Operation(HOLD, keys, args, lambda reply: reply, ref.name))
+        last, owner = self._client.connection.run(Operation(HOLD, keys, args, lambda reply: reply, ref.name))
         if not owner:
             raise InUse(
                 f"consumer {self.consumer} of {ref.name} is alive elsewhere: stop it, wait until its ownership ends, "
@@ -77,7 +77,7 @@ class LeaseJournal:
         return int(last)
 
     def claim(self, count: int, *, lease: float, lasts: float) -> tuple[int, dict[int, tuple[str, str]]]:
-        """Leases up to `count` messages into the journal; returns the number of its last row, and ids and tokens."""
+        """Leases up to `count` messages into the journal; returns its last row's number, and id and token by row."""
         last = self.own(lasts)
         claimed: dict[int, tuple[str, str]] = {}
         while count > 0:
@@ -87,16 +87,16 @@ class LeaseJournal:
             before, last = last, self._hold(got, lasts)
             if last - before == len(got):
                 claimed |= {before + 1 + i: (message.id, message.lease_token) for i, message in enumerate(got)}
-            else:  # a lease ended between the two calls: its row is not there
+            else:  # a lease ended between the two calls and has no row
                 claimed |= {row.number: (row.id, row.token) for row in self.rows(before, last)}
             count -= len(got)
         return last, claimed
 
     def rows(self, after: int, upto: int) -> Iterator[Row]:
-        """The rows after one number up to another that are still there."""
+        """Yields the rows after `after` and up to `upto` that still exist."""
         start = after + 1
         while start <= upto:
-            page = self._post.connection.command(
+            page = self._client.connection.command(
                 "XRANGE", self._leases, f"0-{start}", "+", "COUNT", READ, key=self._leases
             )
             for stream_id, fields in page:
@@ -111,22 +111,22 @@ class LeaseJournal:
                 return
 
     def first(self) -> int | None:
-        """The number of the oldest row kept; None if there is none."""
-        page = self._post.connection.command("XRANGE", self._leases, "-", "+", "COUNT", 1, key=self._leases)
+        """Returns the number of the oldest row, or None if there is none."""
+        page = self._client.connection.command("XRANGE", self._leases, "-", "+", "COUNT", 1, key=self._leases)
         return int(page[0][0].rpartition(b"-")[2]) - len(page[0][1]) // 2 + 1 if page else None
 
     def holder(self) -> bytes:
-        """Who owns it and until when, as it is written; another value is another owner, or a renewal."""
+        """Returns the stored owner and end of the ownership; another value means another owner or a renewal."""
         key = self._queue.ref.keys["queue"]
-        return bytes(self._post.connection.command("HGET", key, f"holder:{self.consumer}", key=key) or b"")
+        return bytes(self._client.connection.command("HGET", key, f"holder:{self.consumer}", key=key) or b"")
 
     def last(self) -> int:
-        """The number of the last row ever written."""
+        """Returns the number of the last row ever written."""
         text = self.holder()
         return int(text.split(b"\t")[2]) if text else 0
 
     def renew(self, held: Sequence[tuple[str, str]], lease: float) -> set[str]:
-        """Extends leases given as id and token; returns the tokens whose lease is lost."""
+        """Extends leases, given as id and token; returns the tokens whose lease is lost."""
         lost: set[str] = set()
         ref = self._queue.ref
         for start in range(0, len(held), CLAIM):
@@ -135,49 +135,51 @@ class LeaseJournal:
             for id, token in part:
                 args += (id, token, int(lease * 1000))
             keys = ref.keys.group(ops.EXTEND.keys)
-            reply = self._post.connection.run(Operation(ops.EXTEND, keys, args, lambda reply: reply, ref.name))
+            reply = self._client.connection.run(Operation(ops.EXTEND, keys, args, lambda reply: reply, ref.name))
             lost |= {part[index - 1][1] for index in reply[0]}
         return lost
 
     def verdicts(self, tokens: Sequence[str]) -> dict[str, str]:
         """What was decided on these leases; those without a verdict are left out."""
-        found: dict[str, str] = {}
+        words_by_token: dict[str, str] = {}
         for start in range(0, len(tokens), CLAIM):
             part = tokens[start : start + CLAIM]
-            words = self._post.connection.command("HMGET", self._verdicts, *part, key=self._verdicts)
-            found |= {token: word.decode() for token, word in zip(part, words, strict=True) if word}
-        return found
+            words = self._client.connection.command("HMGET", self._verdicts, *part, key=self._verdicts)
+            words_by_token |= {token: word.decode() for token, word in zip(part, words, strict=True) if word}
+        return words_by_token
 
     def settle(self, verdict: str, rows: Sequence[Settlement]) -> list[str]:
-        """Gives one verdict on up to a batch of leases and remembers it; returns the tokens whose lease was lost."""
+        """Settles up to a batch of leases with one verdict and stores it; returns the tokens whose lease was lost."""
         ref = self._queue.ref
         script, args = _SETTLERS[verdict](rows)
         keys = (*ref.keys.group(script.keys), self._verdicts)
-        reply = self._post.connection.run(Operation(script, keys, args, lambda reply: reply, ref.name))
+        reply = self._client.connection.run(Operation(script, keys, args, lambda reply: reply, ref.name))
         lost = [rows[index - 1].token for index in (reply[0] if verdict == "nack" else reply)]
-        # An answer that was lost makes the call run twice: what the first run settled is not lost.
+        # After a lost reply the call runs twice: leases that the first run settled are not lost.
         known = self.verdicts(lost)
         return [token for token in lost if known.get(token) != verdict]
 
     def clear(self, upto: int) -> None:
-        """Forgets the rows up to a number, and their verdicts."""
+        """Removes the rows up to a number, and their verdicts."""
         ref = self._queue.ref
         keys = (*ref.keys.group(CLEAR.keys), self._leases, self._verdicts)
         args: list[ops.Argument] = [upto, CLEARED]
-        while self._post.connection.run(Operation(CLEAR, keys, args, lambda reply: reply, ref.name)):
+        while self._client.connection.run(Operation(CLEAR, keys, args, lambda reply: reply, ref.name)):
             pass
 
     def ready(self) -> int:
-        """Messages that could be leased now, those whose time has come included."""
+        """Returns how many messages can be leased now, including those that have become due."""
         ref = self._queue.ref
         for _ in range(PROMOTIONS):
-            got = self._post.connection.run(ops.receive(ref, 0))
+            got = self._client.connection.run(ops.receive(ref, 0))
             if not got.promoted + got.expired:
                 break
-        return int(self._post.connection.command("ZCARD", ref.keys[State.READY.value], key=ref.keys[State.READY.value]))
+        return int(
+            self._client.connection.command("ZCARD", ref.keys[State.READY.value], key=ref.keys[State.READY.value])
+        )
 
     def retry_delay(self, attempts: int, own: str) -> int | None:
-        """Milliseconds until the next attempt by the message's own retry policy or the queue's; None at its end."""
+        """Returns the milliseconds until the next attempt, by the message's own policy or the queue's; None if dead."""
         if not self._queue.ref.opened:
             self._queue.ensure_open()
         policy = RetryPolicy.parse(own) if own else self._queue.settings.retry
@@ -186,14 +188,14 @@ class LeaseJournal:
 
 
 class Settlement(NamedTuple):
-    """A verdict's facts on one lease."""
+    """The arguments of a verdict on one lease."""
 
     id: str
     token: str
-    #: Milliseconds until the next attempt, for nack; None if there shall be none.
+    #: Milliseconds until the next attempt, for nack; None if the message is dead.
     delay_ms: int | None
     error_class: str
-    #: JSON text, as `error_parts` makes it.
+    #: JSON text, as `error_parts` returns it.
     error: bytes
 
 
@@ -224,7 +226,7 @@ def _release(rows: Sequence[Settlement]) -> tuple[Script, list[ops.Argument]]:
 
 
 _SETTLERS = {"ack": _ack, "nack": _nack, "bury": _bury, "release": _release}
-#: The verdicts a lease may get.
+#: The verdicts on a lease.
 VERDICTS = tuple(_SETTLERS)
 
 
@@ -234,4 +236,4 @@ def _row(number: int, id: bytes, text: bytes) -> Row:
         attempts, received = facts.split(b"\t")
         return Row(number, id.decode(), token.decode(), int(attempts), int(received or 0), Stored(stored))
     except ValueError:
-        raise Corrupt(f"row {number} of a lease journal is not what was written") from None
+        raise Corrupt(f"row {number} of a lease journal is damaged") from None

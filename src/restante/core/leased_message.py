@@ -1,7 +1,7 @@
 """A received message with the verbs that settle it, synchronous and asyncio.
 
-On failure a verb raises and has changed nothing. Inside `consume()` a verb waits for a server that is away, as the loop
-itself does, until it is back or the loop is told to stop.
+On failure a verb raises and has changed nothing. Inside `consume()` a verb waits while the server is away, as the loop
+itself does, until the server is back or the loop is stopped.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ log = logging.getLogger("restante")
 
 
 def _refuse_second(message: Message) -> None:
-    """A verdict after another is refused here: the server could only say that the lease is gone."""
+    """Refuses a second verdict on the client, because the server could only report a lost lease."""
     if message.settled:
         raise AlreadySettled(ids=(message.id,), verdict=message.verdict or "settled")
 
 
-def _say_waiting(message: Message, verb: str, error: Unavailable) -> None:
+def _log_waiting(message: Message, verb: str, error: Unavailable) -> None:
     log.warning("%s waits for the server queue=%s id=%s error=%s", verb, message.queue, message.id, error)
 
 
-def _say_failed(message: Message, verb: str, error: RestanteError) -> None:
-    """A verdict that came too late, or not at all: the lease ends by itself, and the message comes again."""
+def _log_failed(message: Message, verb: str, error: RestanteError) -> None:
+    """Logs a verdict that came too late or did not arrive: the lease expires and the message is delivered again."""
     if isinstance(error, LeaseLost):
         log.warning("lease lost before %s queue=%s id=%s", verb, message.queue, message.id)
     else:
@@ -48,19 +48,19 @@ def _say_failed(message: Message, verb: str, error: RestanteError) -> None:
 
 
 class LeasedMessage(Message):
-    """A received message: yours until its lease ends. As a context manager it acks, or nacks with the error."""
+    """A received message, leased to this consumer. As a context manager it acks, or nacks with the exception."""
 
     state = State.LEASED
-    #: Set when renewal found the lease gone: another consumer may have the message.
+    #: Set when the renewal failed because the lease had ended: another consumer may have the message.
     lease_lost = False
     #: In `consume()`: acks that travel with the next receive.
     riding_acks: deque[LeasedMessage] | None = None
-    #: In a loop or consumer that waits for its server: tells when it is to stop.
+    #: Set by a loop or consumer that waits while its server is away; fires when it must stop.
     waker: Waker | None = None
     renew_at = 0.0
 
     def __init__(self, queue: Queue, id: str, stored: Stored, attempts: int, expires: int, token: str, now: int):
-        # Spelled out instead of calling up: this runs once per message received.
+        # Does not call super().__init__(): this runs once per received message.
         self.source = queue
         self.id = id
         self.queue = queue.name
@@ -73,7 +73,7 @@ class LeasedMessage(Message):
         self.received_ms = now
 
     def ack(self) -> None:
-        """Done: the message is gone, or kept as done. From `consume()` the ack may travel with the next receive."""
+        """Acks the message: it is removed, or kept as done. In `consume()` the next receive may carry the ack."""
         if self.settled:
             if self.verdict == "acked":
                 return
@@ -91,33 +91,33 @@ class LeasedMessage(Message):
         error: BaseException | str | None = None,
         retry: RetryPolicy | None = None,
     ) -> State:
-        """Failed: retrying after `delay` or the retry policy's, or dead at the last attempt."""
+        """Fails the attempt: the message retries after `delay` or its policy's, or is dead after the last attempt."""
         _refuse_second(self)
         states = self._insist("nack", lambda: self.source.nack_many((self,), delay=delay, error=error, retry=retry))
         self.settled, self.verdict = True, "nacked"
         return states[0]
 
     def bury(self, *, error: BaseException | str | None = None) -> None:
-        """Refused for good: dead at once."""
+        """Dead-letters the message at once, whatever attempts are left."""
         _refuse_second(self)
         self._insist("bury", lambda: self.source.bury_many((self,), error=error))
         self.settled, self.verdict = True, "buried"
 
     def release(self, *, delay: float | timedelta = 0) -> None:
-        """Given back at its old position, the attempt not counted."""
+        """Returns the message to its old position in the queue and does not count the attempt."""
         _refuse_second(self)
         self._insist("release", lambda: self.source.release_many((self,), delay=delay))
         self.settled, self.verdict = True, "released"
 
     def extend(self, *, lease: float | timedelta | None = None) -> None:
-        """Keeps the lease longer, counted from now."""
+        """Extends the lease, counted from now."""
         _refuse_second(self)
         if self._insist("extend", lambda: self.source.extend_many((self,), lease=lease)):
             self.lease_lost = True
             raise LeaseLost(ids=(self.id,))
 
     def _insist(self, verb: str, call: Callable[[], T]) -> T:
-        """Calls the server; inside a loop that waits for it, until it answers or the loop is told to stop."""
+        """Calls the server. In a loop that waits for its server, repeats until it answers or the loop stops."""
         failures = 0
         while True:
             try:
@@ -126,7 +126,7 @@ class LeasedMessage(Message):
                 if self.waker is None or self.waker.woken:
                     raise
                 failures += 1
-                _say_waiting(self, verb, error)
+                _log_waiting(self, verb, error)
                 time.sleep(away(failures))
 
     def __enter__(self) -> Self:
@@ -141,11 +141,11 @@ class LeasedMessage(Message):
             self.ack()
             return False
         if not isinstance(error, Exception):
-            # Interrupted half way: what was done may be done again, so the attempt counts. Nothing may hide the reason.
+            # Interrupted half way: the work may be done twice, so the attempt counts. No error here may hide the cause.
             try:
                 self.source.nack_many((self,), delay=0, error=error)
             except RestanteError as failure:
-                _say_failed(self, "nack", failure)
+                _log_failed(self, "nack", failure)
             return False
         if self.riding_acks is None:
             self.nack(error=error)
@@ -154,27 +154,34 @@ class LeasedMessage(Message):
             self.nack(error=error)
             log.warning("nacked queue=%s id=%s error=%s", self.queue, self.id, type(error).__name__)
         except (LeaseLost, Unavailable) as failure:
-            _say_failed(self, "nack", failure)
+            _log_failed(self, "nack", failure)
         return True
 
 
 class AsyncLeasedMessage(Message):
-    """A received message in asyncio; its verbs are awaited, and `async with` acks or nacks."""
+    """A received message for asyncio: await its verbs, or use `async with`, which acks or nacks."""
 
     lease_lost = False
-    #: Came from consume(): a failure does not end the loop, and a server that is away is waited for.
+    #: Set by `consume()`: a failed handler does not end the loop, and verbs wait while the server is away.
     in_consume = False
     renew_at = 0.0
 
     def __init__(self, queue: AsyncQueue, id: str, stored: Stored, attempts: int, expires: int, token: str, now: int):
         super().__init__(
-            id, queue.name, stored, state=State.LEASED, attempts=attempts, consumer=queue.ref.consumer,
-            lease_token=token, expires_ms=expires, received_ms=now,
-        )  # fmt: skip
+            id,
+            queue.name,
+            stored,
+            state=State.LEASED,
+            attempts=attempts,
+            consumer=queue.ref.consumer,
+            lease_token=token,
+            expires_ms=expires,
+            received_ms=now,
+        )
         self.source = queue
 
     async def ack(self) -> None:
-        """Done: the message is gone, or kept as done."""
+        """Acks the message: it is removed, or kept as done."""
         if self.settled:
             if self.verdict == "acked":
                 return
@@ -188,30 +195,30 @@ class AsyncLeasedMessage(Message):
         error: BaseException | str | None = None,
         retry: RetryPolicy | None = None,
     ) -> State:
-        """Failed: retrying after `delay` or the retry policy's, or dead at the last attempt."""
+        """Fails the attempt: the message retries after `delay` or its policy's, or is dead after the last attempt."""
         _refuse_second(self)
         call = lambda: self.source.nack_many((self,), delay=delay, error=error, retry=retry)  # noqa: E731
         return (await self._insist("nack", call))[0]
 
     async def bury(self, *, error: BaseException | str | None = None) -> None:
-        """Refused for good: dead at once."""
+        """Dead-letters the message at once, whatever attempts are left."""
         _refuse_second(self)
         await self._insist("bury", lambda: self.source.bury_many((self,), error=error))
 
     async def release(self, *, delay: float | timedelta = 0) -> None:
-        """Given back at its old position, the attempt not counted."""
+        """Returns the message to its old position in the queue and does not count the attempt."""
         _refuse_second(self)
         await self._insist("release", lambda: self.source.release_many((self,), delay=delay))
 
     async def extend(self, *, lease: float | timedelta | None = None) -> None:
-        """Keeps the lease longer, counted from now."""
+        """Extends the lease, counted from now."""
         _refuse_second(self)
         if await self._insist("extend", lambda: self.source.extend_many((self,), lease=lease)):
             self.lease_lost = True
             raise LeaseLost(ids=(self.id,))
 
     async def _insist(self, verb: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Calls the server; inside `consume()` until it answers, or the task is cancelled."""
+        """Calls the server. Inside `consume()` repeats until it answers or the task is cancelled."""
         failures = 0
         while True:
             try:
@@ -220,7 +227,7 @@ class AsyncLeasedMessage(Message):
                 if not self.in_consume:
                     raise
                 failures += 1
-                _say_waiting(self, verb, error)
+                _log_waiting(self, verb, error)
                 await asyncio.sleep(away(failures))
 
     async def __aenter__(self) -> Self:
@@ -238,7 +245,7 @@ class AsyncLeasedMessage(Message):
             try:
                 await self.source.nack_many((self,), delay=0, error=error)
             except RestanteError as failure:
-                _say_failed(self, "nack", failure)
+                _log_failed(self, "nack", failure)
             return False
         if not self.in_consume:
             await self.nack(error=error)
@@ -247,14 +254,14 @@ class AsyncLeasedMessage(Message):
             await self.nack(error=error)
             log.warning("nacked queue=%s id=%s error=%s", self.queue, self.id, type(error).__name__)
         except LeaseLost as failure:
-            _say_failed(self, "nack", failure)
+            _log_failed(self, "nack", failure)
         return True
 
     async def _ack_at_exit(self) -> None:
-        """Acks; in `consume()` an ack that came too late is logged and does not end the loop."""
+        """Acks. In `consume()` an ack that came too late is logged and does not end the loop."""
         try:
             await self.ack()
         except LeaseLost as failure:
             if not self.in_consume:
                 raise
-            _say_failed(self, "ack", failure)
+            _log_failed(self, "ack", failure)

@@ -1,4 +1,4 @@
-"""What a message is, the states it can be in, and the lifecycle as data that Lua, docs and pages follow."""
+"""Messages, their states, and their lifecycle as data, which the Lua scripts, docs and dashboard follow."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from restante.core.stored import Stored
 
 
 class State(enum.StrEnum):
-    """Where a message is. Each member says who moves a message out of it and how long it may stay."""
+    """The state of a message. Each member says who moves a message out of it and how long it may stay."""
 
-    #: Waits for due_at and has never failed. Left by any receive or the sweeper once due; stays as long as its delay.
+    #: Waits for due_at and has never failed. A receive or the sweeper moves it once due; it stays as long as its delay.
     SCHEDULED = "scheduled"
-    #: May be received now. Left by a consumer; stays until one comes.
+    #: May be received now. Stays until a consumer receives it.
     READY = "ready"
-    #: A consumer holds it. Left by its verdict, or by any receive or the sweeper once the lease has ended.
+    #: A consumer holds it. Its verdict moves it, or a receive or the sweeper once the lease has ended.
     LEASED = "leased"
-    #: Failed and waits for due_at. Left by any receive or the sweeper once due; stays as long as the retry policy says.
+    #: Failed and waits for due_at. A receive or the sweeper moves it once due; stays as long as its retry policy says.
     RETRYING = "retrying"
-    #: Attempts spent, or refused for good. Left only by an operator: replay, delete, move or purge.
+    #: Has no attempts left, or was buried. Stays until an operator replays, deletes, moves or purges it.
     DEAD = "dead"
-    #: Kept after success where the queue keeps results. Left when newer results push it out.
+    #: Kept after success, if `keep_done` is set. Stays until newer results displace it or an operator removes it.
     DONE = "done"
 
 
 class JournalEvent(enum.StrEnum):
-    """What the journal says happened."""
+    """The event of a journal line."""
 
     SENT = "sent"
     RECEIVED = "received"
@@ -54,7 +54,7 @@ class JournalEvent(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """One row of the lifecycle: from these states, this verb writes this event and leads to one of those states."""
+    """One row of the lifecycle: from `sources`, `verb` writes `event` and leads to one of `targets`."""
 
     sources: frozenset[State | None]
     verb: str
@@ -71,7 +71,7 @@ def _row(
 
 
 _S = State
-#: None stands for "not there": before the send, or gone for good.
+#: None stands for a message that does not exist: before the send, or after its removal.
 LIFECYCLE: tuple[Transition, ...] = (
     _row(
         {None},
@@ -110,7 +110,7 @@ LIFECYCLE: tuple[Transition, ...] = (
     ),
 )
 
-#: The letter that stands for a state inside the stored form of a unique send.
+#: The letter of each state in the stored form of a message with a unique key.
 STATE_LETTERS = {
     State.SCHEDULED: "s",
     State.READY: "r",
@@ -120,7 +120,7 @@ STATE_LETTERS = {
     State.DONE: "k",
 }
 
-#: Characters of an error kept per attempt; the end of a traceback says most.
+#: Characters of an error kept per attempt; of a traceback the end is kept, which says most.
 MAX_ERROR = 4000
 
 _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
@@ -132,7 +132,7 @@ os.register_at_fork(after_in_child=_random.seed)
 
 
 def _stamp_of(milliseconds: int) -> tuple[int, str]:
-    """The first ten characters of an id: the time, in an alphabet that sorts as the numbers do."""
+    """The first ten characters of an id: the time, in an alphabet that sorts like the numbers."""
     return milliseconds, "".join(_ALPHABET[milliseconds >> shift & 31] for shift in range(45, -1, -5))
 
 
@@ -140,7 +140,7 @@ _stamp = _stamp_of(0)
 
 
 def new_id() -> str:
-    """A message id: 26 characters, ordered by time to the millisecond, 64 random bits below that."""
+    """Returns a new message id: 26 characters, sorted by time to the millisecond, with 64 random bits."""
     global _stamp
     now = time.time_ns() // 1_000_000
     stamp = _stamp
@@ -150,28 +150,28 @@ def new_id() -> str:
 
 
 def new_ids(count: int) -> list[str]:
-    """That many message ids of this moment; cheaper than as many calls of `new_id`."""
+    """Returns `count` new message ids; cheaper than as many calls of `new_id`."""
     stamp = _stamp_of(time.time_ns() // 1_000_000)[1]
     text = _random.randbytes(8 * count).hex().upper()
     return [stamp + text[place : place + 16] for place in range(0, 16 * count, 16)]
 
 
 class MessageId(str):
-    """The id of a sent message; `stored` is False when an earlier message already stood for it."""
+    """The id that a send returns; `stored` is False if an earlier message already had this id or unique key."""
 
     stored: bool = True
 
     @classmethod
     def of_earlier(cls, value: str) -> MessageId:
-        """The id of the message that was there before."""
-        made = cls(value)
-        made.stored = False
-        return made
+        """The id of an earlier message, which the send did not replace."""
+        id = cls(value)
+        id.stored = False
+        return id
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A message before it is sent, for `send_many` with options of its own per message."""
+    """A message for `send_many` with its own options."""
 
     payload: Any
     priority: int = 0
@@ -190,7 +190,7 @@ class Draft:
 
 
 class RemoteError(Exception):
-    """An error of a consumer elsewhere, as it was told: its class and its text."""
+    """An error that another process reported: its class name and its text."""
 
     def __init__(self, name: str, text: str) -> None:
         super().__init__(text)
@@ -200,7 +200,7 @@ class RemoteError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One ended attempt of a message, as its history keeps it."""
+    """One finished attempt, as the message's history keeps it."""
 
     attempt: int
     received_at: datetime | None
@@ -211,12 +211,12 @@ class Attempt:
     error: str
 
 
-#: Stands for an instant that was not written, where there must be one.
+#: Stands for a missing instant where a value is required.
 EPOCH = datetime.fromtimestamp(0, UTC)
 
 
 def moment(milliseconds: int | float | None) -> datetime | None:
-    """Integer milliseconds as the API's aware datetime."""
+    """Converts integer milliseconds into an aware datetime; None for 0 or None."""
     if not milliseconds:
         return None
     try:
@@ -226,19 +226,19 @@ def moment(milliseconds: int | float | None) -> datetime | None:
 
 
 class Message:
-    """A message and what is known of it; received messages add the verbs that settle them.
+    """A message with its state and its facts; received messages add the verbs that settle them.
 
-    What the message carries is decoded when it is first asked for, so that moving messages stays cheap.
+    Payload, headers and options are decoded on first access, so that moving messages stays cheap.
     """
 
-    # Defaults of the class, so that a message sets only what it has.
+    # Class defaults, so that a message sets only the fields it has.
     attempts: int = 0
     replays: int = 0
-    #: Whether the attempt before this one ended without a word: its consumer may have died of this message.
+    #: Whether the previous attempt ended without a verdict: this message may have crashed its consumer.
     suspect: bool = False
     consumer: str = ""
     lease_token: str = ""
-    #: Whether this consumer gave a verdict, and which: acked, nacked, buried or released.
+    #: Whether this consumer has settled the message, and how: acked, nacked, buried or released.
     settled: bool = False
     verdict: str = ""
     history: tuple[Attempt, ...] = ()
@@ -247,7 +247,7 @@ class Message:
     lease_ms: int = 0
     received_ms: int = 0
     settled_ms: int = 0
-    #: Where it stands on a page of a list, as a cursor.
+    #: Its place on a page of a list, as the cursor of the next page.
     place_after: str = ""
 
     def __init__(
@@ -284,12 +284,12 @@ class Message:
 
     @property
     def payload(self) -> Any:
-        """What was sent: the JSON value, or bytes if bytes were sent."""
+        """The payload: a JSON value, or bytes if bytes were sent."""
         return self.stored.payload
 
     @property
     def whole(self) -> bool:
-        """Whether the payload is all here; pages of a list carry its start only."""
+        """Whether the payload is complete; pages of a list carry only its start."""
         return self.stored.whole
 
     @property
@@ -299,37 +299,37 @@ class Message:
 
     @property
     def kind(self) -> str:
-        """What the message is, in the sender's words."""
+        """The kind that the sender gave the message."""
         return self.stored.kind
 
     @property
     def priority(self) -> int:
-        """0 to 255, high first."""
+        """The priority, 0 to 255; higher runs first."""
         return self.stored.priority
 
     @property
     def size(self) -> int:
-        """Bytes of the payload."""
+        """The size of the payload in bytes."""
         return self.stored.size
 
     @property
     def headers(self) -> dict[str, Any]:
-        """What travels beside the payload."""
+        """The headers sent with the payload."""
         return self.stored.headers
 
     @property
     def content_type(self) -> str:
-        """application/json, or what the sender of bytes said they are."""
+        """application/json, or the type that the sender gave."""
         return self.stored.content_type
 
     @property
     def max_attempts(self) -> int | None:
-        """This message's own limit, or None where the queue's holds."""
+        """The message's own limit of attempts, or None if the queue's applies."""
         return self.stored.max_attempts
 
     @property
     def retry(self) -> RetryPolicy | None:
-        """This message's own retry policy, or None where the queue's holds."""
+        """The message's own retry policy, or None if the queue's applies."""
         return self.stored.retry
 
     @property
@@ -339,33 +339,33 @@ class Message:
 
     @property
     def sent_at(self) -> datetime:
-        """When Redis stored it."""
+        """When Redis stored the message."""
         return moment(self.stored.sent_ms) or EPOCH
 
     @property
     def due_at(self) -> datetime | None:
-        """When it becomes ready, while it is scheduled or retrying."""
+        """When a scheduled or retrying message becomes ready."""
         return moment(self.due_ms)
 
     @property
     def lease_expires_at(self) -> datetime | None:
-        """When the lease ends by the server's clock, while it is leased."""
+        """When the lease of a leased message ends, by the server's clock."""
         return moment(self.expires_ms)
 
     @property
     def expires_at(self) -> datetime | None:
-        """When it is no longer worth delivering; None for most, which wait until they are received."""
+        """When the message expires and is no longer delivered; None if it was sent without `expires`."""
         span = self.stored.expires_ms
         return None if span is None else moment(self.stored.sent_ms + span)
 
     @property
     def received_at(self) -> datetime | None:
-        """When it was last received."""
+        """When the message was last received."""
         return moment(self.received_ms)
 
     @property
     def settled_at(self) -> datetime | None:
-        """When it became dead or done."""
+        """When the message became dead or done."""
         return moment(self.settled_ms)
 
     def __repr__(self) -> str:

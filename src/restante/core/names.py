@@ -10,7 +10,7 @@ _NAME = re.compile(r"[A-Za-z0-9._:@/+][A-Za-z0-9._:@/+-]{0,199}", re.ASCII)
 
 
 def valid_name(name: str, what: str = "queue name") -> str:
-    """The name itself, or InvalidName. The one rule for queues, kinds, ids, consumers and services."""
+    """Returns the name if it is valid; raises InvalidName otherwise."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         shown = repr(name) if len(repr(name)) <= 60 else repr(name)[:57] + "…"
         raise InvalidName(

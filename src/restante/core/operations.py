@@ -1,4 +1,4 @@
-"""Every verb as a value: script, keys, arguments and how to read the answer; nothing here does I/O."""
+"""Every verb as an operation: script, keys, arguments and a parser of the reply; no I/O."""
 
 from __future__ import annotations
 
@@ -34,44 +34,44 @@ from restante.core.stored import Stored, encode, encode_plain, sound
 T = TypeVar("T")
 Argument = bytes | str | int
 
-#: Packs the words of one command for the wire; the library's own annotation knows single words only.
+#: Packs the words of one command for the wire. The library's own annotation allows single words only.
 pack: Callable[[tuple[Any, ...]], bytes] = hiredis.pack_command
 
-#: Messages in one call. A longer script would hold the server, and Lua's stack bounds it anyway.
+#: Most messages in one call. A longer script would block the server, and Lua's stack limits it anyway.
 MAX_BATCH = 1000
-#: The states in which a unique key holds unless the send says otherwise: until the message is settled.
+#: Default of `unique_states`: a unique key holds until its message is settled.
 UNIQUE_STATES = frozenset({State.SCHEDULED, State.READY, State.LEASED, State.RETRYING})
 
-#: Payload types the short way may take; bytes need their content type kept.
+#: Payload types that `encode_plain` accepts. Bytes are not among them, because they need a content type.
 JSON_TYPES = frozenset({dict, list, tuple, str, int, float, bool, type(None)})
 _PLAIN = Draft(None)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _nonce = random.Random().getrandbits
 
-#: Scripts that store something new: refused at maxmemory. All others run there, or a full server could not be emptied.
+#: Scripts that store new data are refused at maxmemory. All others run there, or a full server could not be emptied.
 NEED_ROOM = frozenset({"edit", "hold", "move", "send"})
-#: Scripts that only read: they run on a replica and on a server whose disk is full, too.
+#: Scripts that only read also run on a replica and on a server whose disk is full.
 READ_ONLY = frozenset({"counts", "list", "show"})
 
 
 def declared(body: str, *, when_full: bool, reads: bool) -> bytes:
-    """A script with its flags: whether it runs at maxmemory, and whether it only reads.
+    """Puts the flags before a script: whether it runs at maxmemory, and whether it only reads.
 
-    Without the second flag a replica, and a server whose disk is full, refuse a script that does not write.
+    Without `reads`, a replica and a server whose disk is full refuse even a script that writes nothing.
     """
     flags = " flags=no-writes" if reads else " flags=allow-oom" if when_full else ""
     return f"#!lua{flags}\n{body}".encode()
 
 
 def sha1(text: bytes) -> bytes:
-    """The hash by which a server knows a script."""
+    """The hash under which a server caches a script."""
     return hashlib.sha1(text).hexdigest().encode()
 
 
 class Script:
-    """A verb's Lua with the prelude before it, and the hash by which servers know it."""
+    """The Lua text of a verb, with the shared files before it, and its hash."""
 
-    #: The type each key must have, where its name does not tell.
+    #: The type of each key, where the key's name does not imply it.
     types: tuple[str, ...] = ()
 
     def __init__(self, name: str, keys: str) -> None:
@@ -90,7 +90,7 @@ SEND = Script(
     "send",
     "queue journal messages ready marker scheduled unique acked acked_before leased retrying dead",
 )
-#: The keys that suffice for a send whose ids are new, into a queue without limits; every key costs at every call.
+#: The keys of a send with new ids to a queue without limits. Every key adds to the cost of every call.
 FEW_KEYS = SEND.keys[:6]
 RECEIVE = Script(
     "receive",
@@ -107,7 +107,7 @@ EXTEND = Script("extend", "queue journal deliveries leased consumers")
 class Operation(Generic[T]):
     """One call of one script."""
 
-    #: What is told of a call that must not be made again, when its answer is lost; empty for what may be repeated.
+    #: The error message for a call that must not be repeated and whose reply was lost; empty if it may be repeated.
     once: ClassVar[str] = ""
 
     __slots__ = ("_all_keys", "answer", "args", "durability", "keys", "parse", "question", "queue", "script", "sends")
@@ -130,29 +130,28 @@ class Operation(Generic[T]):
         self.args = args
         self.parse = parse
         self.queue = queue
-        #: Ids whose fate is unknown when the answer does not come.
+        #: Ids of sent messages, for `Unconfirmed` when the reply is lost.
         self.sends = sends
         self.durability = durability
-        #: A plain command to the same server that the synchronous runner sends in front of the call, packed, and what
-        #: it was answered.
+        #: A packed plain command that the synchronous runner sends to the same server before the call, and its reply.
         self.question = b""
         self.answer: Any = None
 
     def packed(self) -> bytes:
-        """The call as it goes over the wire."""
+        """The call, packed for the wire."""
         return pack((b"EVALSHA", self.script.sha, len(self.keys), *self.keys, *self.args))
 
     def doubt(self) -> None:
-        """Told when a try may have been carried out without our hearing of it."""
+        """Called when an attempt may have succeeded although its reply was lost."""
 
     def repeat(self) -> None:
-        """Told before the call is made again: a send may have been stored by the try before."""
+        """Called before the call is repeated: a send may have been stored by the previous attempt."""
         if self._all_keys:
             self.args[0], self.keys = b"1", self._all_keys
 
 
 class SendOptions(TypedDict, total=False):
-    """What `send_many` accepts for all its payloads: the options of `send`, but for an id."""
+    """The options of `send_many` for all its payloads: those of `send` except `id`."""
 
     priority: int
     delay: float | timedelta
@@ -169,7 +168,7 @@ class SendOptions(TypedDict, total=False):
 
 
 class Received(NamedTuple):
-    """The answer to a receive."""
+    """The reply of a receive."""
 
     messages: list[Any]
     now: int
@@ -178,12 +177,12 @@ class Received(NamedTuple):
     promoted: int
     expired: int
     lost: list[str]
-    #: Leased, but not what was sent: to be buried.
+    #: Leased messages whose stored form is damaged; the caller buries them.
     spoiled: list[Any]
 
 
 class QueueRef:
-    """What operations need to know of a queue: its keys, its settings as last seen, and who is asking."""
+    """The facts of a queue that operations need: its keys, its last known settings, and the consumer."""
 
     __slots__ = ("begun", "consumer", "keys", "make", "name", "opened", "pending", "presence", "seen", "settings")
 
@@ -191,25 +190,25 @@ class QueueRef:
         self.keys = QueueKeys(name)
         self.name = name
         self.consumer = consumer
-        #: Makes a received message from its parts.
+        #: Creates a received message from its parts.
         self.make = make
-        #: Fields to be written to the queue hash before the first call.
+        #: Settings to write to the queue hash before the next call.
         self.pending: dict[str, str] = {}
         self.settings = QueueSettings()
         self.opened = False
-        #: Whether a send of ours has been the queue's first.
+        #: Whether a send of this client was the first of the queue.
         self.begun = False
         self.seen = 0.0
         self.presence = b""
 
     def first_again(self) -> None:
-        """A send was the queue's first. A second time: somebody removed it, and its name must be known again."""
+        """Notes that a send was the queue's first. A second time means the queue was dropped: register it again."""
         self.opened = self.opened and not self.begun
         self.begun = True
 
 
 def error_parts(error: BaseException | str | None) -> tuple[str, bytes]:
-    """Class and JSON text of an error, bounded, as history and journal keep them."""
+    """Class name and JSON text of an error, both bounded, as history and journal store them."""
     if error is None:
         return "", b'""'
     if isinstance(error, RemoteError):
@@ -253,7 +252,7 @@ def _entry(
     unique_states: frozenset[State] | None,
     expires: float | timedelta | None,
 ) -> tuple[str, str, int, bytes]:
-    """Checks one message and gives its four arguments."""
+    """Checks one message and returns its four script arguments."""
     if type(priority) is not int or not 0 <= priority <= 255:
         whole(priority, "priority", 0, 255)
     if id is None:
@@ -271,7 +270,7 @@ def _entry(
     due = due_argument(delay, due_at)
     span = None if expires is None else milliseconds(expires, "expires")
     if span is not None and due.startswith("+"):
-        # Counts from the due time, which the server rounds up: waiting for it is no delay of the consumer's.
+        # Counts from the due time, which the server rounds up: the wait until then must not use up `expires`.
         span += int(due) + 1
     stored, size = encode(
         payload,
@@ -293,7 +292,7 @@ def _entry(
 
 
 def _plain(ref: QueueRef, payload: Any, priority: int) -> tuple[str, str, int, bytes]:
-    """`_entry` for what most messages are: a JSON value without options."""
+    """`_entry` for the most common message: a JSON value without options."""
     if type(priority) is not int or not 0 <= priority <= 255:
         whole(priority, "priority", 0, 255)
     stored, size = encode_plain(payload, priority)
@@ -316,9 +315,15 @@ def _sending(
     settings = ref.settings
     few = args[0] == b"0" and settings.max_length is None and settings.max_dead is None
     return Operation(
-        SEND, ref.keys.group(FEW_KEYS) if few else every, args, parse, ref.name, sends=ids, all_keys=every,
+        SEND,
+        ref.keys.group(FEW_KEYS) if few else every,
+        args,
+        parse,
+        ref.name,
+        sends=ids,
+        all_keys=every,
         durability=settings.durability if durability is None else valid_durability(durability),
-    )  # fmt: skip
+    )
 
 
 def send(
@@ -341,47 +346,70 @@ def send(
     expires: float | timedelta | None = None,
     durability: str | None = None,
 ) -> Operation[MessageId]:
-    """Puts one message in and returns its id.
+    """Sends one message and returns its id.
 
-    The message waits until it is received and acked. With `delay` or `due_at` it becomes ready then and
-    never before. With `expires` it is removed instead of delivered once it has waited longer than that, counted from
-    when it is due; nothing expires unasked. The same `id` again stores nothing; with `unique` nothing is stored while
-    a message with that key is in one of `unique_states`, and the id returned is that message's (`stored` is False).
+    The message waits until it is received and acked. With `delay` or `due_at` it becomes ready at that time and not
+    before. With `expires` it is removed instead of delivered if it waits longer than that after it is due; without it,
+    a message never expires. Sending the same `id` again stores nothing. With `unique` nothing is stored while a
+    message with that key is in one of `unique_states`; the returned id is that message's, and its `stored` is False.
     """
     entry: tuple[str, str, int, bytes]
     if (
-        delay == 0 and delay is not False and due_at is None and id is None and not kind and headers is None
-        and content_type is None and lease is None and max_attempts is None and retry is None and unique is None
-        and expires is None and type(payload) in JSON_TYPES
-    ):  # fmt: skip
+        delay == 0
+        and delay is not False
+        and due_at is None
+        and id is None
+        and not kind
+        and headers is None
+        and content_type is None
+        and lease is None
+        and max_attempts is None
+        and retry is None
+        and unique is None
+        and expires is None
+        and type(payload) in JSON_TYPES
+    ):
         entry = _plain(ref, payload, priority)
     else:
         entry = _entry(
-            ref, payload, priority, delay, due_at, id, kind, headers, content_type, lease, max_attempts, retry, unique,
-            unique_states, expires,
-        )  # fmt: skip
-    made = entry[0]
+            ref,
+            payload,
+            priority,
+            delay,
+            due_at,
+            id,
+            kind,
+            headers,
+            content_type,
+            lease,
+            max_attempts,
+            retry,
+            unique,
+            unique_states,
+            expires,
+        )
+    sent_id = entry[0]
     careful = id is not None or unique is not None
 
     def parse(reply: Any) -> MessageId:
         if not reply or reply == [0, b""]:
             ref.first_again()
         if type(reply) is int or not reply[1]:
-            return MessageId(made)
+            return MessageId(sent_id)
         return MessageId.of_earlier(reply[1].decode())
 
-    return _sending(ref, [b"1" if careful else b"0", *entry], parse, (made,), durability)
+    return _sending(ref, [b"1" if careful else b"0", *entry], parse, (sent_id,), durability)
 
 
 def first_try(ref: QueueRef, send: Operation[MessageId]) -> None:
-    """Spares a send the look for its id, which was made for it just now; a repeated try looks again."""
+    """Skips the check for an earlier message with this id, which is new. A repeated attempt checks again."""
     send.args[0] = b"0"
     if ref.settings.max_length is None and ref.settings.max_dead is None:
         send.keys = ref.keys.group(FEW_KEYS)
 
 
 def check_batch(messages: Sequence[Any]) -> None:
-    """Refuses what only looks like a list of messages: of a text or a mapping, each letter or key would be sent."""
+    """Refuses a text or a mapping, whose letters or keys would each be sent, and a list of the wrong length."""
     if type(messages) not in (list, tuple) and (
         isinstance(messages, str | bytes | bytearray | memoryview | Mapping) or not isinstance(messages, Sequence)
     ):
@@ -396,9 +424,9 @@ def check_batch(messages: Sequence[Any]) -> None:
 def send_many(
     ref: QueueRef, /, messages: Sequence[Any], *, durability: str | None = None, **options: Unpack[SendOptions]
 ) -> Operation[list[MessageId]]:
-    """Puts up to a thousand messages in by one call, all or none, and returns their ids in order.
+    """Sends up to a thousand messages in one call, all or none, and returns their ids in order.
 
-    Items are payloads, or `Draft`s with options of their own; the keyword options of `send` apply to payloads.
+    Items are payloads or `Draft`s. A `Draft` has its own options; the keyword options apply to payloads.
     """
     check_batch(messages)
     if options.get("id") is not None:
@@ -421,10 +449,22 @@ def send_many(
         if draft is not shared and (draft.id is not None or draft.unique is not None):
             careful = True
         entry = _entry(
-            ref, item.payload if draft is item else item, draft.priority, draft.delay, draft.due_at, draft.id,
-            draft.kind, draft.headers, draft.content_type, draft.lease, draft.max_attempts, draft.retry, draft.unique,
-            draft.unique_states, draft.expires,
-        )  # fmt: skip
+            ref,
+            item.payload if draft is item else item,
+            draft.priority,
+            draft.delay,
+            draft.due_at,
+            draft.id,
+            draft.kind,
+            draft.headers,
+            draft.content_type,
+            draft.lease,
+            draft.max_attempts,
+            draft.retry,
+            draft.unique,
+            draft.unique_states,
+            draft.expires,
+        )
         ids.append(entry[0])
         args += entry
     if careful:
@@ -434,10 +474,10 @@ def send_many(
         if not reply or (type(reply) is list and reply[0] == 0):
             ref.first_again()
         if type(reply) is int:
-            return [MessageId(made) for made in ids]
+            return [MessageId(sent_id) for sent_id in ids]
         return [
-            MessageId.of_earlier(other.decode()) if other else MessageId(made)
-            for made, other in zip(ids, reply[1:], strict=True)
+            MessageId.of_earlier(other.decode()) if other else MessageId(sent_id)
+            for sent_id, other in zip(ids, reply[1:], strict=True)
         ]
 
     return _sending(ref, args, parse, ids, durability)
@@ -452,7 +492,7 @@ def receive(
     acks: Sequence[Message] = (),
     presence: bytes = b"",
 ) -> Operation[Received]:
-    """Leases up to `count` messages; settles `acks` in the same call. With 0 it only promotes and reclaims."""
+    """Leases up to `count` messages and settles `acks` in the same call. A count of 0 only promotes and reclaims."""
     if len(acks) > MAX_BATCH:
         raise InvalidInput(f"one call settles at most {MAX_BATCH} acks, not {len(acks)}")
     nonce = f"{_nonce(32):08x}"
@@ -478,18 +518,24 @@ def receive(
                 message.attempts, message.replays, message.suspect = int(count), int(replays), ended == "expired"
             (good if sound(raw) else spoiled).append(message)
         return Received(
-            good, now, int(due) if due else None, version, promoted, expired,
-            [acks[index - 1].id for index in lost] if lost else [], spoiled,
-        )  # fmt: skip
+            good,
+            now,
+            int(due) if due else None,
+            version,
+            promoted,
+            expired,
+            [acks[index - 1].id for index in lost] if lost else [],
+            spoiled,
+        )
 
     return Operation(RECEIVE, ref.keys.group(RECEIVE.keys), args, parse, ref.name)
 
 
 def _settled(messages: Sequence[Message], lost: Sequence[int], verdict: str) -> None:
-    """Notes the verdict on the messages that got it; raises for those whose lease was lost, or settled before."""
+    """Marks messages as settled; raises LeaseLost or AlreadySettled for those whose verdict had no effect."""
     late = [messages[index - 1] for index in lost]
     before = [message.verdict for message in late]
-    for message in messages if not lost else [one for one in messages if one not in late]:
+    for message in messages if not lost else [message for message in messages if message not in late]:
         message.settled, message.verdict = True, verdict
     if late:
         ids = [message.id for message in late]
@@ -497,7 +543,7 @@ def _settled(messages: Sequence[Message], lost: Sequence[int], verdict: str) -> 
 
 
 def check_messages(messages: Sequence[Message]) -> None:
-    """Refuses what is no list of messages that one call may settle."""
+    """Refuses anything but a list of messages that one call may settle."""
     if type(messages) not in (list, tuple) and (isinstance(messages, str) or not isinstance(messages, Sequence)):
         raise InvalidInput(f"give a list of received messages, not {type(messages).__name__}")
     if not 1 <= len(messages) <= MAX_BATCH:
@@ -516,10 +562,10 @@ def _pairs(messages: Sequence[Message]) -> list[Argument]:
 
 
 def ack_many(ref: QueueRef, /, messages: Sequence[Message]) -> Operation[None]:
-    """Ends messages in success. Those whose lease is lost are named by LeaseLost; the others are acked."""
+    """Acks messages. LeaseLost lists those whose lease has ended; the others are acked."""
     return Operation(
         ACK, ref.keys.group(ACK.keys), _pairs(messages), lambda lost: _settled(messages, lost, "acked"), ref.name
-    )  # fmt: skip
+    )
 
 
 def nack_many(
@@ -531,7 +577,7 @@ def nack_many(
     error: BaseException | str | None = None,
     retry: RetryPolicy | None = None,
 ) -> Operation[list[State]]:
-    """Ends attempts in failure: each message is retrying after `delay` or its retry policy's, or dead at its limit."""
+    """Fails the attempts: each message retries after `delay` or its retry policy's delay, or is dead at its limit."""
     _pairs(messages)
     name, text = error_parts(error)
     fixed = None if delay is None else str(milliseconds(delay, "delay"))
@@ -553,7 +599,7 @@ def nack_many(
 def bury_many(
     ref: QueueRef, /, messages: Sequence[Message], *, error: BaseException | str | None = None
 ) -> Operation[None]:
-    """Refuses messages for good: dead at once."""
+    """Dead-letters messages at once, whatever attempts are left."""
     _pairs(messages)
     name, text = error_parts(error)
     args: list[Argument] = []
@@ -565,32 +611,32 @@ def bury_many(
 def bury_corrupt(ref: QueueRef, /, messages: Sequence[Message]) -> Operation[int]:
     """Buries messages whose stored form is damaged; returns how many.
 
-    It does not raise LeaseLost: the damage may be in the lease itself and end it at once. Such a message is received
-    and buried again, and the sound messages of the same receive reach their caller.
+    It does not raise LeaseLost, because the damage may be in the lease itself and end it at once. Such a message is
+    received and buried again, and the intact messages of the same receive reach their caller.
     """
     bury = bury_many(ref, messages, error=Corrupt("the stored message is not what was sent"))
     return Operation(BURY, bury.keys, bury.args, lambda lost: len(messages) - len(lost), ref.name)
 
 
 def release_many(ref: QueueRef, /, messages: Sequence[Message], *, delay: float | timedelta = 0) -> Operation[None]:
-    """Gives messages back at their old position with the attempt not counted."""
+    """Returns messages to their old position in the queue and does not count the attempt."""
     args: list[Argument] = [str(milliseconds(delay, "delay")), *_pairs(messages)]
     return Operation(
         RELEASE, ref.keys.group(RELEASE.keys), args, lambda lost: _settled(messages, lost, "released"), ref.name
-    )  # fmt: skip
+    )
 
 
 def extend_many(
     ref: QueueRef, /, messages: Sequence[Message], *, lease: float | timedelta | None = None
 ) -> Operation[list[str]]:
-    """Keeps leases longer, counted from now; returns the ids whose lease was lost instead of raising."""
+    """Extends leases, counted from now. Returns the ids whose lease was lost instead of raising LeaseLost."""
     given = None if lease is None else milliseconds(lease, "lease", least=0.001)
     _pairs(messages)
     return renew(ref, messages, given, b"")
 
 
 def renew(ref: QueueRef, messages: Sequence[Message], span: int | None, presence: bytes) -> Operation[list[str]]:
-    """The same for a consumer's renewal, which also notes its presence."""
+    """`extend_many` for a consumer's renewal, which also updates its registry entry."""
     args: list[Argument] = [ref.consumer, presence]
     for message in messages:
         args += (message.id, message.lease_token, str(span or message.lease_ms or int(ref.settings.lease * 1000)))

@@ -1,22 +1,22 @@
-"""How many messages a consumer holds ahead, by how long its handlers take."""
+"""Decides how many messages a consumer prefetches, from the duration of its handlers."""
 
 from __future__ import annotations
 
 from restante.core.operations import MAX_BATCH
 
-#: Seconds of work a consumer may hold beyond what is running; more would keep messages from idle consumers.
+#: Seconds of work that a consumer may prefetch; more would keep messages from idle consumers.
 BUFFERED_WORK = 0.1
-#: Seconds of handling above which an ack travels at once: waiting for the next receive would invite doubles.
+#: Duration of a handler above which acks are sent at once: an ack that waited for the next receive could come too late.
 SLOW_HANDLER = 0.005
 
 
 class Prefetch:
-    """How long handlers take, as a moving average, and what follows for batches and acks."""
+    """The average duration of handlers, and the batch sizes and the timing of acks that follow from it."""
 
     def __init__(self, concurrency: int, prefetch: int) -> None:
         self._concurrency = concurrency
         self._prefetch = prefetch
-        #: Seconds; the first guess keeps a consumer from hoarding before it knows.
+        #: Moving average in seconds; the initial value keeps a new consumer from prefetching too much.
         self.seconds = BUFFERED_WORK
 
     def note(self, seconds: float, count: int = 1) -> None:
@@ -25,18 +25,18 @@ class Prefetch:
 
     @property
     def room(self) -> int:
-        """Messages to hold in all: those running and a little work ahead."""
+        """Messages to hold in all: the running ones and some prefetched ones."""
         ahead = int(BUFFERED_WORK / self.seconds * self._concurrency)
         return min(MAX_BATCH, self._concurrency + min(self._prefetch, ahead))
 
     @property
     def low(self) -> int:
-        """Messages held below which more are fetched."""
+        """Fetch more when fewer messages than this are held."""
         return max(self._concurrency - 1, self.room // 2 - 1)
 
     @property
     def chunk(self) -> int:
-        """Messages handed to a worker at once; one unless they are quick."""
+        """Messages passed to a worker at once; one unless handlers are quick."""
         return max(1, min(50, int(0.005 / self.seconds)))
 
     @property

@@ -1,6 +1,6 @@
-"""The queue as its users see it, synchronous and asyncio; both are thin: what happens is in `operations`.
+"""Clients and queues, synchronous and asyncio: thin methods around the operations of `operations`.
 
-On failure every method raises a typed error of `restante.core.errors`; nothing is half done.
+On failure every method raises a typed error of `restante.core.errors`, and nothing is half done.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ T = TypeVar("T")
 log = logging.getLogger("restante")
 
 CONFIGURE = Script("configure", "queue journal marker")
-#: Seconds between two notes of a consumer's presence in the registry.
+#: Seconds between two updates of a consumer's entry in the registry.
 PRESENCE_EVERY = 20.0
 
 
 class MessageHandler(Protocol):
-    """A function or coroutine function that takes one received message; what it returns is not looked at."""
+    """A function or coroutine function that takes one received message; its return value is ignored."""
 
     def __call__(self, message: LeasedMessage, /) -> object: ...
 
@@ -53,7 +53,7 @@ Handler = TypeVar("Handler", bound=MessageHandler)
 
 
 def open_queue(ref: QueueRef, *, operator: str = "", event: str = "configured") -> Operation[None]:
-    """Writes the settings asked for, if any, and reads those that hold."""
+    """Writes the pending settings, if any, and reads the settings in force."""
     args: list[ops.Argument] = [operator, event]
     for name, value in ref.pending.items():
         args += (name, value)
@@ -75,7 +75,7 @@ def receiving(
     lease: float | timedelta | None = None,
     acks: Sequence[Message] = (),
 ) -> Flow[Received | None]:
-    """Receives from the first queue that has something; waits for it up to `timeout` seconds."""
+    """Receives from the first queue that has a message; waits for one up to `timeout` seconds."""
     deadline = time.monotonic() + timeout if timeout else 0.0
     while True:
         until: float | None = None
@@ -83,7 +83,7 @@ def receiving(
             got: Received = yield ops.receive(ref, count, lease=lease, acks=acks, presence=_presence(ref))
             acks = ()
             while not (got.messages or got.lost or got.spoiled) and got.due == got.now:
-                # Only what was past its time stood in front: look behind it.
+                # All messages at the head of the queue had expired: look behind them.
                 got = yield ops.receive(ref, count, lease=lease)
             if got.lost:
                 log.warning("lease lost before ack queue=%s ids=%s", ref.name, ",".join(got.lost[:10]))
@@ -106,7 +106,7 @@ def receiving(
 
 
 def _presence(ref: QueueRef) -> bytes:
-    """What the registry shows of this consumer, when it is time to say it again."""
+    """The consumer's registry entry when it is due for an update, else nothing."""
     now = time.monotonic()
     if ref.consumer == "" or (ref.seen and now - ref.seen < PRESENCE_EVERY):
         return b""
@@ -115,14 +115,14 @@ def _presence(ref: QueueRef) -> bytes:
 
 
 def check_count(count: int) -> int:
-    """How many messages one call may take."""
+    """Returns `count` if one call may receive that many messages; raises InvalidInput otherwise."""
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_BATCH:
         raise InvalidInput(f"count must be a whole number from 1 to {MAX_BATCH}, not {count!r}")
     return count
 
 
 def queue_names(queues: Sequence[str]) -> Sequence[str]:
-    """The names of several queues; of a text, each letter would be one."""
+    """Returns the queue names. Refuses a string, whose letters would each be taken for a queue."""
     if isinstance(queues, str) or not isinstance(queues, Sequence):
         raise InvalidInput(f"give a list of queue names such as ['orders', 'mail'], not {queues!r}")
     if not queues:
@@ -131,7 +131,7 @@ def queue_names(queues: Sequence[str]) -> Sequence[str]:
 
 
 def check_handler(function: Any, queue: str) -> None:
-    """Refuses what cannot handle a message: each one would be nacked, or acked without having been handled."""
+    """Refuses a function that cannot handle a message: it would nack every message, or ack it unhandled."""
     if not callable(function):
         raise InvalidInput(f"the handler of {queue} must be a function that takes a message, not {function!r}")
     name = getattr(function, "__qualname__", repr(function))
@@ -144,24 +144,24 @@ def check_handler(function: Any, queue: str) -> None:
             f"the handler {name} of {queue} must take one argument, the message: {error}; write def {name}(message)"
         ) from None
     except ValueError:
-        pass  # a builtin that does not tell its signature
+        pass  # a builtin without a readable signature
 
 
 def check_timeout(timeout: float) -> float:
-    """How long a call may wait."""
+    """Returns `timeout` if it is a valid number of seconds; raises InvalidInput otherwise."""
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout <= 1e9:
         raise InvalidInput(f"timeout must be a number of seconds from 0, not {timeout!r}")
     return timeout
 
 
-#: Keywords that a verb takes for each message of a call.
+#: Keywords that a verb passes on to each message of a call.
 _SHARED = {"send_many": tuple(ops.SendOptions.__annotations__)}
 
 
 def sync_method(
     build: Callable[Concatenate[QueueRef, P], Operation[T]],
 ) -> Callable[Concatenate[Any, P], T]:
-    """The operation as a method that runs it."""
+    """Turns an operation into a method that runs it."""
     known = (*parameters(build), *_SHARED.get(build.__name__, ()))
 
     @functools.wraps(build)
@@ -182,7 +182,7 @@ def sync_method(
 def async_method(
     build: Callable[Concatenate[QueueRef, P], Operation[T]],
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
-    """The operation as a coroutine method that runs it."""
+    """Turns an operation into a coroutine method that runs it."""
     known = (*parameters(build), *_SHARED.get(build.__name__, ()))
 
     @functools.wraps(build)
@@ -201,7 +201,7 @@ def async_method(
 
 
 class _Named:
-    """What both kinds of queue hold."""
+    """The part that `Queue` and `AsyncQueue` share."""
 
     ref: QueueRef
 
@@ -211,7 +211,7 @@ class _Named:
 
     @property
     def settings(self) -> QueueSettings:
-        """The settings as last seen; they are read anew when the server says they changed."""
+        """The settings as last read. The client reads them again when the server reports a newer version."""
         return self.ref.settings
 
     def __repr__(self) -> str:
@@ -222,7 +222,7 @@ class _Named:
 
 
 class Queue(_Named):
-    """A queue. Open one with `post.queue(name)`; it is safe to share between threads."""
+    """A queue. Open it with `client.queue(name)`; threads may share it."""
 
     def __init__(self, connection: Connection, name: str, consumer: str, options: QueueOptions) -> None:
         self.connection = connection
@@ -235,7 +235,7 @@ class Queue(_Named):
         self.connection.run(open_queue(self.ref))
 
     def run(self, flow: Flow[T], waker: Waker | None = None) -> T:
-        """Carries a flow of operations and waits to its end."""
+        """Runs a flow of operations to its end and returns its result."""
         if not self.ref.opened:
             self.ensure_open()
         return run_flow(self.connection, flow, waker)
@@ -249,28 +249,28 @@ class Queue(_Named):
     extend_many = sync_method(ops.extend_many)
 
     def configure(self, **options: Unpack[QueueOptions]) -> QueueSettings:
-        """Changes settings for every client of the queue, from now on."""
+        """Changes settings of the queue, for all its clients."""
         self.ref.pending.update(queue_fields(options))
         self.ensure_open()
         return self.settings
 
     def receive(self, timeout: float = 0, *, lease: float | timedelta | None = None) -> LeasedMessage | None:
-        """The next message, leased to you, or None when none came within `timeout` seconds."""
+        """Returns the next message, leased to this consumer, or None if none arrives within `timeout` seconds."""
         got = self.run(receiving((self.ref,), 1, timeout=check_timeout(timeout), lease=lease))
         return got.messages[0] if got and got.messages else None
 
     def receive_many(
         self, count: int, timeout: float = 0, *, lease: float | timedelta | None = None, acks: Sequence[Message] = ()
     ) -> list[LeasedMessage]:
-        """Up to `count` messages by one call; waits for the first up to `timeout` seconds. `acks` are settled first."""
+        """Receives up to `count` messages by one call, after acking `acks`; waits up to `timeout` s for the first."""
         flow = receiving((self.ref,), check_count(count), timeout=check_timeout(timeout), lease=lease, acks=acks)
         got = self.run(flow)
         return got.messages if got else []
 
     @known_keywords
     def consume(self, *, prefetch: int = 100, stop_when_empty: bool = False) -> Iterator[LeasedMessage]:
-        """Messages one after the other until stopped; waits for a server that is away, verdicts included."""
-        from restante.core.consume import iterate  # the room above; only this door opens upwards
+        """Yields messages one by one until stopped. While the server is away the loop and its verdicts wait."""
+        from restante.core.consume import iterate  # imported here: consume.py imports this module
 
         return iterate(self, prefetch=prefetch, stop_when_empty=stop_when_empty)
 
@@ -281,7 +281,7 @@ class Queue(_Named):
     def handler(self, *, kind: str | None = None) -> Callable[[Handler], Handler]: ...
 
     def handler(self, function: Any = None, *, kind: str | None = None) -> Any:
-        """Registers the function for this queue's messages, or for those of one kind; run it by `restante consume`."""
+        """Registers a handler for the queue's messages, or for one kind of them; `restante consume` runs it."""
 
         def register(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
             check_handler(function, self.name)
@@ -294,7 +294,7 @@ class Queue(_Named):
 
 
 class AsyncQueue(_Named):
-    """A queue in asyncio. Open one with `post.queue(name)` of `restante.aio.connect()`."""
+    """A queue for asyncio. Open it with `client.queue(name)` on a client of `restante.aio.connect()`."""
 
     def __init__(self, connection: AsyncConnection, name: str, consumer: str, options: QueueOptions) -> None:
         self.connection = connection
@@ -306,7 +306,7 @@ class AsyncQueue(_Named):
         await self.connection.run(open_queue(self.ref))
 
     async def run(self, flow: Flow[T]) -> T:
-        """Carries a flow of operations and waits to its end."""
+        """Runs a flow of operations to its end and returns its result."""
         if not self.ref.opened:
             await self.ensure_open()
         return await run_flow_async(self.connection, flow)
@@ -320,38 +320,38 @@ class AsyncQueue(_Named):
     extend_many = async_method(ops.extend_many)
 
     async def configure(self, **options: Unpack[QueueOptions]) -> QueueSettings:
-        """Changes settings for every client of the queue, from now on."""
+        """Changes settings of the queue, for all its clients."""
         self.ref.pending.update(queue_fields(options))
         await self.ensure_open()
         return self.settings
 
     async def receive(self, timeout: float = 0, *, lease: float | timedelta | None = None) -> AsyncLeasedMessage | None:
-        """The next message, leased to you, or None when none came within `timeout` seconds."""
+        """Returns the next message, leased to this consumer, or None if none arrives within `timeout` seconds."""
         got = await self.run(receiving((self.ref,), 1, timeout=check_timeout(timeout), lease=lease))
         return got.messages[0] if got and got.messages else None
 
     async def receive_many(
         self, count: int, timeout: float = 0, *, lease: float | timedelta | None = None, acks: Sequence[Message] = ()
     ) -> list[AsyncLeasedMessage]:
-        """Up to `count` messages by one call; waits for the first up to `timeout` seconds. `acks` are settled first."""
+        """Receives up to `count` messages by one call, after acking `acks`; waits up to `timeout` s for the first."""
         flow = receiving((self.ref,), check_count(count), timeout=check_timeout(timeout), lease=lease, acks=acks)
         got = await self.run(flow)
         return got.messages if got else []
 
     async def consume(self, *, stop_when_empty: bool = False) -> AsyncIterator[AsyncLeasedMessage]:
-        """Messages one after the other, their leases renewed from a thread of their own."""
-        from restante.core.consume import iterate_async  # the room above; only this door opens upwards
+        """Yields messages one by one; a separate thread renews their leases."""
+        from restante.core.consume import iterate_async  # imported here: consume.py imports this module
 
         async for message in iterate_async(self, stop_when_empty=stop_when_empty):
             yield message
 
 
 class _Stopped(Exception):
-    """The waker rang while a flow waited."""
+    """The waker fired while a flow waited."""
 
 
 def run_flow(connection: Connection, flow: Flow[T], waker: Waker | None = None) -> T:
-    """Drives a flow with the synchronous runner; a flow whose wait the waker ends returns None."""
+    """Drives a flow on the synchronous runner. Returns None if the waker ended a wait."""
 
     def perform(step: Operation[Any] | Wait) -> Any:
         if not isinstance(step, Wait):
@@ -364,11 +364,11 @@ def run_flow(connection: Connection, flow: Flow[T], waker: Waker | None = None) 
     try:
         return drive(flow, perform)
     except _Stopped:
-        return None  # type: ignore[return-value]  # flows that wait may end with nothing
+        return None  # type: ignore[return-value]  # flows that wait may return None
 
 
 async def run_flow_async(connection: AsyncConnection, flow: Flow[T]) -> T:
-    """Drives a flow with the asyncio runner."""
+    """Drives a flow on the asyncio runner."""
 
     async def perform(step: Operation[Any] | Wait) -> Any:
         if isinstance(step, Wait):
@@ -379,13 +379,13 @@ async def run_flow_async(connection: AsyncConnection, flow: Flow[T]) -> T:
 
 
 def consumer_name() -> str:
-    """Host and process, as the registry and the journal show them."""
+    """The default consumer name: host name and process id."""
     host = "".join(ch for ch in platform.node() if ch.isalnum() or ch in ".-_").lstrip("-")[:100] or "host"
     return valid_name(f"{host}:{os.getpid()}", "consumer")
 
 
 class Client:
-    """A connection to one server, from which queues are opened. Close it when done."""
+    """A connection to one server, used to open queues. Close it when done."""
 
     def __init__(
         self,
@@ -402,19 +402,19 @@ class Client:
         self._on_close = on_close
 
     def queue(self, name: str, **options: Unpack[QueueOptions]) -> Queue:
-        """The queue of that name. Options are stored in Redis, hold for all its clients, and stay until changed."""
-        found = self._queues.get(name)
-        if found is None:
-            found = self._queues[name] = Queue(self.connection, name, self.consumer, options)
+        """Opens a queue. Options are stored in Redis, apply to all clients and stay until changed."""
+        queue = self._queues.get(name)
+        if queue is None:
+            queue = self._queues[name] = Queue(self.connection, name, self.consumer, options)
         elif options:
-            found.ref.pending.update(queue_fields(options))
-            found.ref.opened = False
-        return found
+            queue.ref.pending.update(queue_fields(options))
+            queue.ref.opened = False
+        return queue
 
     def receive_many(
         self, queues: Sequence[str], count: int = 1, timeout: float = 0, *, lease: float | timedelta | None = None
     ) -> list[LeasedMessage]:
-        """Up to `count` messages from the first of several queues that has any, in the order given."""
+        """Receives up to `count` messages from the first of several queues that has any, in the given order."""
         opened = [self.queue(name) for name in queue_names(queues)]
         for queue in opened:
             if not queue.ref.opened:
@@ -437,7 +437,7 @@ class Client:
 
 
 class AsyncClient:
-    """The same for asyncio: `async with restante.aio.connect() as post:`."""
+    """A `Client` for asyncio: `async with restante.aio.connect() as client:`."""
 
     def __init__(
         self,
@@ -455,19 +455,19 @@ class AsyncClient:
         self._on_close = on_close
 
     def queue(self, name: str, **options: Unpack[QueueOptions]) -> AsyncQueue:
-        """The queue of that name; options are stored with the first call on it."""
-        found = self._queues.get(name)
-        if found is None:
-            found = self._queues[name] = AsyncQueue(self.connection, name, self.consumer, options)
+        """Opens a queue. Its options are stored by the first call on it."""
+        queue = self._queues.get(name)
+        if queue is None:
+            queue = self._queues[name] = AsyncQueue(self.connection, name, self.consumer, options)
         elif options:
-            found.ref.pending.update(queue_fields(options))
-            found.ref.opened = False
-        return found
+            queue.ref.pending.update(queue_fields(options))
+            queue.ref.opened = False
+        return queue
 
     async def receive_many(
         self, queues: Sequence[str], count: int = 1, timeout: float = 0, *, lease: float | timedelta | None = None
     ) -> list[AsyncLeasedMessage]:
-        """Up to `count` messages from the first of several queues that has any, in the order given."""
+        """Receives up to `count` messages from the first of several queues that has any, in the given order."""
         opened = [self.queue(name) for name in queue_names(queues)]
         for queue in opened:
             if not queue.ref.opened:

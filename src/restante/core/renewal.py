@@ -1,6 +1,6 @@
-"""Keeps the leases of held messages alive from a thread of its own.
+"""Renews the leases of held messages from a thread of its own.
 
-On failure it says so in the log and tries again at the next tick; a lease found lost is marked on its message.
+On failure it logs a warning and tries again at the next tick. A lost lease is marked on its message.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from restante.core.operations import MAX_BATCH, QueueRef
 
 log = logging.getLogger("restante")
 
-#: Share of its lease after which a held message is renewed.
+#: Share of a lease after which it is renewed.
 RENEW_AFTER = 1 / 3
-#: Seconds between two looks at held messages, at least and at most.
+#: Seconds between two checks of the held messages, at least and at most.
 SHORTEST_TICK, LONGEST_TICK = 0.02, 5.0
 
 
 class Renewal:
-    """Keeps leases of held messages alive from a thread of its own, so that a busy handler or loop does not matter."""
+    """Renews leases in its own thread, so that a busy handler or event loop does not delay them."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -38,7 +38,7 @@ class Renewal:
         self._lock = threading.Lock()
 
     def hold(self, ref: QueueRef, messages: Sequence[Any]) -> None:
-        """From now on these are renewed until dropped."""
+        """Starts renewing the leases of these messages, until `drop`."""
         if not messages:
             return
         now = time.monotonic()
@@ -55,11 +55,11 @@ class Renewal:
 
     @property
     def held_any(self) -> bool:
-        """Whether it renews any lease now."""
+        """Whether any lease is being renewed."""
         return bool(self._held)
 
     def drop(self, message: Message) -> None:
-        """No longer renewed."""
+        """Stops renewing the lease of this message."""
         self._held.pop(message.lease_token, None)
 
     def close(self) -> None:
@@ -84,7 +84,7 @@ class Renewal:
                 log.exception("extend failed")
 
     def run_once(self) -> int:
-        """Extends what is due for it; returns how many leases were extended."""
+        """Extends the leases that are due for renewal; returns how many were extended."""
         now = time.monotonic()
         due: dict[QueueRef, list[Any]] = {}
         for ref, message in list(self._held.values()):
@@ -93,7 +93,7 @@ class Renewal:
         count = 0
         for ref, messages in due.items():
             for start in range(0, len(messages), MAX_BATCH):
-                # Each by itself: where one queue's server is away, those of the others still renew.
+                # A failure of one queue's server must not keep the other leases from renewal.
                 try:
                     count += self._extend(ref, messages[start : start + MAX_BATCH])
                 except RestanteError as error:
@@ -101,15 +101,15 @@ class Renewal:
         return count
 
     def _extend(self, ref: QueueRef, messages: list[Any]) -> int:
-        """Extends leases of one queue by one call; returns how many were extended."""
+        """Extends leases of one queue in one call; returns how many were extended."""
         asked = time.monotonic()
-        # One try per tick: a lease must not wait behind the patience of another.
+        # Patience ends with the tick: no lease may wait while another is retried.
         refused = self._connection.run(ops.renew(ref, messages, None, ref.presence), patience=self._tick)
         lost = set(refused)
         for message in messages:
             if message.id not in lost:
                 message.renew_at = asked + message.lease_ms / 1000 * RENEW_AFTER
-            # Settled meanwhile is no loss: the handler finished while the answer was on its way.
+            # A message settled meanwhile has lost no lease: its handler finished before the reply arrived.
             elif self._held.pop(message.lease_token, None) and not message.settled:
                 message.lease_lost = True
                 log.warning("lease lost queue=%s id=%s", ref.name, message.id)

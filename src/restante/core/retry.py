@@ -1,4 +1,4 @@
-"""Retry policies are values: given the attempts made, when to try again, or that it is over."""
+"""Retry policies: values that decide how long a failed message waits, or that it is dead."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from datetime import timedelta
 
 from restante.core.errors import InvalidInput
 
-#: Seconds; the longest delay a policy may ask for (ten years). Beyond it a typing slip is likelier than a wish.
+#: Seconds; the longest delay of a policy (ten years). A longer delay is more likely a typo than intended.
 LONGEST_DELAY = 10 * 365 * 86400.0
 
 
 def seconds(value: float | timedelta, name: str, *, least: float = 0.0) -> float:
-    """The duration as seconds, refused with its name when it is not a finite number in range."""
+    """Converts a duration into seconds; raises InvalidInput with its name if it is not finite or out of range."""
     number = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(number, bool) or not isinstance(number, int | float):
         raise InvalidInput(f"{name} must be a number of seconds or a timedelta, not {value!r}")
@@ -26,8 +26,8 @@ def seconds(value: float | timedelta, name: str, *, least: float = 0.0) -> float
 class RetryPolicy:
     """How long a failed message waits before its next attempt.
 
-    `delays` is the plain list; when it is empty the delay grows from `base` by `factor` up to `cap`,
-    and `jitter` spreads it by that share either way so that failures of one moment do not return in one.
+    If `delays` is set, it lists the delays. Otherwise the delay grows from `base` by `factor` up to `cap`, and
+    `jitter` varies it by that share in both directions, so that messages that failed together do not return together.
     """
 
     base: float = 1.0
@@ -37,25 +37,25 @@ class RetryPolicy:
     delays: tuple[float, ...] | None = None
 
     def next(self, attempts: int) -> float | None:
-        """Seconds to wait after this many attempts, or None when the message is dead."""
+        """Returns the seconds to wait after this many attempts, or None if the message is dead."""
         if self.delays is not None:
             return self.delays[attempts - 1] if attempts <= len(self.delays) else None
         try:
             grown = self.base * self.factor ** (attempts - 1)
-        except OverflowError:  # larger than any cap, unless it grows from nothing
+        except OverflowError:  # larger than any cap, unless the base is 0
             grown = self.cap if self.base else 0.0
         delay = min(self.cap, grown)
         return min(LONGEST_DELAY, delay * (1 + self.jitter * (2 * random.random() - 1)))
 
     def text(self) -> str:
-        """The form kept in Redis."""
+        """The policy as text, as Redis stores it."""
         if self.delays is not None:
             return "fixed:" + ",".join(repr(delay) for delay in self.delays)
         return f"exponential:{self.base!r}:{self.factor!r}:{self.cap!r}:{self.jitter!r}"
 
     @classmethod
     def parse(cls, text: str) -> RetryPolicy:
-        """Reads `text()` back."""
+        """Parses the result of `text()`."""
         name, _, rest = text.partition(":")
         try:
             if name == "fixed":
@@ -75,7 +75,7 @@ def exponential(
     cap: float | timedelta = 600.0,
     jitter: float = 0.1,
 ) -> RetryPolicy:
-    """Delays that grow from `base` by `factor` up to `cap` seconds, spread by `jitter` (a share, 0 to 1)."""
+    """A policy whose delay grows from `base` by `factor` up to `cap` seconds, varied by `jitter` (a share, 0 to 1)."""
     if not 1 <= factor <= 1000:
         raise InvalidInput(f"factor must be between 1 and 1000, not {factor!r}")
     if not 0 <= jitter <= 1:
@@ -84,10 +84,10 @@ def exponential(
 
 
 def fixed(*delays: float | timedelta) -> RetryPolicy:
-    """These delays one after the other, then dead."""
+    """A policy with these delays in turn; after the last one the message is dead."""
     return RetryPolicy(delays=tuple(seconds(delay, "delay") for delay in delays))
 
 
 def no_retry() -> RetryPolicy:
-    """The first failure is the last."""
+    """A policy without retries: the first failure makes the message dead."""
     return RetryPolicy(delays=())

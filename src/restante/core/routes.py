@@ -1,4 +1,4 @@
-"""The routes of an exchange as Redis keeps them: which queues a topic leads to; nothing here does I/O."""
+"""The routes of an exchange as stored in Redis: the queues for each topic; no I/O."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from restante.core.operations import pack
 from restante.core.topics import matches_words, words_of
 
 TYPES = ("direct", "topic", "fanout")
-#: Exchanges that every broker has, as RabbitMQ: the one without a name, and one of each type.
+#: Predeclared exchanges, as in RabbitMQ: the one without a name, and one of each type.
 PREDECLARED: dict[str | None, str] = {"": "direct", **{f"amq.{type}": type for type in TYPES}}
-#: Topics whose routes a table remembers.
+#: Topics whose routes a table caches.
 REMEMBERED = 1000
 _BINDING = re.compile(r"b:([^\t]*)\t(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class QueueInfo:
-    """What a queue was declared with."""
+    """The declaration of a queue."""
 
     name: str
-    #: Ends when nobody uses it: declared auto_delete or exclusive, or with x-expires.
+    #: Removed when unused: declared auto_delete or exclusive, or with x-expires.
     transient: bool = False
     arguments: dict[str, Any] = field(default_factory=dict)
 
@@ -34,13 +34,13 @@ class QueueInfo:
 
     @classmethod
     def parse(cls, name: str, text: bytes) -> QueueInfo:
-        found = orjson.loads(text)
-        return cls(name, bool(found.get("t")), found.get("a") or {})
+        fields = orjson.loads(text)
+        return cls(name, bool(fields.get("t")), fields.get("a") or {})
 
     def seconds(self, argument: str) -> float | None:
-        """An argument in milliseconds, as seconds."""
-        found = self.arguments.get(argument)
-        return None if found is None else found / 1000
+        """Returns an argument in milliseconds as seconds; None if it is not set."""
+        value = self.arguments.get(argument)
+        return None if value is None else value / 1000
 
 
 @dataclass(slots=True)
@@ -52,11 +52,11 @@ class Table:
     durable: bool = False
     declared: bool = False
     bindings: list[tuple[str, tuple[str, ...], QueueInfo]] = field(default_factory=list)
-    _found: dict[str, list[QueueInfo]] = field(default_factory=dict)
+    _routes: dict[str, list[QueueInfo]] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, fields: list[bytes], exchange: str | None = None) -> Table:
-        """The table of an exchange from what Redis keeps of it; some exchanges are there without being declared."""
+        """Parses the stored routes of an exchange. Predeclared exchanges exist without being declared."""
         table = cls()
         if exchange in PREDECLARED:
             table.type, table.durable, table.declared = PREDECLARED[exchange], True, True
@@ -72,9 +72,9 @@ class Table:
         return table
 
     def match(self, topic: str) -> list[QueueInfo]:
-        """The queues a message goes to, each once."""
-        found = self._found.get(topic)
-        if found is None:
+        """Returns the queues for a topic, each once."""
+        queues = self._routes.get(topic)
+        if queues is None:
             words = words_of(topic)
             chosen: dict[str, QueueInfo] = {}
             for key, pattern, info in self.bindings:
@@ -84,10 +84,10 @@ class Table:
                     or (self.type == "topic" and matches_words(pattern, words))
                 ):
                     chosen[info.name] = info
-            if len(self._found) >= REMEMBERED:
-                self._found.clear()
-            found = self._found[topic] = list(chosen.values())
-        return found
+            if len(self._routes) >= REMEMBERED:
+                self._routes.clear()
+            queues = self._routes[topic] = list(chosen.values())
+        return queues
 
     @property
     def broadcasts(self) -> bool:
@@ -97,5 +97,5 @@ class Table:
 
 @functools.cache
 def question(routes: bytes) -> bytes:
-    """The command whose answer tells whether a table still holds, packed."""
+    """The packed command that reads the version of the routes, to check whether a table is still valid."""
     return pack(("HGET", routes, "version"))

@@ -1,4 +1,4 @@
-"""Settings as values: what a queue is told, and what a client is told, each checked where it is given."""
+"""Settings of queues and of clients, as values that are checked when they are given."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from restante.core.errors import Corrupt, InvalidInput
 from restante.core.keywords import check_keywords, nearest
 from restante.core.retry import RetryPolicy, exponential, seconds
 
-#: Bytes of one payload unless the queue says otherwise. Far below Redis' 512 MB: one large value stalls every client.
+#: Default limit of a payload in bytes. Far below Redis' 512 MB, because one large value stalls every client.
 DEFAULT_MAX_PAYLOAD = 16 * 1024 * 1024
-#: How many attempts a message gets unless the queue or the message says otherwise.
+#: Default number of attempts of a message.
 DEFAULT_MAX_ATTEMPTS = 5
-#: Seconds a consumer may hold a message unless told otherwise; too short doubles slow work, too long delays recovery.
+#: Default lease in seconds. Too short repeats slow work; too long delays recovery after a crash.
 DEFAULT_LEASE = 30.0
-#: How a failed message waits unless told otherwise.
+#: Default retry policy.
 DEFAULT_RETRY = exponential()
-#: The level a send is confirmed at: memory (Redis said yes), disk, or replica:n.
+#: Default level at which a send is confirmed: memory (Redis has accepted it), disk, or replica:n.
 DEFAULT_DURABILITY = "memory"
-#: Where the HTTP server listens unless told otherwise: 25 is mail's own port.
+#: Default port of the HTTP server: 25 is the port of SMTP.
 DEFAULT_HTTP_PORT = 8025
 JOURNAL_LEVELS = ("full", "payloads", "terminal", "off")
 
 
 class QueueOptions(TypedDict, total=False):
-    """What `post.queue(name, …)` and `configure` accept; None puts a setting back to its default."""
+    """What `client.queue(name, …)` and `configure` accept; None resets a setting to its default."""
 
     lease: float | timedelta | None
     max_attempts: int | None
@@ -47,33 +47,49 @@ class QueueOptions(TypedDict, total=False):
 
 #: Option → field of the queue hash.
 _FIELDS = {
-    "lease": "lease_ms", "max_attempts": "max_attempts", "retry": "retry", "max_length": "max_length",
-    "max_dead": "max_dead", "max_payload": "max_payload_bytes", "max_leased": "max_leased", "rate": "rate",
-    "keep_done": "keep_done", "dedup": "dedup_ms", "durability": "durability", "journal": "journal",
-    "journal_keep": "journal_keep", "journal_cap": "journal_cap",
-}  # fmt: skip
-#: Smallest and largest whole number each of these may be.
+    "lease": "lease_ms",
+    "max_attempts": "max_attempts",
+    "retry": "retry",
+    "max_length": "max_length",
+    "max_dead": "max_dead",
+    "max_payload": "max_payload_bytes",
+    "max_leased": "max_leased",
+    "rate": "rate",
+    "keep_done": "keep_done",
+    "dedup": "dedup_ms",
+    "durability": "durability",
+    "journal": "journal",
+    "journal_keep": "journal_keep",
+    "journal_cap": "journal_cap",
+}
+#: Smallest and largest value of each integer option.
 _WHOLE = {
-    "max_attempts": (1, 65535), "max_length": (1, 2**40), "max_dead": (1, 2**40), "max_payload": (1, 512 * 1024 * 1024),
-    "max_leased": (1, 2**31), "keep_done": (0, 10_000_000), "journal_keep": (1000, 2**40), "journal_cap": (1000, 2**40),
-}  # fmt: skip
+    "max_attempts": (1, 65535),
+    "max_length": (1, 2**40),
+    "max_dead": (1, 2**40),
+    "max_payload": (1, 512 * 1024 * 1024),
+    "max_leased": (1, 2**31),
+    "keep_done": (0, 10_000_000),
+    "journal_keep": (1000, 2**40),
+    "journal_cap": (1000, 2**40),
+}
 
 
 def whole(value: Any, name: str, least: int, most: int) -> int:
-    """The whole number, refused with its name when it is not one in range."""
+    """Returns `value` if it is an integer from `least` to `most`; raises InvalidInput with its name otherwise."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise InvalidInput(f"{name} must be a whole number from {least} to {most}, not {value!r}")
     return value
 
 
 def milliseconds(value: float | timedelta, name: str, *, least: float = 0.0) -> int:
-    """The duration in whole milliseconds, rounded up: a message must not be early by a fraction of one."""
+    """Converts a duration into whole milliseconds, rounded up: a message must not be early by a fraction of one."""
     # Rounding first keeps 0.1 + 0.2 from counting as more than 300 ms.
     return math.ceil(round(seconds(value, name, least=least) * 1000, 6))
 
 
 def valid_durability(level: str) -> str:
-    """memory, disk or replica:n."""
+    """Returns `level` if it is memory, disk or replica:n; raises InvalidInput otherwise."""
     if level in ("memory", "disk"):
         return level
     name, _, count = str(level).partition(":")
@@ -83,8 +99,8 @@ def valid_durability(level: str) -> str:
 
 
 def queue_fields(options: QueueOptions) -> dict[str, str]:
-    """The options as fields of the queue hash; an empty text clears the field."""
-    made: dict[str, str] = {}
+    """Converts options into fields of the queue hash; an empty value clears its field."""
+    stored: dict[str, str] = {}
     for name, value in options.items():
         if name not in _FIELDS:
             raise InvalidInput(f"a queue has no setting {name!r}: {nearest(name, _FIELDS)}")
@@ -110,13 +126,13 @@ def queue_fields(options: QueueOptions) -> dict[str, str]:
             if value not in JOURNAL_LEVELS:
                 raise InvalidInput(f"journal must be one of {', '.join(JOURNAL_LEVELS)}, not {value!r}")
             text = str(value)
-        made[_FIELDS[name]] = text
-    return made
+        stored[_FIELDS[name]] = text
+    return stored
 
 
 @dataclass(frozen=True, slots=True)
 class QueueSettings:
-    """A queue's settings as they stand in Redis, defaults filled in."""
+    """A queue's settings as stored in Redis, with defaults filled in."""
 
     lease: float = DEFAULT_LEASE
     max_attempts: int = DEFAULT_MAX_ATTEMPTS
@@ -137,7 +153,7 @@ class QueueSettings:
 
     @classmethod
     def parse(cls, stored: dict[str, str]) -> QueueSettings:
-        """Reads the queue hash; Corrupt where somebody else has written to it."""
+        """Reads the queue hash; raises Corrupt if another program has written to it."""
         try:
             return cls._parse(stored)
         except ValueError as error:
@@ -145,28 +161,28 @@ class QueueSettings:
 
     @classmethod
     def _parse(cls, stored: dict[str, str]) -> QueueSettings:
-        made: dict[str, Any] = {"paused": stored.get("pause") == "1", "version": int(stored.get("version", 0))}
+        values: dict[str, Any] = {"paused": stored.get("pause") == "1", "version": int(stored.get("version", 0))}
         for name, key in _FIELDS.items():
             text = stored.get(key)
             if not text:
                 continue
             if name in ("lease", "dedup"):
-                made[name] = int(text) / 1000
+                values[name] = int(text) / 1000
             elif name == "retry":
-                made[name] = RetryPolicy.parse(text)
+                values[name] = RetryPolicy.parse(text)
             elif name == "rate":
-                made[name] = float(text)
+                values[name] = float(text)
             elif name in _WHOLE:
-                made[name] = int(text)
+                values[name] = int(text)
             else:
-                made[name] = text
-        return cls(**made)
+                values[name] = text
+        return cls(**values)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON and tables."""
-        made = {item.name: getattr(self, item.name) for item in fields(self)}
-        made["retry"] = self.retry.text()
-        return made
+        """The settings as a dict for JSON and tables."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        values["retry"] = self.retry.text()
+        return values
 
 
 class ClientOptions(TypedDict, total=False):
@@ -181,15 +197,15 @@ class ClientOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """What a client is told about its server."""
+    """How a client connects to its server and how long it waits."""
 
-    #: Seconds to wait for a connection and for its first answers.
+    #: Seconds to wait for a connection and its first replies.
     connect_timeout: float = 1.5
-    #: Seconds to wait for one answer; a half-open connection is noticed after this.
+    #: Seconds to wait for one reply; a half-open connection is noticed after this time.
     socket_timeout: float = 5.0
     #: Seconds over which a call is repeated while the server is away, before the error reaches the caller.
     patience: float = 4.0
-    #: Work with a server that may evict keys. It will lose messages silently once its memory is full.
+    #: Accept a server that may evict keys. It silently loses messages once its memory is full.
     allow_eviction: bool = False
     #: Idle connections kept open per server.
     idle_connections: int = 16
@@ -203,7 +219,7 @@ class ClientSettings:
 
     @classmethod
     def parse(cls, options: ClientOptions, *others: str) -> ClientSettings:
-        """Checks options by name; `others` are keywords of the same call that belong to no client."""
+        """Checks options by name; `others` are keywords of the same call that are no client options."""
         check_keywords(options, (*_CLIENT_FIELDS, *others), "connect()")
         return cls(**options)  # type: ignore[arg-type]  # a timedelta becomes seconds
 

@@ -1,14 +1,13 @@
-"""How a message lies in Redis: one string with what the scripts need in front and the payload behind.
+"""The stored form of a message: one string with the facts that the scripts need first and the payload last.
 
-    line 1, the sequence number it was sent under          (put in front by the server, as is sent_at)
+    line 1, the sequence number it was sent under          (added by the server, like sent_at)
     line 2, the facts:  sent_at ⇥ kind ⇥ priority ⇥ payload bytes
     line 3, the limits: lease_ms+expires_ms@due_ms ⇥ max_attempts ⇥ unique states ⇥ unique key, empty for most messages
-            (expires_ms counts from sent_at, or from due_ms where that is given and later)
-    then CRC-32 of what the client wrote (4 bytes), length of the options (2 bytes), options (JSON), payload
+            (expires_ms counts from sent_at, or from due_ms if that is given and later)
+    then CRC-32 of the bytes that the client wrote (4 bytes), length of the options (2 bytes), options (JSON), payload
 
-Facts and limits are text because the scripts paste them into the journal; the options (encoding, content type,
-headers, retry policy) are read by clients alone. A bit flipped on disk fails the checksum and the message is buried
-as Corrupt.
+Facts and limits are text because the scripts copy them into the journal; only clients read the options (encoding,
+content type, headers, retry policy). A bit flipped on disk fails the checksum, and the message is buried as Corrupt.
 """
 
 from __future__ import annotations
@@ -33,17 +32,17 @@ from restante.core.retry import RetryPolicy
 _STRICT = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
 _LONG_NUMBER = re.compile(rb"\d{19}")
 _SCALARS = frozenset({str, int, float, bool, type(None)})
-#: The upper bytes of a double that is NaN or infinite, as marshal writes them; other bytes may look the same.
+#: The upper bytes of NaN and infinity as marshal writes them. Other values may contain the same bytes.
 _NOT_FINITE = re.compile(rb"[\xf0-\xff][\x7f\xff]")
 _dumps, _marshal = orjson.dumps, marshal.dumps
-#: Bytes; headers and options together. Larger ones belong into the payload.
+#: Bytes; headers and options together. Larger headers belong in the payload.
 MAX_OPTIONS = 65535
-#: Characters of a unique key: it lies beside the limits, whose length is one byte.
+#: Bytes of a unique key: it is part of the limits, which the scripts read at every move.
 MAX_UNIQUE = 200
 
 
 class Json:
-    """A payload that is JSON text already: stored as it is, once it has been read through."""
+    """A payload that already is JSON text: it is checked and stored as it is."""
 
     __slots__ = ("text",)
 
@@ -52,17 +51,17 @@ class Json:
 
 
 def _check_json(body: bytes) -> str:
-    """How text that came as JSON must be read back; refused if it is none."""
+    """Checks JSON text and returns how it must be decoded; see `encode_json`."""
     try:
         orjson.loads(body)
     except ValueError as error:
-        raise InvalidPayload(f"payload is not the JSON text it is said to be: {error}") from None
+        raise InvalidPayload(f"the payload is not valid JSON: {error}") from None
     # The fast decoder rounds integers beyond 64 bits; a long run of digits may be one.
     return "wide" if _LONG_NUMBER.search(body) else ""
 
 
 def encode_json(value: Any, what: str = "payload") -> tuple[bytes, str]:
-    """The JSON text and how it must be read back: "" by the fast decoder, "wide" where numbers exceed 64 bits."""
+    """Returns the JSON text and its decoder: "" for the fast one, "wide" if numbers exceed 64 bits."""
     try:
         text = _dumps(value, None, _STRICT)
         if _exact(value, text):
@@ -76,15 +75,15 @@ def encode_json(value: Any, what: str = "payload") -> tuple[bytes, str]:
         check_json_types(value, what)
         return _encode_wide(value, what), "wide"
     check_json_types(value, what)
-    _encode_wide(value, what)  # refuses NaN and infinity, which the fast encoder turns into null
+    _encode_wide(value, what)  # refuses NaN and infinity, which the fast encoder writes as null
     return text, ""
 
 
 def _exact(value: Any, text: bytes) -> bool:
-    """Whether the fast encoder has surely kept the value as it is; where not, a slow look decides.
+    """Whether the fast encoder certainly kept the value as it is; if not, a slower check decides.
 
-    It turns UUIDs and members of enums into text, and NaN and infinity into null, and has no option against either.
-    `marshal` takes exact built-in types alone and writes floats as they are, at a tenth of the price of a walk.
+    The fast encoder writes UUIDs and enum members as text and NaN and infinity as null, and has no option against it.
+    `marshal` accepts only exact built-in types and keeps floats as they are, at a tenth of the cost of a walk.
     """
     try:
         written = _marshal(value)
@@ -94,7 +93,7 @@ def _exact(value: Any, text: bytes) -> bool:
 
 
 def decode_json(text: bytes) -> Any:
-    """The value of JSON text; numbers beyond 64 bits stay what they are. ValueError where it is none."""
+    """Decodes JSON text and keeps numbers beyond 64 bits exact. Raises ValueError if it is not JSON."""
     if _LONG_NUMBER.search(text) is None:
         return orjson.loads(text)
     try:
@@ -107,7 +106,7 @@ def _no_constant(word: str) -> Any:
     raise json.JSONDecodeError(f"{word} is not JSON", word, 0)
 
 
-#: What to send in place of a value that is no JSON, by its type; the first that fits.
+#: What to send instead of a value that is not JSON, by its type; the first match counts.
 _REMEDIES: tuple[tuple[type | tuple[type, ...], str], ...] = (
     (enum.Enum, "send its .value"),
     ((UUID, Decimal), "send str(value)"),
@@ -116,15 +115,15 @@ _REMEDIES: tuple[tuple[type | tuple[type, ...], str], ...] = (
     ((set, frozenset), "send sorted(value) or list(value)"),
     ((str, int, float, dict, list, tuple), "send a plain {base}, not a subclass of it"),
 )
-#: Containers inside one another; the encoders refuse more than this.
+#: Deepest nesting of containers; the encoders refuse more.
 _DEEPEST = 1000
 
 
 def check_json_types(value: Any, what: str) -> None:
-    """Raises InvalidPayload for the first thing that is no exact JSON value, with its place and what to send instead.
+    """Raises InvalidPayload for the first value that is not exactly JSON, with its place and a remedy.
 
-    The encoders alone would turn enums, UUIDs and other keys into text and take subclasses for their parents, so that
-    another value would arrive than was sent.
+    The encoders alone would write enums, UUIDs and other keys as text and subclasses as their base type, so the
+    receiver would get a different value.
     """
     waiting: list[tuple[Any, str, int]] = [(value, what, 0)]
     while waiting:
@@ -150,7 +149,7 @@ def _remedy(item: Any) -> str:
         return "send dataclasses.asdict(value)"
     for kinds, text in _REMEDIES:
         if isinstance(item, kinds):
-            base = next((one.__name__ for one in type(item).__mro__[1:] if one in _JSON_BASES), "value")
+            base = next((parent.__name__ for parent in type(item).__mro__[1:] if parent in _JSON_BASES), "value")
             return text.format(base=base)
     return "send JSON values with string keys, or bytes"
 
@@ -199,7 +198,7 @@ def encode(
     unique: str | None = None,
     unique_states: str = "",
 ) -> tuple[bytes, int]:
-    """The stored form without sent_at, and the payload's size in bytes."""
+    """Returns the stored form without sent_at, and the payload's size in bytes."""
     options: dict[str, Any] | None = None
     body: bytes
     if type(payload) is Json:
@@ -240,8 +239,8 @@ def encode(
 
 
 def encode_plain(payload: Any, priority: int) -> tuple[bytes, int]:
-    """`encode` for what most messages are: a JSON value and a priority."""
-    # `encode_json` and `_exact` spelled out: this runs once per message sent.
+    """`encode` for the most common message: a JSON value and a priority."""
+    # `encode_json` and `_exact` inlined, because this runs once per sent message.
     try:
         body = _dumps(payload, None, _STRICT)
         written = _marshal(payload)
@@ -258,25 +257,26 @@ _UNREAD = object()
 DAMAGED = "the stored message is not what was sent"
 #: Sequence number, then the facts, then the limits.
 _HEAD = re.compile(rb"\d+\n(\d{1,18})\t([^\t\n]*)\t(\d{1,18})\t(\d{1,18})\n([^\n]*)\n")
-#: lease_ms, expires_ms, due_ms, max_attempts, unique states, unique key; or nothing.
+#: lease_ms, expires_ms, due_ms, max_attempts, unique states, unique key; or an empty line.
 _LIMITS = re.compile(r"(?:(\d{0,18})(?:\+(\d{1,18})@?(\d{0,18}))?\t(\d{0,18})\t([^\t]*)\t(.*))?", re.DOTALL)
 
 
 def sound(raw: bytes) -> bool:
-    """Whether the bytes are those that were sent."""
+    """Whether the checksum matches, so that the bytes are those that were sent."""
     start = raw.find(b"\t") + 1
     at = raw.find(b"\n", raw.find(b"\n", start) + 1) + 1
     sequence, _, sent = raw[: start - 1].partition(b"\n")
     return (
-        sequence.isdigit() and sent.isdigit()
+        sequence.isdigit()
+        and sent.isdigit()
         and int.from_bytes(raw[at : at + 4]) == crc32(raw[at + 4 :], crc32(raw[start:at]))
-    )  # fmt: skip
+    )
 
 
 class Stored:
-    """The stored form read back, each part when it is asked for."""
+    """A stored form, decoded part by part on access."""
 
-    #: False for a page's preview, whose payload is cut and cannot be checked.
+    #: False for a preview on a page of a list, whose payload is cut and cannot be checked.
     whole: bool = True
     _parts: tuple[list[bytes], list[str], int] | None = None
     _options: dict[str, Any] | None = None
@@ -286,7 +286,7 @@ class Stored:
         self.raw = raw
 
     def _split(self) -> tuple[list[bytes], list[str], int]:
-        """Facts, limits, and where the options' length stands; Corrupt where they cannot be read."""
+        """Facts, limits, and the offset of the options' length; raises Corrupt if they cannot be read."""
         if self._parts is None:
             head = _HEAD.match(self.raw)
             limits = _LIMITS.fullmatch(head[5].decode("utf-8", "replace")) if head is not None else None
@@ -339,12 +339,12 @@ class Stored:
             at = self._split()[2]
             text = self.raw[at + 2 : at + 2 + int.from_bytes(self.raw[at : at + 2])]
             try:
-                found = json.loads(text) if text else {}
+                options = json.loads(text) if text else {}
             except (ValueError, RecursionError):
                 raise Corrupt(DAMAGED) from None
-            if not isinstance(found, dict) or not isinstance(found.get("h") or {}, dict):
+            if not isinstance(options, dict) or not isinstance(options.get("h") or {}, dict):
                 raise Corrupt(DAMAGED)
-            self._options = found
+            self._options = options
         return self._options
 
     @property
@@ -373,7 +373,7 @@ class Stored:
     def payload(self) -> Any:
         if self._payload is _UNREAD:
             if not self.whole:
-                raise InvalidInput("a page of a list has only the start of this payload: ask for the message by its id")
+                raise InvalidInput("a page of a list has only the start of this payload: read the message by its id")
             raw = self.raw
             at = raw.find(b"\n", raw.find(b"\n", raw.find(b"\t")) + 1) + 5
             if raw[at : at + 2] == b"\0\0":
@@ -393,7 +393,7 @@ class Stored:
 
 
 class Damaged(Stored):
-    """A stored form that cannot be read. It shows empty facts and its bytes, so that it hides no message beside it."""
+    """A stored form that cannot be read. It has empty facts and shows its bytes, so that a list can still be read."""
 
     def _split(self) -> tuple[list[bytes], list[str], int]:
         return [b"0", b"", b"0", b"%d" % len(self.raw)], [""] * 6, 0
@@ -412,7 +412,7 @@ class Damaged(Stored):
 
 
 def readable(raw: bytes) -> Stored:
-    """A stored form for whoever looks at it: `Damaged` where facts, limits or options cannot be read."""
+    """Returns a stored form for display: `Damaged` if facts, limits or options cannot be read."""
     held = Stored(raw)
     try:
         held.options  # noqa: B018 (reads all three)

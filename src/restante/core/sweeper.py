@@ -1,7 +1,8 @@
-"""Promotes what is due and reclaims expired leases in queues that nobody consumes.
+"""Promotes due messages and reclaims expired leases in queues without consumers.
 
-Any receive does this for its own queue, so a sweeper matters where no consumer runs. Several may run at once: every
-move is one atomic script. On failure it waits with jittered pauses and goes on when the server is back.
+Every receive does this for its own queue, so a sweeper is needed where no consumer runs. Several sweepers may run at
+once, because every move is one atomic script. On failure it waits with jittered pauses and continues when the server is
+back.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from restante.core.queue import Client, queue_names
 
 log = logging.getLogger("restante")
 
-#: Seconds between two looks at every queue; what is known to fall due in between is looked at then.
+#: Seconds between two rounds over all queues; queues with a known due time in between are swept at that time.
 ROUND = 1.0
-#: Seconds at least between two looks, so that many due times in a row become one.
+#: Shortest pause in seconds, so that due times close together become one sweep.
 SHORTEST = 0.005
 
 
 @dataclass(slots=True)
 class Swept:
-    """What one round did, and in how many seconds something falls due, as far as a round tells."""
+    """The counts of one round, and the seconds until the next message or lease is known to be due."""
 
     queues: int = 0
     promoted: int = 0
@@ -38,26 +39,26 @@ class Swept:
 
 
 class Sweeper:
-    """Serves every queue of a post, or those named."""
+    """Sweeps every queue of a server, or only the given ones."""
 
     @known_keywords
-    def __init__(self, post: Client, queues: tuple[str, ...] = ()) -> None:
+    def __init__(self, client: Client, queues: tuple[str, ...] = ()) -> None:
         if queues:
             queue_names(queues)
-        self._post = post
+        self._client = client
         self._named = queues
         self._stop = threading.Event()
         self._news = threading.Condition()
-        #: Queue → when something falls due in it, by the monotonic clock.
+        #: Queue → its next due time, by the monotonic clock.
         self._due: dict[str, float] = {}
         #: Seconds the last round took.
         self.lag = 0.0
 
     def run_once(self) -> Swept:
-        """One round over the queues; what is more than one call's worth is finished before the next queue."""
+        """Sweeps all queues once; a queue that needs several calls is finished before the next."""
         started = time.monotonic()
         names = self._named or tuple(
-            sorted(name.decode() for name in self._post.connection.command("SMEMBERS", QUEUES, key=QUEUES))
+            sorted(name.decode() for name in self._client.connection.command("SMEMBERS", QUEUES, key=QUEUES))
         )
         done = self._sweep(names)
         for name in self._due.keys() - set(names):
@@ -68,13 +69,13 @@ class Sweeper:
     def _sweep(self, names: Iterable[str]) -> Swept:
         done = Swept()
         for name in names:
-            ref = self._post.queue(name).ref
+            ref = self._client.queue(name).ref
             done.queues += 1
             with self._news:
                 known = self._due.pop(name, None)
             try:
                 while True:
-                    got = self._post.connection.run(ops.receive(ref, 0))
+                    got = self._client.connection.run(ops.receive(ref, 0))
                     done.promoted += got.promoted
                     done.expired += got.expired
                     if got.due is None or got.due > got.now:
@@ -91,13 +92,13 @@ class Sweeper:
         return done
 
     def _know(self, queue: str, at: float | None) -> None:
-        """Notes when something falls due, unless somebody told of a nearer time meanwhile."""
+        """Stores the next due time of a queue, unless a nearer one was stored meanwhile."""
         with self._news:
             if at is not None:
                 self._due[queue] = min(at, self._due.get(queue, at))
 
     def expect(self, queue: str, seconds: float) -> None:
-        """Told that something falls due in so many seconds: whoever follows the journal knows before the next round."""
+        """Announces that a queue has work in `seconds`. A journal reader knows this before the next round."""
         at = time.monotonic() + max(0.0, seconds)
         with self._news:
             if at < self._due.get(queue, float("inf")) and (not self._named or queue in self._named):
@@ -124,13 +125,13 @@ class Sweeper:
             with self._news:
                 until = min([next_round, *self._due.values()])
                 pause = until - time.monotonic()
-                # A stop that came since the loop's own look has notified nobody: the wait would last its whole time.
+                # A stop since the loop's own check has notified nobody, and the wait would last its whole time.
                 if pause > SHORTEST and not self._stop.is_set():
                     self._news.wait(pause)
             self._stop.wait(SHORTEST)
 
     def start(self) -> threading.Thread:
-        """Runs in a thread of its own."""
+        """Starts `run` in a thread of its own."""
         thread = threading.Thread(target=self.run, name="restante-sweeper", daemon=True)
         thread.start()
         return thread

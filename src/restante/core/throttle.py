@@ -1,4 +1,4 @@
-"""A shared pace: many senders of one job together send at most so many messages per second."""
+"""A shared rate limit: the senders of one job together send at most so many messages per second."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ THROTTLE = Script("throttle", "queue journal")
 
 
 def throttle(queue: Queue, name: str, microseconds_each: int, count: int, slack: int) -> int:
-    """Takes `count` places under a name; returns the microseconds to wait before using them."""
+    """Reserves `count` sends under a name; returns the microseconds to wait before them."""
     ref = queue.ref
     keys = ref.keys.group(THROTTLE.keys)
     args: list[Argument] = [valid_name(name, "pace"), microseconds_each, count, slack]
@@ -18,6 +18,6 @@ def throttle(queue: Queue, name: str, microseconds_each: int, count: int, slack:
 
 
 def forget_throttle(queue: Queue, name: str) -> None:
-    """Removes what a finished job leaves behind."""
+    """Removes the rate limit of a finished job."""
     key = queue.ref.keys["queue"]
     queue.connection.command("HDEL", key, f"pace:{valid_name(name, 'pace')}", key=key)

@@ -12,7 +12,7 @@ _STATES = ("tests/faults/test_server_states.py",)
 _HANDLING = ("tests/faults/test_handling.py",)
 _EMBEDDED = "tests/faults/test_embedded.py"
 _DOCTOR = (*_STATES, "-k", "doctor")
-_MOVE_APART = """        sent = self._post.queue(target).send(
+_MOVE_APART = """        sent = self._client.queue(target).send(
             message.payload"""
 
 FAULTS: Final = (
@@ -61,7 +61,7 @@ FAULTS: Final = (
         "core",
         "a replay counts messages that were not dead",
         "Admin.replay",
-        "work.replayed -= sum(1 for one in done if not one)",
+        "work.replayed -= sum(1 for replayed in done if not replayed)",
         "pass",
         (_OPERATING, "-k", "replay_can_choose and sync"),
     ),
@@ -85,7 +85,7 @@ FAULTS: Final = (
         "core",
         "a move between two servers forgets the limit of attempts",
         "Admin._move_apart",
-        "max_attempts=message.max_attempts, ",
+        "max_attempts=message.max_attempts,",
         "",
         (_OPERATING, "-k", "move and cluster"),
     ),
@@ -93,7 +93,7 @@ FAULTS: Final = (
         "core",
         "an edit forgets the unique key",
         "Admin.edit",
-        "unique=limits[2], ",
+        "unique=limits[2],",
         "",
         (_OPERATING, "-k", "edit and sync"),
     ),
@@ -101,7 +101,7 @@ FAULTS: Final = (
         "core",
         "an edit forgets the retry policy",
         "Admin.edit",
-        "retry=now.retry, ",
+        "retry=now.retry,",
         "",
         (_OPERATING, "-k", "edit and sync"),
     ),

@@ -1,6 +1,6 @@
--- Ends leased messages in success: gone, or done where the queue keeps results.
+-- Acks leased messages: removed, or done where the queue keeps results.
 -- KEYS: queue journal messages deliveries history leased done unique acked acked_before ready marker,
---       and verdicts where a lease journal remembers them
+--       and verdicts where a lease journal stores them
 -- ARGV: id and token per message
 -- Returns the positions (1-based) whose lease is lost; an ack repeated with the same token is not lost.
 -- Journal: acked

@@ -1,4 +1,4 @@
--- Refuses leased messages for good: dead at once, whatever attempts are left.
+-- Dead-letters leased messages at once, whatever attempts are left.
 -- KEYS: queue journal deliveries history leased dead unique marker, and verdicts as in ack
 -- ARGV: per message: id, token, error class, error text (JSON)
 -- Returns the positions (1-based) whose lease is lost.

@@ -1,11 +1,11 @@
--- Notes that a message is at work, done or given up by one subscription, so that its doubles do not run; and, for a
--- broker that is not this server, what happens to it in the journal.
+-- Records that one subscription runs, has done or has given up a message, so that its duplicates do not run. For
+-- another broker it also writes what happens to the message to the journal.
 -- KEYS: queue journal record
--- ARGV: verb (take, seize, confirm, release, note; seize takes also what is at work), attempts, window in ms, and where
---       it is journalled: event, state, id, kind, priority, size, sent_at ms ('' for now), consumer, delay ms until due
---       ('' for none), error class, detail
--- Returns 1 for a message that may run, 0 for one that is done, -1 for one at work with as many attempts.
--- Journal: none of its own; the line it is told, unless a take is refused
+-- ARGV: verb (take, seize, confirm, release, note; seize also takes a running message), attempts, window in ms, and
+--       with a journal line: event, state, id, kind, priority, size, sent_at ms ('' for now), consumer, delay ms until
+--       due ('' for none), error class, detail
+-- Returns 1 for a message that may run, 0 for one that is done, -1 for one that runs with as many attempts.
+-- Journal: none of its own; the given line, unless a take is refused
 local record, verb, attempts, window = KEYS[3], ARGV[1], ARGV[2], ARGV[3]
 local event, state, id, kind, priority, size, sent = ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9], ARGV[10]
 local consumer, delay, class, detail = ARGV[11], ARGV[12], ARGV[13], ARGV[14]

@@ -1,7 +1,7 @@
--- Forgets the rows of a lease journal up to a number, with their verdicts: the batch they were in is committed.
+-- Removes the rows of a lease journal up to a number, with their verdicts, once their batch is committed.
 -- KEYS: queue journal leases verdicts
--- ARGV: number of the last row to forget, entries per call
--- Returns how many entries were forgotten; call again until it is 0.
+-- ARGV: number of the last row to remove, entries per call
+-- Returns how many entries were removed; call again until it is 0.
 -- Journal: none
 local leases, verdicts = KEYS[3], KEYS[4]
 local upto, limit = whole(ARGV[1], 0, 9e15), tonumber(ARGV[2])

@@ -1,8 +1,8 @@
--- How many messages each state holds, how many leases are overdue, and the queue's settings and totals.
+-- Counts the messages of each state and the overdue leases, and reads the queue's settings and totals.
 -- KEYS: queue journal ready scheduled retrying leased dead done messages
 -- ARGV: none
--- Returns now, six counts in the order of KEYS, overdue, sent_at of the first ready message or "", the queue hash, and the
--- lowest score of scheduled, retrying, leased, dead and done, each or "".
+-- Returns now, six counts in the order of KEYS, overdue, sent_at of the first ready message or "", the queue hash, and
+--         the lowest score of scheduled, retrying, leased, dead and done, each or "".
 -- Journal: none
 local ready, scheduled, retrying, leased, dead, done, messages = KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8],
   KEYS[9]

@@ -1,7 +1,7 @@
 -- Removes messages by id, in any state but leased.
 -- KEYS: queue journal messages deliveries history ready scheduled retrying dead done leased unique
--- ARGV: operator, detail for the journal (after the state it was in), then message ids
--- Returns per message the state it was deleted from, "leased" if it is held and stays, "" if there is none.
+-- ARGV: operator, detail for the journal (follows the state it was in), then message ids
+-- Returns per message the state it was deleted from, "leased" if it is leased and stays, "" if there is none.
 -- Journal: deleted
 local m = moves()
 local messages, deliveries, history, leased, unique = KEYS[3], KEYS[4], KEYS[5], KEYS[11], KEYS[12]

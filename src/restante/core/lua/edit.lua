@@ -1,7 +1,7 @@
--- Changes a message that nobody holds: payload, headers, priority or due time; its place in line stays.
+-- Changes payload, headers, priority or due time of a message that is not leased; its sequence number stays.
 -- KEYS: queue journal messages deliveries ready scheduled retrying dead marker
 -- ARGV: operator, id, stored form without sent_at, priority, due_at ms ("" to leave it)
--- Returns the state the message is in, "" if there is none, "leased" if it is held and unchanged.
+-- Returns the state the message is in, "" if there is none, "leased" if it is leased and unchanged.
 -- Journal: edited
 local m = moves()
 local messages, deliveries, ready, scheduled, retrying = KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]

@@ -1,6 +1,6 @@
--- Keeps leases longer, counted from now by the server's clock.
+-- Extends leases, counted from now by the server's clock.
 -- KEYS: queue journal deliveries leased consumers
--- ARGV: consumer, what the registry shows of it ("" for none), then per message: id, token, lease_ms
+-- ARGV: consumer, its registry entry ("" for none), then per message: id, token, lease_ms
 -- Returns the positions (1-based) whose lease is lost, then lease_expires_at per message ("" if lost).
 -- Journal: extended
 local m = moves()

@@ -2,7 +2,7 @@
 -- messages it only renews the ownership.
 -- KEYS: queue journal messages deliveries leases
 -- ARGV: consumer, owner, ms the ownership lasts, then id and token per message
--- Returns the number of the journal's last row, then the owner ("" if it is another, living one: nothing was done).
+-- Returns the number of the journal's last row, then the owner ("" if another living process owns it; nothing is done).
 -- Journal: none
 local m = moves()
 local messages, deliveries, leases = KEYS[3], KEYS[4], KEYS[5]
@@ -21,7 +21,7 @@ for i = 4, #ARGV, 2 do
     rows[#rows + 1] = token .. '\n' .. d.attempts .. '\t' .. d.received .. '\n' .. (call('HGET', messages, id) or '')
   end
 end
--- The answer may have been lost and the call repeated: the first token of the last call tells.
+-- The reply may have been lost and the call repeated: the first token of the last call shows it.
 local first = ARGV[5] or before or ''
 if #rows > 0 and first ~= before then
   last = last + #rows / 2

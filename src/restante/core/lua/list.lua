@@ -1,4 +1,4 @@
--- One page of a state in the order of its index, from a cursor that stays valid while messages come and go.
+-- Returns one page of a state in the order of its index, from a cursor that stays valid while messages come and go.
 -- KEYS: queue journal messages deliveries history zset-of-the-state
 -- ARGV: limit, bytes of each payload to return, cursor score ("" from the start), cursor id, "1" for newest first
 -- Returns now, then per message: id, score, stored form (cut), delivery or "", last line of its history or "".
@@ -6,20 +6,20 @@
 local messages, deliveries, history, zset = KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local limit, cut, score, after, back = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5] == '1'
 local reply = { (clock()) }
--- Facts, limits and options whole, and the start of the payload; see stored.py for the layout.
+-- Returns facts, limits and options complete, and the start of the payload; see stored.py for the layout.
 local function preview(stored)
   local _, ends = string.find(stored, '^[^\n]*\n[^\n]*\n[^\n]*\n')
   local high, low = string.byte(stored, (ends or 0) + 5, (ends or 0) + 6)
   return string.sub(stored, 1, (ends or 0) + 6 + (high or 0) * 256 + (low or 0) + cut)
 end
--- Byte order, as the index has it; Lua's own comparison follows the server's locale.
+-- Compares by bytes, as the index does; Lua's own comparison follows the server's locale.
 local function precedes(a, b)
   for i = 1, math.min(#a, #b) do
     if string.byte(a, i) ~= string.byte(b, i) then return string.byte(a, i) < string.byte(b, i) end
   end
   return #a < #b
 end
--- The rank of the first entry beyond the cursor, by bisection: exact under any number of equal scores.
+-- Finds the rank of the first entry after the cursor, by bisection: exact for any number of equal scores.
 local size = call('ZCARD', zset)
 local start = back and size - 1 or 0
 if score ~= '' then

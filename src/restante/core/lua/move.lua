@@ -1,8 +1,8 @@
--- Moves messages that nobody holds to another queue: due times, headers and errors kept, attempts at 0.
+-- Moves messages that are not leased to another queue: due times, headers and errors are kept, attempts reset to 0.
 -- KEYS: queue journal messages deliveries history ready scheduled retrying dead leased unique of the source, then
 --       queue journal messages deliveries history ready scheduled unique marker of the target
 -- ARGV: operator, source name, target name, then message ids
--- Returns per message the state it was taken from, "leased" if held, "exists" if the target has it, "" if none.
+-- Returns per message its state in the source, "leased" if it is leased, "exists" if the target has it, "" if none.
 -- Journal: deleted in the source, sent in the target
 local m = moves()
 local messages, deliveries, history, ready, scheduled = KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]

@@ -1,8 +1,9 @@
--- The moves that more than one verb makes; wrapped into the function `moves`, so that they cost only where called for.
+-- Moves that several verbs share, wrapped into the function `moves`, so that only verbs that call it pay for them.
 local byte, slice, find = string.byte, string.sub, string.find
-local HISTORY = 50 -- attempts remembered per message
+local HISTORY = 50 -- attempts kept per message
 
--- Trims behind the slowest registered reader, never below keep, never beyond cap (the rest is counted lost).
+-- Trims the journal behind the slowest registered reader: keeps at least `keep` lines and at most `cap`; lines beyond
+-- the cap that a reader has not read are counted as lost.
 local function trim(last)
   local flat = call('HGETALL', queue)
   local keep, cap, floor, slowest = 100000, 1000000, 0, last
@@ -20,51 +21,51 @@ local function trim(last)
   call('HSET', queue, 'journal_floor', format('%d', to))
 end
 
--- Takes n sequence numbers for one kind of event and counts it; returns the number before the first.
+-- Takes n sequence numbers for an event and counts it; returns the number before the first.
 local function advance(event, n)
   call('HINCRBY', queue, event, n)
   return call('HINCRBY', queue, 'sequence', n) - n
 end
 
--- What the journal keeps, from the two fields that say so.
+-- Reads the journal level and the number of skipped sequence numbers from their two fields.
 local function open(kept, passed)
   level, skip = kept or 'full', tonumber(passed) or 0
 end
 
--- A line of the journal; see journal.py for the columns.
+-- Builds a journal line; see journal.py for the columns.
 local function line(event, state, now, id, facts, attempts, consumer, due, class, detail)
   return table.concat({ 1, event, state, now, id, facts, attempts, consumer, due, class, detail }, '\t')
 end
 
--- due is a lower bound of the earliest time at which something waits to be moved.
+-- Lowers the hint `due`, a lower bound of the earliest time at which a message or lease is due.
 local function lower_due(known, at)
   if not tonumber(known) or at < tonumber(known) then
     call('HSET', queue, 'due', format('%d', at))
   end
 end
 
--- A stored message's facts for the journal (sent_at, kind, priority, size), its limits (lease_ms, max_attempts, unique
--- states, unique key; empty for most) and the sequence number it was sent under; see stored.py for the layout. A damaged
--- one gets empty facts: it must travel to a client, whose checksum finds it and buries it.
+-- Splits a stored form into facts for the journal (sent_at, kind, priority, size), limits (lease_ms, max_attempts,
+-- unique states, unique key; empty for most) and the sequence number of the send; see stored.py for the layout. A
+-- damaged form gets empty facts: it must reach a client, whose checksum detects the damage and which buries it.
 local function read(stored)
   local sequence, facts, limits = match(stored, '^(%d+)\n(%d+\t[^\t\n]*\t%d+\t%d+)\n([^\n]*)\n')
   if not facts then return '0\t\t0\t0', '', '0' end
   return facts, limits, sequence
 end
 
--- Where a message stands among the ready: high priority first, then the order of sequence numbers.
+-- The score of a ready message: high priority first, then by sequence number.
 local function position(facts, sequence)
   return format('%d', (255 - match(facts, '\t(%d+)\t%d+$')) * SPAN + sequence)
 end
 
--- Whether a message has waited longer than it is worth: the limits' first field is lease_ms, then + and expires_ms,
--- then @ and the due time from which it counts. Waiting for a due time is no delay of the consumer's.
+-- Whether a message has expired. The first field of the limits is lease_ms, then + and expires_ms, then @ and the due
+-- time from which it counts: the wait until the due time must not use it up.
 local function is_over(facts, limits, now)
   local span, due = match(limits, '^%d*%+(%d+)@?(%d*)')
   return span and math.max(match(facts, '^%d+'), tonumber(due) or 0) + span <= now or false
 end
 
--- The unique key of a message is held in the states it names and free in all others.
+-- Holds the unique key of a message in the states that its limits name, and frees it in all others.
 local function hold_unique(unique, limits, id, state)
   if limits == '' then return end
   local states, key = match(limits, '^[^\t]*\t[^\t]*\t([^\t]*)\t(.*)$')
@@ -75,13 +76,13 @@ local function hold_unique(unique, limits, id, state)
     call('HDEL', unique, key)
   end
 end
--- A delivery lies apart from the payload, which no receive rewrites:
+-- A delivery is stored apart from the payload, so that no receive rewrites the payload:
 -- lease_expires_at (13 digits), token / facts, attempts, consumer / sequence, received_at, replays / limits
 local DELIVERY = '^(%d+) ([^\n]*)\n([^\t]*\t[^\t]*\t[^\t]*\t[^\t]*)\t(%d+)\t([^\n]*)\n([^\t]*)\t([^\t]*)\t([^\n]*)\n(.*)$'
 local function parse(text)
   local expires, token, facts, attempts, consumer, sequence, received, replays, limits = match(text or '', DELIVERY)
   if not limits then
-    -- Removed or damaged by hand: the message must still find its way.
+    -- Removed or damaged by hand: the message must still be delivered.
     expires, token, facts, attempts, consumer = 0, '', '0\t\t0\t0', 1, ''
     sequence, received, replays, limits = '0', '', '0', ''
   end
@@ -94,7 +95,7 @@ local function pack(d)
     .. '\n' .. d.sequence .. '\t' .. d.received .. '\t' .. d.replays .. '\n' .. d.limits
 end
 
--- One line per ended attempt; the oldest give way so that the record stays bounded.
+-- Adds one line per finished attempt; the oldest lines are dropped, so that the history stays bounded.
 local function remember(history, id, d, now, event, class, text)
   local lines = call('HGET', history, id) or ''
   local _, count = string.gsub(lines, '\n', '\n')
@@ -103,7 +104,7 @@ local function remember(history, id, d, now, event, class, text)
     .. '\n')
 end
 
--- The delivery behind id if token still holds it by the server's clock, else nil.
+-- Returns the delivery of id if token still holds its lease by the server's clock, else nil.
 local function held(text, token, now)
   if not text or token == '' then return nil end
   local d = parse(text)
@@ -111,20 +112,20 @@ local function held(text, token, now)
   return d
 end
 
--- Lets a sleeping consumer learn of a time nearer than the one it knows.
+-- Wakes a waiting consumer if a due time is nearer than the one it knows.
 local function wake_by(marker, known, at, now)
   lower_due(known, at)
   if at - now <= HORIZON and not (tonumber(known) and tonumber(known) <= at) then call('ZADD', marker, '0', '0') end
 end
 
--- Removes every trace of messages that end for good; ids is a list.
+-- Removes all data of messages that end; ids is a list.
 local function forget(messages, deliveries, history, ids)
   call('HDEL', messages, unpack(ids))
   call('HDEL', deliveries, unpack(ids))
   call('HDEL', history, unpack(ids))
 end
 
--- Drops the oldest kept results beyond the queue's bound.
+-- Removes the oldest done messages beyond the queue's limit.
 local function trim_done(k, keep)
   local excess = call('ZCARD', k.done) - keep
   if excess <= 0 then return end
@@ -137,7 +138,7 @@ local function trim_done(k, keep)
   forget(k.messages, k.deliveries, k.history, ids)
 end
 
--- Ends an attempt that leaves no more: the message waits among the dead with its reason.
+-- Ends the last attempt: the message becomes dead, with its error.
 local function to_dead(k, id, d, now, event, class, text)
   remember(k.history, id, d, now, event, class, text)
   d.token, d.expires = '', 0
@@ -147,7 +148,8 @@ local function to_dead(k, id, d, now, event, class, text)
   hold_unique(k.unique, d.limits, id, 'd')
 end
 
--- Remembers a verdict by its lease's token, for those that were not lost; from ARGV[first] on, one message per width.
+-- Stores a verdict by the token of its lease, for leases that were not lost; ARGV holds one message per `width`
+-- arguments from `first` on.
 local function decided(verdicts, word, lost, first, width)
   local missed, pairs_ = {}, {}
   for i = 1, #lost do missed[lost[i]] = true end
@@ -164,7 +166,7 @@ local function allowed_attempts(limits, default)
   return tonumber(own ~= '' and own or default) or 5
 end
 
--- An index entry without its payload (somebody removed it by hand) is taken out and said so; true if there was one.
+-- Removes an index entry whose payload is missing (removed by hand) and journals it; returns true if there was one.
 local function drop_orphans(zset, ids, stored, now)
   local orphans, lines = {}, {}
   for i = 1, #ids do

@@ -1,4 +1,4 @@
--- Ends an attempt in failure: retrying until its delay is over, or dead when no attempt is left.
+-- Fails attempts: a message is retrying until its delay is over, or dead when no attempt is left.
 -- KEYS: queue journal deliveries history retrying leased dead unique marker, and verdicts as in ack
 -- ARGV: per message: id, token, delay_ms ("dead" if the retry policy gives up), error class, error text (JSON)
 -- Returns the positions (1-based) whose lease is lost, then the state reached per message ("" if lost).

@@ -1,21 +1,21 @@
--- Shared by every verb: the clock and the journal. Each function defined here costs at every call, so what only some
--- verbs or rare turns need lies in moves.lua and settling.lua, wrapped into functions of those names.
+-- Shared by every verb: the clock and the journal. Each function defined here costs at every call, so code that only
+-- some verbs or rare cases need is in moves.lua and settling.lua, wrapped into functions of those names.
 -- A verb reads and checks first, then adds to the new place, then removes from the old: Lua never rolls back, so a
 -- failure half way may leave a message in two places but never in none.
 -- KEYS[1] queue hash (settings, sequence, totals, due), KEYS[2] journal stream: in every verb.
 local call, match, format = redis.call, string.match, string.format
 local queue, journal = KEYS[1], KEYS[2]
 local SPAN = 17592186044416 -- 2^44: room for sequence numbers below each priority, exact in a double
-local HORIZON = 5000 -- ms a consumer may sleep unasked; what falls due sooner must wake one
-local SLICE = 1000 -- journal lines written between two looks at its length
+local HORIZON = 5000 -- ms a consumer may wait unasked; a due time before that must wake one
+local SLICE = 1000 -- journal lines written between two checks of its length
 -- The queue's settings in one field, where any differs from its default: version, journal, pause, lease_ms,
 -- max_attempts, dedup_ms, keep_done, max_leased, rate, max_length, max_dead, max_payload_bytes.
 local SETTINGS = '^(%d+)\t([^\t]*)\t([^\t]*)\t([^\t]*)\t([^\t]*)\t([^\t]*)\t([^\t]*)\t([^\t]*)\t([^\t]*)\t([^\t]*)\t([^\t]*)\t([^\t]*)$'
--- How much the journal keeps (full, payloads, terminal, off) and how many sequence numbers it has passed over so far.
+-- How much the journal keeps (full, payloads, terminal, off) and how many sequence numbers it has skipped so far.
 local level, skip = 'full', 0
 local moves, settling
 
--- Milliseconds, and 1 if part of the next has passed: what must not be early counts from there.
+-- Milliseconds, and 1 if part of the next one has passed: times that must not be early count from the next one.
 local function clock()
   local t = redis.call('TIME')
   local part = t[2] % 1000
@@ -32,7 +32,7 @@ local function whole(text, least, most)
 end
 
 -- Writes lines after sequence number base, as one stream entry whose id is the number of its last line. bodies are
--- ids and stored forms, kept beside the lines where the queue journals payloads.
+-- ids and stored forms, stored with the lines if the queue journals payloads.
 local function write(base, lines, terminal, bodies)
   local n = #lines
   if level ~= 'full' and level ~= 'payloads' and not (terminal and level == 'terminal') then

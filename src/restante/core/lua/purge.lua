@@ -1,4 +1,4 @@
--- Removes up to a bounded number of messages of one state, with one journal entry of a line each.
+-- Removes up to `limit` messages of one state, with one journal entry of a line each.
 -- KEYS: queue journal messages deliveries history zset-of-the-state unique
 -- ARGV: operator, state, limit
 -- Returns how many were removed.
@@ -13,7 +13,7 @@ if #ids == 0 then return 0 end
 local now, lines = clock(), {}
 local before = call('HMGET', deliveries, unpack(ids))
 for i = 1, #ids do
-  -- One by one: together the payloads may be more than the server can hold twice.
+  -- One by one: all payloads together may be more than the server can hold twice.
   local facts, limits = m.read(call('HGET', messages, ids[i]) or '')
   local attempts = before[i] and m.parse(before[i]).attempts or 0
   lines[i] = m.line('purged', 'gone', now, ids[i], facts, attempts, operator, '', '', state)

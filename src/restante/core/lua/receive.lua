@@ -1,18 +1,19 @@
--- Settles the acks handed along, promotes what is due, reclaims expired leases, then leases up to n messages.
+-- Settles the given acks, promotes due messages, reclaims expired leases, then leases up to n messages.
 -- KEYS: queue journal messages deliveries history ready scheduled retrying leased dead done marker unique acked
 --       acked_before consumers
--- ARGV: n, nonce, consumer, lease_ms ("" for the queue's), what the registry shows of it ("" for none), then id and token per ack
+-- ARGV: n, nonce, consumer, lease_ms ("" for the queue's), the consumer's registry entry ("" for none), then id and
+--       token per ack
 -- Returns now, due ("" if nothing is), version, promoted, expired, sequence number before the first lease, list of
---         lost acks, then per message: id, attempts (from the second delivery on: attempts, replays and "expired" if the
---         last attempt ended without a word), lease_expires_at, stored form.
---         An idle look (nothing ready, due or handed along) answers 0 for now and the number.
---         A message past its own limit of waiting (expires) is removed when its turn comes, and not delivered.
+--         lost acks, then per message: id, attempts (from the second delivery on: attempts, replays and "expired" if
+--         the last attempt ended without a verdict), lease_expires_at, stored form.
+--         An idle call (nothing ready, due or given) returns 0 for now and for the number.
+--         A message that has expired is removed when its turn comes, and not delivered.
 -- Journal: acked, promoted, expired, received, deleted
 local messages, deliveries, history, ready, scheduled = KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
 local retrying, leased, dead, done, marker, unique = KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12], KEYS[13]
 local acked, acked_before, consumers = KEYS[14], KEYS[15], KEYS[16]
 local n, nonce, consumer, lease, presence = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4], ARGV[5]
-local BATCH = 200 -- messages promoted or reclaimed in one call, so that no call holds the server for long
+local BATCH = 200 -- messages promoted or reclaimed per call, so that no call blocks the server for long
 local set = call('HMGET', queue, 'settings', 'sequence', 'due', 'received', 'acked', 'acked_since', 'journal_skip')
 local sequence, due, known = tonumber(set[2]) or 0, tonumber(set[3]), tonumber(set[3])
 local version, paused = set[1] or '0', ''
@@ -23,7 +24,7 @@ if #version > 11 then
 end
 keep, skip = tonumber(keep) or 0, tonumber(set[7]) or 0
 if not due and presence == '' and #ARGV == 5 and call('EXISTS', ready) == 0 then
-  return { 0, '', version, 0, 0, 0, {} } -- an idle consumer's look around
+  return { 0, '', version, 0, 0, 0, {} } -- the reply to an idle consumer
 end
 local now = clock()
 if not n or n < 0 or n > 1000 or n % 1 ~= 0 then return refuse('INVALID', 'n must be 0 to 1000') end
@@ -40,7 +41,7 @@ end
 local promoted, expired, m = 0, 0, nil
 if due and due <= now then
   m = moves()
-  -- scheduled and retrying become ready in order of due_at; what was delivered before keeps its position.
+  -- Scheduled and retrying messages become ready in order of due_at; those delivered before keep their position.
   local function promote(from)
     local ids = call('ZRANGEBYSCORE', from, '-inf', now, 'LIMIT', 0, BATCH)
     if #ids == 0 then return 0 end
@@ -51,7 +52,7 @@ if due and due <= now then
       local facts, limits = m.read(stored[i])
       local d = given[i] and m.parse(given[i])
       if not d then
-        -- Its place is that of the moment it became ready, and is kept if the message comes back.
+        -- Its position is that of the moment it became ready, and is kept if the message returns.
         d = { token = '', expires = 0, attempts = 0, sequence = format('%d', base + i), received = '', consumer = '',
           replays = '0', facts = facts, limits = limits }
         call('HSET', deliveries, ids[i], m.pack(d))
@@ -66,7 +67,7 @@ if due and due <= now then
     return #ids
   end
 
-  -- A lease that ran out is a failed attempt: back to its position, or dead when none is left.
+  -- An expired lease is a failed attempt: the message returns to its position, or is dead when no attempt is left.
   local function reclaim()
     local ids = call('ZRANGEBYSCORE', leased, '-inf', now, 'LIMIT', 0, BATCH)
     if #ids == 0 then return 0 end
@@ -81,7 +82,7 @@ if due and due <= now then
         m.to_dead(k, id, d, now, 'expired', 'LeaseExpired', '"the lease ran out on the last attempt"')
       else
         m.remember(history, id, d, now, 'expired', 'LeaseExpired', '"the lease ran out"')
-        d.token, d.expires = '-', 0 -- the mark of an attempt that ended without a word
+        d.token, d.expires = '-', 0 -- marks an attempt that ended without a verdict
         call('HSET', deliveries, id, m.pack(d))
         call('ZADD', ready, m.position(d.facts, d.sequence), id)
         call('ZREM', leased, id)
@@ -203,7 +204,7 @@ if took > 0 then
   if lapsed then
     write(m.advance('deleted', #lapsed.ids), lapsed.lines, true)
     m.forget(messages, deliveries, history, lapsed.ids)
-    if more and given_out == 0 then due = now end -- others wait behind them
+    if more and given_out == 0 then due = now end -- other messages are behind them
   end
   if due ~= known and (not known or due < known) then call('HSET', queue, 'due', format('%d', due)) end
   if tokens then call('HSET', queue, 'tokens', tokens - given_out, 'tokens_at', now) end
@@ -217,7 +218,7 @@ if rate and paused == '' and tokens and tokens - given_out < 1 then
   local refill = now + math.ceil((1 - (tokens - given_out)) * 1000 / rate)
   if not due or refill < due then due = refill end
 end
--- Whoever takes hands on: more is ready, or a time comes soon that nobody else may know of.
+-- A receive wakes the next consumer if more is ready, or if a due time is near that no other consumer may know of.
 if took > 0 and (more or (due and due - now <= HORIZON)) then call('ZADD', marker, '0', '0') end
 reply[2] = due and format('%d', due) or ''
 return reply

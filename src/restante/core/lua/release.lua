@@ -1,4 +1,4 @@
--- Gives leased messages back with the attempt not counted: ready at their old position, or scheduled after a delay.
+-- Returns leased messages without counting the attempt: ready at their old position, or scheduled after a delay.
 -- KEYS: queue journal deliveries ready scheduled leased unique marker, and verdicts as in ack
 -- ARGV: delay_ms, then id and token per message
 -- Returns the positions (1-based) whose lease is lost.

@@ -1,4 +1,4 @@
--- Puts dead messages back to ready, attempts at 0, earlier errors kept, and moves the task's cursor with them.
+-- Moves dead messages back to ready, resets attempts to 0, keeps earlier errors, and stores the task's cursor too.
 -- KEYS: queue journal messages deliveries ready dead unique marker tasks
 -- ARGV: operator, task id ("" for none), task record (JSON), then message ids
 -- Returns per message 1 if replayed, 0 if it was not dead.

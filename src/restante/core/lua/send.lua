@@ -1,10 +1,10 @@
--- Stores messages, each ready or scheduled; a message id seen before changes nothing.
+-- Stores messages, each ready or scheduled; a message id that was sent before changes nothing.
 -- KEYS: queue journal messages ready marker scheduled unique acked acked_before leased retrying dead
 --       (the first six suffice unless an id may have been sent before, a unique key is given or the queue has limits)
 -- ARGV: "1" if an id may have been sent before or a key is unique, then per message: id, due ("" now, "+ms" from now,
 --       "ms"), priority, stored form without sequence and sent_at
 -- Returns the sequence number before the first; with "1" a list: that number, then per message "" if stored or the id
---         of the message that already stands for it.
+--         of the earlier message that has its id or unique key.
 -- Journal: sent
 local messages, ready, marker, scheduled, unique, acked = KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
 local acked_before, leased, retrying, dead = KEYS[9], KEYS[10], KEYS[11], KEYS[12]
@@ -22,11 +22,11 @@ local now, part = clock()
 if (argc - 1) % 4 ~= 0 then return refuse('INVALID', 'a message takes four arguments') end
 if (careful or max_length or max_dead) and not dead then return refuse('KEYS', 'every key is needed here') end
 
--- The id of the message that already stands for the one at ARGV[i], if any.
+-- Returns the id of an earlier message with the id or unique key of the one at ARGV[i], if any.
 local seen, statuses, holder_of
 if careful then
   seen, statuses = {}, {}
-  -- What a generation holds was acked within a window of its beginning; beyond that it is forgotten.
+  -- The ids of a generation were acked within one window of its beginning; after that they are dropped.
   local window, age = tonumber(dedup) or 60000, now - (tonumber(set[6]) or 0)
   function holder_of(i, letter)
     local id = ARGV[i]

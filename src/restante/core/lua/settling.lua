@@ -1,8 +1,8 @@
--- How acks are planned and carried out, for the two verbs that take them; wrapped into the function `settling`.
+-- Plans and performs acks for the two verbs that take them; wrapped into the function `settling`.
 local call, match = redis.call, string.match
 local GRAVES = 1000000 -- acked ids kept per generation at most, however long the dedup window
 
--- Keeps acked ids with their tokens for the dedup window, in two generations that turn over by age or size.
+-- Keeps acked ids with their tokens for the dedup window, in two generations that rotate by age or size.
 local function tombstone(acked, acked_before, window, since, pairs_, base, now)
   window, since = tonumber(window) or 60000, tonumber(since) or 0
   if window == 0 then return end
@@ -21,8 +21,8 @@ local function tombstone(acked, acked_before, window, since, pairs_, base, now)
   call('HSET', acked, unpack(pairs_))
 end
 
--- Plans the acks of pairs (id, token) from ARGV[first] on: who is gone, the journal's lines, and who lost the lease.
--- The ids are remembered as acked here, before anything moves.
+-- Plans the acks of pairs (id, token) from ARGV[first] on: which messages are removed, the journal's lines, and which
+-- leases are lost. The ids are stored as acked here, before anything moves.
 local function plan(first, now, keep, deliveries, unique, acked, acked_before, window, since, base)
   local ids, gone, lines, graves, lost = {}, {}, {}, {}, {}
   for i = first, #ARGV, 2 do ids[#ids + 1] = ARGV[i] end
@@ -50,7 +50,7 @@ local function plan(first, now, keep, deliveries, unique, acked, acked_before, w
   return gone, lines, lost
 end
 
--- Carries planned acks out, after their lines are in the journal.
+-- Performs planned acks, after their lines are in the journal.
 local function apply(gone, now, keep, k)
   if keep > 0 then
     local m = moves()

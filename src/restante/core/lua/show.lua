@@ -1,4 +1,4 @@
--- Everything known of one message.
+-- Returns all data of one message.
 -- KEYS: queue journal messages deliveries history ready scheduled retrying leased dead done
 -- ARGV: id
 -- Returns now, state ("" if there is none), score, stored form, delivery or "", history or "".
