@@ -53,9 +53,12 @@ _LOST = (OSError, http.client.HTTPException)
 
 @known_keywords
 def connect(
-    address: str = "http://localhost:8025", *, token: str | None = None, consumer: str | None = None,
+    address: str = "http://localhost:8025",
+    *,
+    token: str | None = None,
+    consumer: str | None = None,
     timeout: float = 10.0,
-) -> HttpClient:  # fmt: skip
+) -> HttpClient:
     """A post on the server at `address`; the token is given or RESTANTE_TOKEN's. Nothing is asked until it is used."""
     return HttpClient(address, token=token or os.environ.get("RESTANTE_TOKEN"), consumer=consumer, timeout=timeout)
 
@@ -97,9 +100,13 @@ class HttpClient:
         return self._receive("/api/receive", body, check_timeout(timeout), lease, {})
 
     def _receive(
-        self, path: str, body: dict[str, Any], timeout: float, lease: float | timedelta | None,
+        self,
+        path: str,
+        body: dict[str, Any],
+        timeout: float,
+        lease: float | timedelta | None,
         queues: dict[str, HttpQueue],
-    ) -> list[HttpMessage]:  # fmt: skip
+    ) -> list[HttpMessage]:
         if lease is not None:
             body["lease_seconds"] = seconds(lease, "lease", least=0.001)
         deadline = time.monotonic() + timeout
@@ -108,17 +115,22 @@ class HttpClient:
             body["wait_seconds"] = min(left, POLL)
             answer = self.ask("POST", path, body, wait=body["wait_seconds"])
             found = [
-                HttpMessage(queues.get(told["queue"]) or self.queue(told["queue"]), told)
-                for told in answer["messages"]
-            ]  # fmt: skip
+                HttpMessage(queues.get(told["queue"]) or self.queue(told["queue"]), told) for told in answer["messages"]
+            ]
             if found or deadline - time.monotonic() <= 0:
                 return found
             body.pop("acks", None)
 
     def ask(
-        self, method: str, path: str, body: Any = None, *, wait: float = 0, sends: Sequence[str] = (),
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        wait: float = 0,
+        sends: Sequence[str] = (),
         safe: bool = False,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """One call of the API. One that is `safe`, or sends messages of these ids, is repeated while nobody answers."""
         text = None if body is None else _dump(body)
         deadline = time.monotonic() + (PATIENCE if sends or safe else 0)
@@ -262,7 +274,7 @@ class HttpQueue:
         return [
             MessageId(told["id"]) if told["stored"] or told["id"] == mine else MessageId.of_earlier(told["id"])
             for told, mine in zip(answer["messages"], ours, strict=True)
-        ]  # fmt: skip
+        ]
 
     # -- receiving -----------------------------------------------------------------------------------------------
 
@@ -272,9 +284,13 @@ class HttpQueue:
         return found[0] if found else None
 
     def receive_many(
-        self, count: int, timeout: float = 0, *, lease: float | timedelta | None = None,
+        self,
+        count: int,
+        timeout: float = 0,
+        *,
+        lease: float | timedelta | None = None,
         acks: Sequence[HttpMessage] = (),
-    ) -> list[HttpMessage]:  # fmt: skip
+    ) -> list[HttpMessage]:
         """Up to `count` messages by one call; waits for the first up to `timeout` seconds. `acks` are settled first."""
         self._open()
         body: dict[str, Any] = {"count": check_count(count), "consumer": self._post.consumer, "pid": os.getpid()}
@@ -298,9 +314,13 @@ class HttpQueue:
         self._settle("ack", messages)
 
     def nack_many(
-        self, messages: Sequence[HttpMessage], *, delay: float | timedelta | None = None,
-        error: BaseException | str | None = None, retry: RetryPolicy | None = None,
-    ) -> list[State]:  # fmt: skip
+        self,
+        messages: Sequence[HttpMessage],
+        *,
+        delay: float | timedelta | None = None,
+        error: BaseException | str | None = None,
+        retry: RetryPolicy | None = None,
+    ) -> list[State]:
         """Ends attempts in failure: each message is retrying after `delay` or its retry policy's, or dead."""
         wait = None if delay is None else seconds(delay, "delay")
         policy = retry.text() if retry else None
@@ -366,11 +386,16 @@ def _stored(told: dict[str, Any]) -> Stored:
     content_type = told["content_type"] if is_bytes or told["content_type"] != "application/json" else None
     sent_at, expires_at = told["sent_at"], told["expires_at"]
     body, _ = encode(
-        base64.b64decode(told["payload_base64"]) if is_bytes else told["payload"], kind=told["kind"],
-        priority=told["priority"], headers=told["headers"], content_type=content_type,
-        retry=RetryPolicy.parse(told["retry"]) if told["retry"] else None, max_attempts=told["max_attempts"],
-        unique=told["unique"], expires_ms=None if expires_at is None else expires_at - sent_at,
-    )  # fmt: skip
+        base64.b64decode(told["payload_base64"]) if is_bytes else told["payload"],
+        kind=told["kind"],
+        priority=told["priority"],
+        headers=told["headers"],
+        content_type=content_type,
+        retry=RetryPolicy.parse(told["retry"]) if told["retry"] else None,
+        max_attempts=told["max_attempts"],
+        unique=told["unique"],
+        expires_ms=None if expires_at is None else expires_at - sent_at,
+    )
     return Stored(b"0\n%d\t%b" % (sent_at, body))
 
 
@@ -387,9 +412,13 @@ def _item(draft: Draft) -> dict[str, Any]:
     if draft.id is not None:
         valid_name(draft.id, "message id")
     encode(
-        None, kind=draft.kind, headers=draft.headers, content_type=draft.content_type, retry=draft.retry,
+        None,
+        kind=draft.kind,
+        headers=draft.headers,
+        content_type=draft.content_type,
+        retry=draft.retry,
         unique=draft.unique,
-    )  # fmt: skip
+    )
     made: dict[str, Any] = {"id": new_id(), "ours": True} if draft.id is None else {"id": draft.id}
     if isinstance(draft.payload, bytes | bytearray | memoryview):
         made["payload_base64"] = base64.b64encode(draft.payload).decode()
@@ -398,10 +427,14 @@ def _item(draft: Draft) -> dict[str, Any]:
             encode_json(draft.payload)
         made["payload"] = draft.payload
     plain = {
-        "kind": draft.kind or None, "priority": draft.priority or None, "headers": draft.headers,
-        "content_type": draft.content_type, "max_attempts": draft.max_attempts, "unique": draft.unique,
+        "kind": draft.kind or None,
+        "priority": draft.priority or None,
+        "headers": draft.headers,
+        "content_type": draft.content_type,
+        "max_attempts": draft.max_attempts,
+        "unique": draft.unique,
         "retry": draft.retry.text() if draft.retry else None,
-    }  # fmt: skip
+    }
     made |= {name: value for name, value in plain.items() if value is not None}
     if draft.due_at is not None:
         if draft.delay:

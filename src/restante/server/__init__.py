@@ -19,7 +19,7 @@ from restante.core.extras import needs_extra
 
 with needs_extra("server", "the server"):
     from restante.server.app import create_app
-    from restante.server.office import ServerSettings
     from restante.server.serving import Serving
+    from restante.server.state import ServerSettings
 
 __all__ = ["ServerSettings", "Serving", "create_app"]

@@ -22,11 +22,12 @@ from restante.bus.registry import Card, cards
 from restante.core import errors
 from restante.core.errors import RestanteError
 from restante.rsmq import viewing
-from restante.server import answers, looking, operating, rsmq, shapes, topics, traffic
+from restante.server import requests, responses
 from restante.server.access import COOKIE, SESSION_SECONDS, Caller
 from restante.server.guard import BodyRefused, Guard
-from restante.server.office import Json, Office, Refused, ServerSettings
-from restante.server.routing import Here, Reader, answering, router
+from restante.server.routes import admin, messages, read, rsmq, topics
+from restante.server.routing import Reader, StateDep, answering, router
+from restante.server.state import Json, Refused, ServerSettings, ServerState
 
 log = logging.getLogger("restante")
 
@@ -46,14 +47,28 @@ STATUS: tuple[tuple[type[RestanteError], int], ...] = (
 )
 #: Pages of the dashboard that are always there.
 PAGES = (
-    ("overview", "Overview"), ("dead", "Dead letters"), ("consumers", "Consumers"), ("journal", "Journal"),
-    ("anomalies", "Anomalies"), ("audit", "Audit"), ("insights", "Insights"),
-)  # fmt: skip
+    ("overview", "Overview"),
+    ("dead", "Dead letters"),
+    ("consumers", "Consumers"),
+    ("journal", "Journal"),
+    ("anomalies", "Anomalies"),
+    ("audit", "Audit"),
+    ("insights", "Insights"),
+)
 #: Paths that the dashboard itself routes.
 _DASHBOARD = (
-    "/", "/queues/{rest:path}", "/dead", "/consumers", "/journal", "/anomalies", "/audit", "/insights", "/topics",
-    "/rsmq", "/rsmq/{rest:path}",
-)  # fmt: skip
+    "/",
+    "/queues/{rest:path}",
+    "/dead",
+    "/consumers",
+    "/journal",
+    "/anomalies",
+    "/audit",
+    "/insights",
+    "/topics",
+    "/rsmq",
+    "/rsmq/{rest:path}",
+)
 #: Operations that need no token.
 UNGUARDED = ("healthz", "readyz", "sign_in")
 DESCRIPTION = """
@@ -66,32 +81,39 @@ server answers to this machine alone.
 
 
 def create_app(url: str, settings: ServerSettings | None = None) -> Guard:
-    """The ASGI application on the Redis server at `url`; its `office` is what the routes share."""
-    office = Office(url, settings)
+    """The ASGI application on the Redis server at `url`; its `state` is what the routes share."""
+    state = ServerState(url, settings)
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
-        await office.open()
+        await state.open()
         yield
-        await office.close()
+        await state.close()
 
     app = FastAPI(
-        title="Restante", version=office.version, description=DESCRIPTION, lifespan=life, docs_url=None, redoc_url=None,
-        openapi_url=None, redirect_slashes=False, routes=_shared_routes(),
-    )  # fmt: skip
-    app.state.office = office
+        title="Restante",
+        version=state.version,
+        description=DESCRIPTION,
+        lifespan=life,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+        routes=_shared_routes(),
+    )
+    app.state.server = state
     _add_failures(app)
     _describe(app)
-    _add_pages(app, office)
-    made = Guard(app, max_body=office.settings.max_body, body_seconds=office.settings.body_seconds)
-    made.office = office
+    _add_pages(app, state)
+    made = Guard(app, max_body=state.settings.max_body, body_seconds=state.settings.body_seconds)
+    made.state = state
     return made
 
 
 def _routers() -> list[tuple[str, APIRouter]]:
     """The parts of the API, each with where it begins."""
-    parts = (_session, traffic.api, looking.api, operating.api, topics.api, rsmq.api)
-    return [*(("/api", part) for part in parts), ("", looking.plain)]
+    parts = (_session, messages.api, read.api, admin.api, topics.api, rsmq.api)
+    return [*(("/api", part) for part in parts), ("", read.plain)]
 
 
 @cache
@@ -160,9 +182,10 @@ def _add_failures(app: FastAPI) -> None:
     async def no_route(request: Request, error: HTTPException) -> Response:
         names = {400: "BadRequest", 404: "NotFound", 405: "MethodNotAllowed"}
         body = {
-            "error": names.get(error.status_code, "Error"), "message": f"{request.method} {request.url.path}: "
-            f"{error.detail}"[:300], "hint": "the API is described by /api/openapi.json",
-        }  # fmt: skip
+            "error": names.get(error.status_code, "Error"),
+            "message": f"{request.method} {request.url.path}: {error.detail}"[:300],
+            "hint": "the API is described by /api/openapi.json",
+        }
         headers = dict(error.headers or {})
         if error.status_code == 405:
             headers["Allow"] = ", ".join(sorted(_methods(app, request)))
@@ -190,60 +213,65 @@ def _methods(app: FastAPI, request: Request) -> set[str]:
 _session = router("session")
 
 
-async def _told(here: Office, caller: Caller) -> dict[str, Any]:
+async def _told(state: ServerState, caller: Caller) -> dict[str, Any]:
     pages = [{"id": id, "title": title} for id, title in PAGES]
-    services: list[Card] = await here.call(cards, here.post)
-    if services or here.rabbitmq.url is not None:
+    services: list[Card] = await state.call(cards, state.post)
+    if services or state.rabbitmq.url is not None:
         pages.insert(2, {"id": "topics", "title": "Topics"})
-    if await here.call(viewing.any_queue, here.post):
+    if await state.call(viewing.any_queue, state.post):
         pages.append({"id": "rsmq", "title": "RSMQ"})
     return {
-        "user": caller.name, "roles": sorted(caller.roles), "open": caller.open, "version": here.version,
-        "server": here.shown, "now": await here.now_ms(), "pages": pages,
-    }  # fmt: skip
+        "user": caller.name,
+        "roles": sorted(caller.roles),
+        "open": caller.open,
+        "version": state.version,
+        "server": state.shown,
+        "now": await state.now_ms(),
+        "pages": pages,
+    }
 
 
-@answering(_session.get, "/session", answers.Session, summary="Who you are, and what there is to see")
-async def session(here: Here, request: Request) -> Json:
+@answering(_session.get, "/session", responses.Session, summary="Who you are, and what there is to see")
+async def session(state: StateDep, request: Request) -> Json:
     """Any token will do."""
-    return Json(await _told(here, await here.caller(request)))
+    return Json(await _told(state, await state.caller(request)))
 
 
-@answering(_session.post, "/session", answers.Session, summary="Sign a browser in")
-async def sign_in(here: Here, request: Request, body: shapes.SignIn) -> Json:
+@answering(_session.post, "/session", responses.Session, summary="Sign a browser in")
+async def sign_in(state: StateDep, request: Request, body: requests.SignIn) -> Json:
     """Sets a cookie that scripts cannot read. After ten wrong tokens an address waits up to a minute."""
     address = request.client.host if request.client is not None else ""
-    if (wait := here.sign_in_limit.wait(address)) > 0:
+    if (wait := state.sign_in_limit.wait(address)) > 0:
         raise Refused(429, "TooManyTries", "too many wrong tokens", "wait and try again", retry_seconds=wait)
-    found = await here.call(here.tokens.sign_in, body.token)
+    found = await state.call(state.tokens.sign_in, body.token)
     if found is None:
-        here.sign_in_limit.fail(address)
+        state.sign_in_limit.fail(address)
         log.warning("sign-in refused address=%s", address)
         raise Refused(401, "Unauthorized", "this token is not known", "make one with `restante token create`")
     caller, cookie = found
-    await here.call(here.admin(caller).note, "sign in")
-    answer = Json(await _told(here, caller))
+    await state.call(state.admin(caller).note, "sign in")
+    answer = Json(await _told(state, caller))
     answer.set_cookie(
         COOKIE, cookie, max_age=SESSION_SECONDS, httponly=True, samesite="strict", secure=request.url.scheme == "https"
     )
     return answer
 
 
-@answering(_session.delete, "/session", answers.Health, summary="Sign out")
-async def sign_out(here: Here, request: Request) -> Json:
+@answering(_session.delete, "/session", responses.Health, summary="Sign out")
+async def sign_out(state: StateDep, request: Request) -> Json:
     """Forgets the cookie."""
-    await here.caller(request)
+    await state.caller(request)
     cookie = request.cookies.get(COOKIE, "")
     if cookie:
-        await here.call(here.tokens.sign_out, cookie)
+        await state.call(state.tokens.sign_out, cookie)
     answer = Json({"status": "ok"})
     answer.delete_cookie(COOKIE)
     return answer
 
 
 @_session.get("/openapi.json", include_in_schema=False)
-async def described(here: Here, request: Request) -> Json:
-    await here.caller(request)
+async def described(state: StateDep, request: Request) -> Json:
+    await state.caller(request)
     return Json(request.app.openapi())
 
 
@@ -285,7 +313,7 @@ def static() -> Path:
     return Path(str(resources.files("restante.server"))) / "static"
 
 
-def _add_pages(app: FastAPI, office: Office) -> None:
+def _add_pages(app: FastAPI, state: ServerState) -> None:
     folder = static()
 
     async def page(request: Request) -> Response:
@@ -298,8 +326,8 @@ def _add_pages(app: FastAPI, office: Office) -> None:
         app.add_api_route(path, page, include_in_schema=False, response_model=None)
 
     @app.get("/insights/report", include_in_schema=False, response_model=None)
-    async def report(here: Here, caller: Reader) -> Response:
-        made = office.settings.lake / "report.html" if office.settings.lake is not None else None
+    async def report(state: StateDep, caller: Reader) -> Response:
+        made = state.settings.lake / "report.html" if state.settings.lake is not None else None
         if made is None or not made.is_file():
             raise errors.NotFound("there is no report: see GET /api/insights")
         return FileResponse(made, media_type="text/html")

@@ -52,7 +52,7 @@ class Guard:
     """Wraps the application."""
 
     #: What the routes share.
-    office: Any = None
+    state: Any = None
 
     def __init__(self, app: App, *, max_body: int, body_seconds: float) -> None:
         self._app = app
@@ -98,16 +98,20 @@ class Guard:
         has_body = length != b"0" or b"transfer-encoding" in headers
         if (has_body and kind not in _JSON) or (kind and kind not in _JSON):
             return problem(
-                415, "UnsupportedMediaType", f"a body of type {kind[:60] or 'unknown'} is not taken",
+                415,
+                "UnsupportedMediaType",
+                f"a body of type {kind[:60] or 'unknown'} is not taken",
                 "send JSON with Content-Type: application/json",
-            )  # fmt: skip
+            )
         return None
 
     def _too_large(self) -> tuple[int, bytes]:
         return problem(
-            413, "PayloadTooLarge", f"a body may have {self._max_body:,} bytes",
+            413,
+            "PayloadTooLarge",
+            f"a body may have {self._max_body:,} bytes",
             "send smaller batches, or a reference to what is stored elsewhere",
-        )  # fmt: skip
+        )
 
     def _limited(self, receive: Receive) -> Receive:
         """Counts the body as it comes, and the time it takes."""
@@ -171,8 +175,9 @@ def _protecting(send: Send, path: str) -> Send:
         if message["type"] == "http.response.start":
             present = {name.lower() for name, _ in message.get("headers", ())}
             message["headers"] = [
-                *message.get("headers", ()), *((name, value) for name, value in extra.items() if name not in present)
-            ]  # fmt: skip
+                *message.get("headers", ()),
+                *((name, value) for name, value in extra.items() if name not in present),
+            ]
         await send(message)
 
     return protected

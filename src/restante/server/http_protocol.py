@@ -78,9 +78,14 @@ class Refusal:
         body = orjson.dumps({"error": self.error, "message": self.message, "hint": self.hint})
         again = b"retry-after: 1\r\n" if self.status == 503 else b""
         return b"".join(
-            (STATUS_LINE[self.status], b"content-type: application/json\r\nx-content-type-options: nosniff\r\n", again,
-             b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body), body)
-        )  # fmt: skip
+            (
+                STATUS_LINE[self.status],
+                b"content-type: application/json\r\nx-content-type-options: nosniff\r\n",
+                again,
+                b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body),
+                body,
+            )
+        )
 
 
 _NO_HTTP = Refusal(400, "BadRequest", "this is not an HTTP/1.1 request", "the API is described by /api/openapi.json")
@@ -169,9 +174,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self.transport.abort()
         elif self._begun:
             seconds = self.limits.head_seconds
-            self._refuse(
-                Refusal(408, "TooSlow", f"the headers did not come within {seconds:g} s", "send them at once")
-            )  # fmt: skip
+            self._refuse(Refusal(408, "TooSlow", f"the headers did not come within {seconds:g} s", "send them at once"))
         else:
             # Nothing was asked: an answer could be taken for that of a request which is on its way.
             self.transport.close()
@@ -248,9 +251,11 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def _large_head(self) -> Refusal:
         most, count = self.limits.max_header_bytes, self.limits.max_headers
         return Refusal(
-            431, "HeadersTooLarge", f"headers may have {most:,} bytes together, and there may be {count}",
+            431,
+            "HeadersTooLarge",
+            f"headers may have {most:,} bytes together, and there may be {count}",
             "send fewer or smaller headers; large values belong into the body",
-        )  # fmt: skip
+        )
 
     @property
     def _answering(self) -> bool:

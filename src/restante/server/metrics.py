@@ -15,13 +15,13 @@ from restante.core.inspector import Counts, Dropped
 from restante.core.message import State
 
 if TYPE_CHECKING:
-    from restante.server.office import Office
     from restante.server.rabbitmq import Seen
+    from restante.server.state import ServerState
 
 
 class _Counts(Collector):
-    def __init__(self, office: Office, rows: Sequence[Counts], dropped: Mapping[str, Dropped]) -> None:
-        self._office = office
+    def __init__(self, state: ServerState, rows: Sequence[Counts], dropped: Mapping[str, Dropped]) -> None:
+        self._office = state
         self._rows = rows
         self._dropped = dropped
 
@@ -56,16 +56,17 @@ class _Counts(Collector):
                 family.add_metric((row.queue, state.value), max(0.0, -age if family is ahead else age))
             overdue.add_metric((row.queue,), row.overdue)
             paused.add_metric((row.queue,), float(row.paused))
-            if row.queue in self._office.sampler.seen:
-                polled.add_metric((row.queue,), self._office.sampler.seen[row.queue])
+            if row.queue in self._office.monitor.seen:
+                polled.add_metric((row.queue,), self._office.monitor.seen[row.queue])
             for event, count in row.totals.items():
                 events.add_metric((row.queue, event), count)
             lost.add_metric((row.queue,), row.journal_lost)
         yield from (depth, oldest, ahead, overdue, paused, polled, events, lost)
         unroutable = CounterMetricFamily(
-            "restante_unroutable", "Messages of Celery or Kombu programs that no queue was bound for.",
+            "restante_unroutable",
+            "Messages of Celery or Kombu programs that no queue was bound for.",
             labels=("exchange",),
-        )  # fmt: skip
+        )
         for exchange, one in self._dropped.items():
             unroutable.add_metric((exchange,), one.count)
         yield unroutable
@@ -75,9 +76,10 @@ class _Counts(Collector):
         yield GaugeMetricFamily("restante_live_clients", "Who follows the journal.", len(self._office.hub))
         yield GaugeMetricFamily("restante_waiting_receives", "Long polls under way.", self._office.waiting)
         yield GaugeMetricFamily(
-            "restante_counted_seconds", "Since the figures of trends were taken.",
-            max(0.0, time.monotonic() - self._office.sampler.taken_at),
-        )  # fmt: skip
+            "restante_counted_seconds",
+            "Since the figures of trends were taken.",
+            max(0.0, time.monotonic() - self._office.monitor.taken_at),
+        )
 
 
 class _One:
@@ -102,9 +104,10 @@ class _RabbitMQ(Collector):
         if inventory is None:
             return
         held = GaugeMetricFamily(
-            "restante_rabbitmq_messages", "Messages in a queue on RabbitMQ, without those that a consumer holds.",
+            "restante_rabbitmq_messages",
+            "Messages in a queue on RabbitMQ, without those that a consumer holds.",
             labels=("queue", "kind"),
-        )  # fmt: skip
+        )
         limit = GaugeMetricFamily(
             "restante_rabbitmq_limit", "Messages a queue on RabbitMQ takes before it refuses.", labels=("queue", "kind")
         )
@@ -123,8 +126,8 @@ class _RabbitMQ(Collector):
         yield from (held, limit)
 
 
-def page(office: Office, rows: Sequence[Counts], dropped: Mapping[str, Dropped], seen: Seen) -> bytes:
+def page(state: ServerState, rows: Sequence[Counts], dropped: Mapping[str, Dropped], seen: Seen) -> bytes:
     """The whole page."""
-    own = generate_latest(_One(_Counts(office, rows, dropped)))
-    far = generate_latest(_One(_RabbitMQ(seen))) if office.rabbitmq.url is not None else b""
-    return own + far + generate_latest(office.sampler.registry)
+    own = generate_latest(_One(_Counts(state, rows, dropped)))
+    far = generate_latest(_One(_RabbitMQ(seen))) if state.rabbitmq.url is not None else b""
+    return own + far + generate_latest(state.monitor.registry)

@@ -14,9 +14,9 @@ from starlette.responses import Response
 from restante.core.keywords import check_keywords
 from restante.core.stored import decode_json
 from restante.server.access import Caller, Role
-from restante.server.answers import Problem
-from restante.server.office import Office
-from restante.server.shapes import NAME
+from restante.server.requests import NAME
+from restante.server.responses import Problem
+from restante.server.state import ServerState
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
@@ -115,9 +115,9 @@ def router(tag: str, kind: type[Route] = ApiRoute) -> APIRouter:
     return APIRouter(route_class=kind, tags=[tag], responses=PROBLEMS)
 
 
-def office(request: Request) -> Office:
-    """The office of the application."""
-    found: Office = request.app.state.office
+def server_state(request: Request) -> ServerState:
+    """The state of the application that serves this request."""
+    found: ServerState = request.app.state.server
     return found
 
 
@@ -128,7 +128,7 @@ class Needing:
         self.role = role
 
     async def __call__(self, request: Request) -> Caller:
-        return await office(request).need(request, self.role)
+        return await server_state(request).need(request, self.role)
 
 
 def needing(role: Role) -> Any:
@@ -141,7 +141,7 @@ def role_of(route: APIRoute) -> Role | None:
     return next((one.call.role for one in route.dependant.dependencies if isinstance(one.call, Needing)), None)
 
 
-Here = Annotated[Office, Depends(office)]
+StateDep = Annotated[ServerState, Depends(server_state)]
 Reader = Annotated[Caller, needing(Role.READ)]
 Sender = Annotated[Caller, needing(Role.SEND)]
 Taker = Annotated[Caller, needing(Role.CONSUME)]

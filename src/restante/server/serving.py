@@ -17,7 +17,7 @@ from restante.core.errors import InvalidInput, Unavailable
 from restante.server.access import Tokens, is_loopback
 from restante.server.app import create_app
 from restante.server.http_protocol import ConnectionLimits, default_max_connections, limited
-from restante.server.office import ServerSettings
+from restante.server.state import ServerSettings
 
 log = logging.getLogger("restante")
 
@@ -34,9 +34,11 @@ STARTING = 30.0
 def _limits(settings: ServerSettings) -> ConnectionLimits:
     most = settings.max_connections
     return ConnectionLimits(
-        head_seconds=settings.head_seconds, body_seconds=settings.body_seconds, write_seconds=settings.write_seconds,
+        head_seconds=settings.head_seconds,
+        body_seconds=settings.body_seconds,
+        write_seconds=settings.write_seconds,
         max_connections=default_max_connections() if most is None else most,
-    )  # fmt: skip
+    )
 
 
 class _Server(uvicorn.Server):
@@ -57,21 +59,28 @@ class Serving:
     def __init__(self, url: str, settings: ServerSettings | None = None) -> None:
         self.settings = settings or ServerSettings()
         self._app = create_app(url, self.settings)
-        self.office = self._app.office
+        self.state = self._app.state
         self._socket: socket.socket | None = None
         self._thread: threading.Thread | None = None
         config = uvicorn.Config(
-            self._app, log_config=None, access_log=False, timeout_graceful_shutdown=GRACE, timeout_keep_alive=75,
-            limit_concurrency=None, server_header=False, ws="none", backlog=BACKLOG,
+            self._app,
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=GRACE,
+            timeout_keep_alive=75,
+            limit_concurrency=None,
+            server_header=False,
+            ws="none",
+            backlog=BACKLOG,
             http=limited(_limits(self.settings)),
-        )  # fmt: skip
+        )
         self._server = _Server(config, self._close)
 
     def check(self) -> None:
         """Refuses to be reached from elsewhere while anybody may do everything."""
         if is_loopback(self.settings.host):
             return
-        if not Tokens(self.office.post).any():
+        if not Tokens(self.state.post).any():
             raise InvalidInput(
                 f"{self.settings.host} can be reached from other machines and there are no tokens: make one with "
                 "`restante token create NAME --role operate`, or listen on 127.0.0.1"
@@ -114,12 +123,12 @@ class Serving:
         self._server.run(sockets=[self._socket])
 
     def _close(self) -> None:
-        self.office.closing.set()
+        self.state.closing.set()
 
     def stop(self) -> None:
         """Ends `run` from another thread."""
         self._server.should_exit = True
-        loop = self.office.loop
+        loop = self.state.loop
         if loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(self._close)
 

@@ -39,10 +39,20 @@ def long_poll(api: Api) -> socket.socket:
 
 class TestSend:
     def test_one_and_many_with_every_option(self, api: Api, admin: Admin) -> None:
-        one = api.post("/api/queues/orders/messages", {
-            "payload": {"n": 1}, "kind": "order.placed", "priority": 7, "headers": {"a": 1}, "max_attempts": 2,
-            "lease_seconds": 9, "unique": "k", "retry": "fixed:1.0,2.0", "expires_seconds": 60,
-        })  # fmt: skip
+        one = api.post(
+            "/api/queues/orders/messages",
+            {
+                "payload": {"n": 1},
+                "kind": "order.placed",
+                "priority": 7,
+                "headers": {"a": 1},
+                "max_attempts": 2,
+                "lease_seconds": 9,
+                "unique": "k",
+                "retry": "fixed:1.0,2.0",
+                "expires_seconds": 60,
+            },
+        )
         assert one.status == 201
         assert one.json["stored"] is True
         found = admin.show("orders", one.json["id"])
@@ -59,22 +69,33 @@ class TestSend:
         api.post("/api/queues/orders/messages", {"payload_base64": "AP8=", "content_type": "image/png"})
         taken = take(api)
         assert (taken["payload_base64"], taken["content_type"]) == ("AP8=", "image/png")
-        api.call("POST", "/api/queues/orders/messages", raw=b'{"payload": {"n": 123456789012345678901234567890}}',
-                 headers={"Content-Type": "application/json"})  # fmt: skip
+        api.call(
+            "POST",
+            "/api/queues/orders/messages",
+            raw=b'{"payload": {"n": 123456789012345678901234567890}}',
+            headers={"Content-Type": "application/json"},
+        )
         assert take(api)["payload"] == {"n": 123456789012345678901234567890}
 
     @pytest.mark.parametrize(
         ("body", "said"),
         [
-            ({}, "payload"), ({"payload": 1, "payload_base64": "AA=="}, "not both"),
+            ({}, "payload"),
+            ({"payload": 1, "payload_base64": "AA=="}, "not both"),
             ({"payload": 1, "typo": 2}, "typo"),
-            ({"payload_base64": "%%"}, "base64"), ({"payload": 1, "priority": 256}, "priority"),
-            ({"payload": 1, "priority": "7"}, "priority"), ({"payload": 1, "id": "a b"}, "id"),
-            ({"payload": 1, "delay_seconds": -1}, "delay_seconds"), ({"payload": 1, "retry": "sometimes"}, "retry"),
-            ({"messages": []}, "messages"), ({"payload": 1, "durability": "always"}, "durability"),
-            ({"payload": 1, "delay_seconds": 1, "due_at": 5}, "not both"), ([1], "object"), ("x", "object"),
+            ({"payload_base64": "%%"}, "base64"),
+            ({"payload": 1, "priority": 256}, "priority"),
+            ({"payload": 1, "priority": "7"}, "priority"),
+            ({"payload": 1, "id": "a b"}, "id"),
+            ({"payload": 1, "delay_seconds": -1}, "delay_seconds"),
+            ({"payload": 1, "retry": "sometimes"}, "retry"),
+            ({"messages": []}, "messages"),
+            ({"payload": 1, "durability": "always"}, "durability"),
+            ({"payload": 1, "delay_seconds": 1, "due_at": 5}, "not both"),
+            ([1], "object"),
+            ("x", "object"),
         ],
-    )  # fmt: skip
+    )
     def test_bad_input_names_the_remedy_and_stores_nothing(self, api: Api, post: Client, body: Any, said: str) -> None:
         answer = api.post("/api/queues/orders/messages", body)
         assert answer.status == 422
@@ -163,8 +184,8 @@ class TestReceive:
     ) -> None:
         queue = post.queue("orders")
         with long_poll(api):
-            wait_until(lambda: serving.office.waiting == 1)
-        wait_until(lambda: serving.office.waiting == 0)
+            wait_until(lambda: serving.state.waiting == 1)
+        wait_until(lambda: serving.state.waiting == 0)
         queue.send("x")
         message = queue.receive(timeout=PATIENCE)
         assert message is not None
@@ -181,7 +202,7 @@ class TestReceive:
         redis.pause()
         try:
             with long_poll(api):
-                wait_until(lambda: serving.office.waiting == 1)
+                wait_until(lambda: serving.state.waiting == 1)
             wait_until(lambda: not serving._server.server_state.connections)
         finally:
             redis.resume()
@@ -236,11 +257,14 @@ class TestVerdicts:
     def test_every_verdict_does_what_it_says(self, api: Api, post: Client, admin: Admin) -> None:
         queue = post.queue("orders", retry=None)
         for verb, body, state in (
-            ("ack", {}, None), ("nack", {"error": "no", "error_class": "Timeout"}, State.RETRYING),
-            ("nack", {"delay_seconds": 60}, State.RETRYING), ("bury", {"error": "never"}, State.DEAD),
-            ("release", {"delay_seconds": 60}, State.SCHEDULED), ("extend", {"lease_seconds": 99}, State.LEASED),
+            ("ack", {}, None),
+            ("nack", {"error": "no", "error_class": "Timeout"}, State.RETRYING),
+            ("nack", {"delay_seconds": 60}, State.RETRYING),
+            ("bury", {"error": "never"}, State.DEAD),
+            ("release", {"delay_seconds": 60}, State.SCHEDULED),
+            ("extend", {"lease_seconds": 99}, State.LEASED),
             ("extend", {}, State.LEASED),
-        ):  # fmt: skip
+        ):
             id = queue.send(verb)
             taken = take(api)
             answer = api.post(f"/api/queues/orders/messages/{id}/{verb}", {"lease_token": taken["lease_token"], **body})
@@ -303,9 +327,11 @@ class TestKilled:
                     api = current[0].api
                 try:
                     answer = api.post(
-                        "/api/queues/orders/messages", {"payload": number}, headers={"Idempotency-Key": f"k{number}"},
+                        "/api/queues/orders/messages",
+                        {"payload": number},
+                        headers={"Idempotency-Key": f"k{number}"},
                         timeout=60,
-                    )  # fmt: skip
+                    )
                 except (OSError, http.client.HTTPException):  # also one that ended in the middle of an answer
                     time.sleep(0.05)
                     continue

@@ -21,11 +21,11 @@ from restante.core.message import Message, MessageId, RemoteError, State
 from restante.core.operations import Operation, Received
 from restante.core.queue import AsyncQueue, Flow, Wait, receiving, run_flow_async
 from restante.core.stored import Stored
-from restante.server import answers, shapes
+from restante.server import requests, responses
 from restante.server.access import Caller, Role
-from restante.server.office import MAX_WAITING, Json, Office, Refused
-from restante.server.routing import Here, MessageName, QueueName, Sender, Taker, answering, router
-from restante.server.telling import received_out
+from restante.server.routing import MessageName, QueueName, Sender, StateDep, Taker, answering, router
+from restante.server.serializers import received_out
+from restante.server.state import MAX_WAITING, Json, Refused, ServerState
 
 #: Seconds for which an Idempotency-Key is remembered after its send.
 REMEMBERED = 86400
@@ -54,24 +54,27 @@ class _Held(Message):
 
 
 @answering(
-    api.post, "/queues/{queue:name}/messages", answers.Sent | answers.SentMany, status_code=201,
+    api.post,
+    "/queues/{queue:name}/messages",
+    responses.Sent | responses.SentMany,
+    status_code=201,
     summary="Send one message or a batch",
-)  # fmt: skip
+)
 async def send(
-    here: Here,
+    state: StateDep,
     caller: Sender,
     queue: QueueName,
-    body: shapes.Sending,
+    body: requests.Sending,
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=200)] = None,
 ) -> Json:
     """Stored when this answers 201. With an `Idempotency-Key` the same call again stores nothing more."""
-    many = isinstance(body, shapes.SendMany)
-    items: Sequence[shapes.SendOne] = body.messages if isinstance(body, shapes.SendMany) else [body]
-    to = here.queue(queue, _consumer(here, caller))
+    many = isinstance(body, requests.SendMany)
+    items: Sequence[requests.SendOne] = body.messages if isinstance(body, requests.SendMany) else [body]
+    to = state.queue(queue, _consumer(state, caller))
     if idempotency_key is None:
         ids = await _send(to, [item.draft() for item in items], body.durability)
         return _sent(ids, many)
-    return await _send_once(here, to, idempotency_key, items, many, body.durability)
+    return await _send_once(state, to, idempotency_key, items, many, body.durability)
 
 
 async def _send(to: AsyncQueue, drafts: list[Any], durability: str | None) -> list[MessageId]:
@@ -79,13 +82,13 @@ async def _send(to: AsyncQueue, drafts: list[Any], durability: str | None) -> li
 
 
 async def _send_once(
-    here: Office, to: AsyncQueue, key: str, items: Sequence[shapes.SendOne], many: bool, durability: str | None
+    state: ServerState, to: AsyncQueue, key: str, items: Sequence[requests.SendOne], many: bool, durability: str | None
 ) -> Json:
     """Ids are made from the key, so a send that was cut off finds its own messages; then the answer is remembered."""
     digest = hashlib.sha256(f"{to.name}\n{key}".encode()).digest()
     said = hashlib.sha256(repr([item.model_dump() for item in items]).encode()).hexdigest()
     place = idempotency_key(to.name, digest.hex())
-    before = await here.fast.connection.command("GET", place, key=place)
+    before = await state.fast.connection.command("GET", place, key=place)
     if before is not None:
         kept = orjson.loads(before)
         if kept["said"] != said:
@@ -96,7 +99,7 @@ async def _send_once(
     drafts = [item.draft(_id_from(digest, number)) for number, item in enumerate(items)]
     ids = await _send(to, drafts, durability)
     kept_text = orjson.dumps({"said": said, "ids": ids}, option=orjson.OPT_PASSTHROUGH_SUBCLASS, default=str)
-    await here.fast.connection.command("SET", place, kept_text, "EX", REMEMBERED, key=place)
+    await state.fast.connection.command("SET", place, kept_text, "EX", REMEMBERED, key=place)
     return _sent(ids, many)
 
 
@@ -114,10 +117,10 @@ def _sent(ids: Sequence[MessageId], many: bool) -> Json:
 # -- receive ---------------------------------------------------------------------------------------------------------
 
 
-@answering(api.post, "/queues/{queue:name}/receive", answers.Taken, summary="Take messages, waiting for the first")
-async def receive(here: Here, caller: Taker, request: Request, queue: QueueName, body: shapes.Receive) -> Json:
+@answering(api.post, "/queues/{queue:name}/receive", responses.Taken, summary="Take messages, waiting for the first")
+async def receive(state: StateDep, caller: Taker, request: Request, queue: QueueName, body: requests.Receive) -> Json:
     """Each is leased to you until `lease_expires_at`: ack, nack, bury, release or extend it by its `lease_token`."""
-    at = here.queue(queue, body.consumer or _consumer(here, caller, request), _host(request), body.pid)
+    at = state.queue(queue, body.consumer or _consumer(state, caller, request), _host(request), body.pid)
     acks = [_Held(ticket.id, ticket.lease_token) for ticket in body.acks]
     lost: list[str] = []
     if acks:
@@ -125,20 +128,24 @@ async def receive(here: Here, caller: Taker, request: Request, queue: QueueName,
             await at.ack_many(acks)
         except LeaseLost as error:
             lost = list(error.ids)
-    return await _take(here, request, [at], body, lost)
+    return await _take(state, request, [at], body, lost)
 
 
-@answering(api.post, "/receive", answers.Taken, summary="Take messages from the first of several queues")
-async def receive_any(here: Here, caller: Taker, request: Request, body: shapes.ReceiveAny) -> Json:
+@answering(api.post, "/receive", responses.Taken, summary="Take messages from the first of several queues")
+async def receive_any(state: StateDep, caller: Taker, request: Request, body: requests.ReceiveAny) -> Json:
     """Queues are asked in the order given."""
-    consumer = body.consumer or _consumer(here, caller, request)
+    consumer = body.consumer or _consumer(state, caller, request)
     return await _take(
-        here, request, [here.queue(name, consumer, _host(request), body.pid) for name in body.queues], body, []
+        state, request, [state.queue(name, consumer, _host(request), body.pid) for name in body.queues], body, []
     )
 
 
 async def _take(
-    here: Office, request: Request, queues: list[AsyncQueue], body: shapes.Receive | shapes.ReceiveAny, lost: list[str]
+    state: ServerState,
+    request: Request,
+    queues: list[AsyncQueue],
+    body: requests.Receive | requests.ReceiveAny,
+    lost: list[str],
 ) -> Json:
     for queue in queues:
         if not queue.ref.opened:
@@ -146,30 +153,30 @@ async def _take(
     by_name = {queue.name: queue for queue in queues}
     refs = [queue.ref for queue in queues]
     now = None
-    wait = 0.0 if here.closing.is_set() else body.wait_seconds
+    wait = 0.0 if state.closing.is_set() else body.wait_seconds
     flow = receiving(refs, body.count, timeout=wait, lease=body.lease_seconds)
     if not wait:
-        got = await run_flow_async(here.fast.connection, flow)
+        got = await run_flow_async(state.fast.connection, flow)
     else:
-        got = await _wait(here, request, flow)
+        got = await _wait(state, request, flow)
     messages = got.messages if got else []
     if got:
         now = got.now
     made = [received_out(message, by_name[message.queue].settings) for message in messages]
-    return Json({"now": now or await here.now_ms(), "messages": made, "lost": lost})
+    return Json({"now": now or await state.now_ms(), "messages": made, "lost": lost})
 
 
-async def _wait(here: Office, request: Request, flow: Flow[Received | None]) -> Received | None:
+async def _wait(state: ServerState, request: Request, flow: Flow[Received | None]) -> Received | None:
     """A receive that waits, until something came, the caller left, or the server closes.
 
     Only the wait is cut short, never a call under way: what it takes would be held by nobody until its lease ends.
     """
-    if here.waiting >= MAX_WAITING:
+    if state.waiting >= MAX_WAITING:
         raise Refused(503, "Busy", f"{MAX_WAITING} receives wait already", "ask again with wait_seconds 0, or later")
-    here.waiting += 1
-    connection = here.fast.connection
+    state.waiting += 1
+    connection = state.fast.connection
     leaving = asyncio.ensure_future(_gone(request))
-    closing = asyncio.ensure_future(here.closing.wait())
+    closing = asyncio.ensure_future(state.closing.wait())
     try:
         step = next(flow)
         while True:
@@ -191,14 +198,14 @@ async def _wait(here: Office, request: Request, flow: Flow[Received | None]) -> 
         got: Received | None = end.value
         if got is None or not got.messages:
             return got
-        may = await here.still_may(request, Role.CONSUME)
+        may = await state.still_may(request, Role.CONSUME)
         if leaving.done() or not may:
             await got.messages[0].source.release_many(got.messages)
             return None
         return got
     finally:
         flow.close()
-        here.waiting -= 1
+        state.waiting -= 1
         for task in (leaving, closing):
             task.cancel()
 
@@ -211,7 +218,7 @@ async def _gone(request: Request) -> None:
             return
 
 
-def _consumer(here: Office, caller: Caller, request: Request | None = None) -> str:
+def _consumer(state: ServerState, caller: Caller, request: Request | None = None) -> str:
     """The name the registry shows for who did not say one."""
     if request is None or not caller.open:
         return f"http:{caller.name}"
@@ -226,17 +233,17 @@ def _host(request: Request) -> str:
 # -- verdicts --------------------------------------------------------------------------------------------------------
 
 
-def _error(body: shapes.Failure) -> BaseException | str | None:
+def _error(body: requests.Failure) -> BaseException | str | None:
     if body.error_class:
         return RemoteError(body.error_class, body.error or "")
     return body.error
 
 
-async def _known(here: Office, to: AsyncQueue, tickets: Sequence[shapes.Ticket], *, look: bool) -> list[_Held]:
+async def _known(state: ServerState, to: AsyncQueue, tickets: Sequence[requests.Ticket], *, look: bool) -> list[_Held]:
     """The held messages; with `look` also what their next delay or lease depends on."""
     held = [_Held(ticket.id, ticket.lease_token) for ticket in tickets]
     if look:
-        found = await asyncio.gather(*(_show(here, to, one.id) for one in held))
+        found = await asyncio.gather(*(_show(state, to, one.id) for one in held))
         for one, message in zip(held, found, strict=True):
             if message is not None:
                 one.attempts, one._policy = message.attempts, message.retry
@@ -244,54 +251,58 @@ async def _known(here: Office, to: AsyncQueue, tickets: Sequence[shapes.Ticket],
     return held
 
 
-async def _show(here: Office, to: AsyncQueue, id: str) -> Message | None:
+async def _show(state: ServerState, to: AsyncQueue, id: str) -> Message | None:
     keys = to.ref.keys.group(SHOW.keys)
-    reply = await here.fast.connection.run(Operation(SHOW, keys, [id], lambda reply: reply, to.name))
-    _, state, score, stored, delivery, history = reply
-    if not state:
+    reply = await state.fast.connection.run(Operation(SHOW, keys, [id], lambda reply: reply, to.name))
+    _, message_state, score, stored, delivery, history = reply
+    if not message_state:
         return None
-    return parse_message(to.name, id, State(state.decode()), score, stored, delivery, history)
+    return parse_message(to.name, id, State(message_state.decode()), score, stored, delivery, history)
 
 
-async def _opened(here: Office, name: str, caller: Caller) -> AsyncQueue:
-    to = here.queue(await here.existing(name), _consumer(here, caller))
+async def _opened(state: ServerState, name: str, caller: Caller) -> AsyncQueue:
+    to = state.queue(await state.existing(name), _consumer(state, caller))
     if not to.ref.opened:
         await to.ensure_open()
     return to
 
 
-async def _ack(here: Office, caller: Caller, queue: str, tickets: Sequence[shapes.Ticket]) -> Json:
-    to = await _opened(here, queue, caller)
-    await to.ack_many(await _known(here, to, tickets, look=False))
+async def _ack(state: ServerState, caller: Caller, queue: str, tickets: Sequence[requests.Ticket]) -> Json:
+    to = await _opened(state, queue, caller)
+    await to.ack_many(await _known(state, to, tickets, look=False))
     return Json({"settled": len(tickets)})
 
 
-async def _nack(here: Office, caller: Caller, queue: str, tickets: Sequence[shapes.Ticket], body: Any) -> Json:
-    to = await _opened(here, queue, caller)
-    held = await _known(here, to, tickets, look=body.delay_seconds is None and body.retry is None)
+async def _nack(state: ServerState, caller: Caller, queue: str, tickets: Sequence[requests.Ticket], body: Any) -> Json:
+    to = await _opened(state, queue, caller)
+    held = await _known(state, to, tickets, look=body.delay_seconds is None and body.retry is None)
     if body.retry is not None:
-        held = await _known(here, to, tickets, look=True)
+        held = await _known(state, to, tickets, look=True)
     states = await to.nack_many(
-        held, delay=body.delay_seconds, error=_error(body), retry=shapes.check_policy(body.retry)
+        held, delay=body.delay_seconds, error=_error(body), retry=requests.check_policy(body.retry)
     )
     return Json({"states": states})
 
 
-async def _bury(here: Office, caller: Caller, queue: str, tickets: Sequence[shapes.Ticket], body: Any) -> Json:
-    to = await _opened(here, queue, caller)
-    await to.bury_many(await _known(here, to, tickets, look=False), error=_error(body))
+async def _bury(state: ServerState, caller: Caller, queue: str, tickets: Sequence[requests.Ticket], body: Any) -> Json:
+    to = await _opened(state, queue, caller)
+    await to.bury_many(await _known(state, to, tickets, look=False), error=_error(body))
     return Json({"settled": len(tickets)})
 
 
-async def _release(here: Office, caller: Caller, queue: str, tickets: Sequence[shapes.Ticket], body: Any) -> Json:
-    to = await _opened(here, queue, caller)
-    await to.release_many(await _known(here, to, tickets, look=False), delay=body.delay_seconds)
+async def _release(
+    state: ServerState, caller: Caller, queue: str, tickets: Sequence[requests.Ticket], body: Any
+) -> Json:
+    to = await _opened(state, queue, caller)
+    await to.release_many(await _known(state, to, tickets, look=False), delay=body.delay_seconds)
     return Json({"settled": len(tickets)})
 
 
-async def _extend(here: Office, caller: Caller, queue: str, tickets: Sequence[shapes.Ticket], body: Any) -> Json:
-    to = await _opened(here, queue, caller)
-    held = await _known(here, to, tickets, look=body.lease_seconds is None)
+async def _extend(
+    state: ServerState, caller: Caller, queue: str, tickets: Sequence[requests.Ticket], body: Any
+) -> Json:
+    to = await _opened(state, queue, caller)
+    held = await _known(state, to, tickets, look=body.lease_seconds is None)
     lost = await to.extend_many(held, lease=body.lease_seconds)
     if lost and len(tickets) == 1:
         raise LeaseLost(ids=lost)
@@ -299,68 +310,68 @@ async def _extend(here: Office, caller: Caller, queue: str, tickets: Sequence[sh
     return Json({"lease_expires_at": ends, "lost": lost})
 
 
-def _one(id: str, body: shapes.Verdict) -> list[shapes.Ticket]:
-    return [shapes.Ticket(id=id, lease_token=body.lease_token)]
+def _one(id: str, body: requests.Verdict) -> list[requests.Ticket]:
+    return [requests.Ticket(id=id, lease_token=body.lease_token)]
 
 
 _MESSAGE = "/queues/{queue:name}/messages/{id:name}"
 
 
-@answering(api.post, f"{_MESSAGE}/ack", answers.Settled, summary="Done")
-async def ack(here: Here, caller: Taker, queue: QueueName, id: MessageName, body: shapes.Verdict) -> Json:
+@answering(api.post, f"{_MESSAGE}/ack", responses.Settled, summary="Done")
+async def ack(state: StateDep, caller: Taker, queue: QueueName, id: MessageName, body: requests.Verdict) -> Json:
     """The message is gone, or kept as done."""
-    return await _ack(here, caller, queue, _one(id, body))
+    return await _ack(state, caller, queue, _one(id, body))
 
 
-@answering(api.post, f"{_MESSAGE}/nack", answers.Nacked, summary="Failed")
-async def nack(here: Here, caller: Taker, queue: QueueName, id: MessageName, body: shapes.Nack) -> Json:
+@answering(api.post, f"{_MESSAGE}/nack", responses.Nacked, summary="Failed")
+async def nack(state: StateDep, caller: Taker, queue: QueueName, id: MessageName, body: requests.Nack) -> Json:
     """Retrying after `delay_seconds` or the retry policy's delay, or dead at the last attempt."""
-    return await _nack(here, caller, queue, _one(id, body), body)
+    return await _nack(state, caller, queue, _one(id, body), body)
 
 
-@answering(api.post, f"{_MESSAGE}/bury", answers.Settled, summary="Refused for good")
-async def bury(here: Here, caller: Taker, queue: QueueName, id: MessageName, body: shapes.Bury) -> Json:
+@answering(api.post, f"{_MESSAGE}/bury", responses.Settled, summary="Refused for good")
+async def bury(state: StateDep, caller: Taker, queue: QueueName, id: MessageName, body: requests.Bury) -> Json:
     """Dead at once."""
-    return await _bury(here, caller, queue, _one(id, body), body)
+    return await _bury(state, caller, queue, _one(id, body), body)
 
 
-@answering(api.post, f"{_MESSAGE}/release", answers.Settled, summary="Given back")
-async def release(here: Here, caller: Taker, queue: QueueName, id: MessageName, body: shapes.Release) -> Json:
+@answering(api.post, f"{_MESSAGE}/release", responses.Settled, summary="Given back")
+async def release(state: StateDep, caller: Taker, queue: QueueName, id: MessageName, body: requests.Release) -> Json:
     """Back at its old position, the attempt not counted."""
-    return await _release(here, caller, queue, _one(id, body), body)
+    return await _release(state, caller, queue, _one(id, body), body)
 
 
-@answering(api.post, f"{_MESSAGE}/extend", answers.Extended, summary="Kept longer")
-async def extend(here: Here, caller: Taker, queue: QueueName, id: MessageName, body: shapes.Extend) -> Json:
+@answering(api.post, f"{_MESSAGE}/extend", responses.Extended, summary="Kept longer")
+async def extend(state: StateDep, caller: Taker, queue: QueueName, id: MessageName, body: requests.Extend) -> Json:
     """The lease counts from now, as long as before or as `lease_seconds` says."""
-    return await _extend(here, caller, queue, _one(id, body), body)
+    return await _extend(state, caller, queue, _one(id, body), body)
 
 
-@answering(api.post, "/queues/{queue:name}/ack", answers.Settled, summary="Done, many")
-async def ack_many(here: Here, caller: Taker, queue: QueueName, body: shapes.Acks) -> Json:
+@answering(api.post, "/queues/{queue:name}/ack", responses.Settled, summary="Done, many")
+async def ack_many(state: StateDep, caller: Taker, queue: QueueName, body: requests.Acks) -> Json:
     """Those whose lease is lost are named by a 409; the others are acked."""
-    return await _ack(here, caller, queue, body.messages)
+    return await _ack(state, caller, queue, body.messages)
 
 
-@answering(api.post, "/queues/{queue:name}/nack", answers.Nacked, summary="Failed, many")
-async def nack_many(here: Here, caller: Taker, queue: QueueName, body: shapes.Nacks) -> Json:
+@answering(api.post, "/queues/{queue:name}/nack", responses.Nacked, summary="Failed, many")
+async def nack_many(state: StateDep, caller: Taker, queue: QueueName, body: requests.Nacks) -> Json:
     """Those whose lease is lost are named by a 409; the others are nacked."""
-    return await _nack(here, caller, queue, body.messages, body)
+    return await _nack(state, caller, queue, body.messages, body)
 
 
-@answering(api.post, "/queues/{queue:name}/bury", answers.Settled, summary="Refused for good, many")
-async def bury_many(here: Here, caller: Taker, queue: QueueName, body: shapes.Buries) -> Json:
+@answering(api.post, "/queues/{queue:name}/bury", responses.Settled, summary="Refused for good, many")
+async def bury_many(state: StateDep, caller: Taker, queue: QueueName, body: requests.Buries) -> Json:
     """Those whose lease is lost are named by a 409; the others are dead."""
-    return await _bury(here, caller, queue, body.messages, body)
+    return await _bury(state, caller, queue, body.messages, body)
 
 
-@answering(api.post, "/queues/{queue:name}/release", answers.Settled, summary="Given back, many")
-async def release_many(here: Here, caller: Taker, queue: QueueName, body: shapes.Releases) -> Json:
+@answering(api.post, "/queues/{queue:name}/release", responses.Settled, summary="Given back, many")
+async def release_many(state: StateDep, caller: Taker, queue: QueueName, body: requests.Releases) -> Json:
     """Those whose lease is lost are named by a 409; the others are back."""
-    return await _release(here, caller, queue, body.messages, body)
+    return await _release(state, caller, queue, body.messages, body)
 
 
-@answering(api.post, "/queues/{queue:name}/extend", answers.Extended, summary="Kept longer, many")
-async def extend_many(here: Here, caller: Taker, queue: QueueName, body: shapes.Extends) -> Json:
+@answering(api.post, "/queues/{queue:name}/extend", responses.Extended, summary="Kept longer, many")
+async def extend_many(state: StateDep, caller: Taker, queue: QueueName, body: requests.Extends) -> Json:
     """Lost leases are named; a single one that is lost is a 409."""
-    return await _extend(here, caller, queue, body.messages, body)
+    return await _extend(state, caller, queue, body.messages, body)

@@ -23,11 +23,11 @@ from restante.core.inspector import CONSUMER_GONE, Counts
 from restante.core.journal import JournalEntry
 from restante.core.message import JournalEvent, Message, State
 from restante.core.settings import QueueSettings
-from restante.server.live import write_event
-from restante.server.telling import counts_out, ms
+from restante.server.journal_feed import write_event
+from restante.server.serializers import counts_out, ms
 
 if TYPE_CHECKING:
-    from restante.server.office import Office
+    from restante.server.state import ServerState
 
 log = logging.getLogger("restante")
 
@@ -76,9 +76,14 @@ class Anomaly:
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "kind": self.kind, "queue": self.queue, "message_id": self.message_id, "who": self.who, "at": self.at,
-            "count": self.count, "text": self.text,
-        }  # fmt: skip
+            "kind": self.kind,
+            "queue": self.queue,
+            "message_id": self.message_id,
+            "who": self.who,
+            "at": self.at,
+            "count": self.count,
+            "text": self.text,
+        }
 
 
 @dataclass(slots=True)
@@ -109,9 +114,12 @@ class Trend:
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "at": list(self.at), "ready": list(self.ready), "sent": list(self.sent), "acked": list(self.acked),
+            "at": list(self.at),
+            "ready": list(self.ready),
+            "sent": list(self.sent),
+            "acked": list(self.acked),
             "failed": list(self.failed),
-        }  # fmt: skip
+        }
 
 
 def totals_of(rows: Sequence[Counts]) -> dict[str, int]:
@@ -128,11 +136,11 @@ def _differ(before: dict[str, Any] | None, now: dict[str, Any]) -> bool:
 _NO_TREND = Trend().as_dict()
 
 
-class Sampler:
+class Monitor:
     """What the process remembers of the last minutes."""
 
-    def __init__(self, office: Office) -> None:
-        self._office = office
+    def __init__(self, state: ServerState) -> None:
+        self._office = state
         self.started = time.monotonic()
         self._trends: dict[str, Trend] = {}
         self._sampled_at = float("-inf")
@@ -305,11 +313,16 @@ class Sampler:
                 if begun is not None and entry.event in (JournalEvent.ACKED, JournalEvent.NACKED, JournalEvent.BURIED):
                     self._run.labels(entry.queue).observe(max(0.0, at - begun / 1000))
                 if entry.event is JournalEvent.EXPIRED:
-                    self._remember(Anomaly(
-                        "lease_lost", entry.queue, round(at * 1000),
-                        f"the lease of {entry.consumer or 'a consumer'} ended without a word, attempt {entry.attempts}",
-                        entry.message_id, entry.consumer,
-                    ))  # fmt: skip
+                    self._remember(
+                        Anomaly(
+                            "lease_lost",
+                            entry.queue,
+                            round(at * 1000),
+                            f"the lease of {entry.consumer or 'a consumer'} expired, attempt {entry.attempts}",
+                            entry.message_id,
+                            entry.consumer,
+                        )
+                    )
             elif entry.event in (JournalEvent.DELETED, JournalEvent.PURGED) and entry.error_class != "Lapsed":
                 removed.setdefault((entry.event, entry.queue, entry.consumer), []).append(entry)
         for queue, entry in falling.items():
@@ -338,10 +351,17 @@ class Sampler:
             usual = self._usual.get(entry.queue, float(total))
             if total >= BURST and total > BURST_TIMES * max(1.0, usual):
                 who, most = counter.most_common(1)[0]
-                self._remember(Anomaly(
-                    "burst", entry.queue, begun * 1000, f"{total:,} received in a second, {most:,} of them by {who}",
-                    None, who, total,
-                ))  # fmt: skip
+                self._remember(
+                    Anomaly(
+                        "burst",
+                        entry.queue,
+                        begun * 1000,
+                        f"{total:,} received in a second, {most:,} of them by {who}",
+                        None,
+                        who,
+                        total,
+                    )
+                )
             self._usual[entry.queue] = 0.9 * usual + 0.1 * total
             counter = Counter()
             self._bursting[entry.queue] = (second, counter)
@@ -385,12 +405,18 @@ class Sampler:
                 page = admin.messages(counts.queue, state, limit=LOOKED, preview=0)
                 found += self._odd(page.messages, counts.settings, now)
         for archive in self._office.rabbitmq.look().nearly_full:
-            found.append(Anomaly(
-                "archive_full", archive.queue, now,
-                f"{archive.messages:,} of {archive.limit:,} dead events: replay or purge them; a full archive refuses, "
-                "and what it refuses is tried again and again",
-                None, archive.service, archive.messages or 0,
-            ))  # fmt: skip
+            found.append(
+                Anomaly(
+                    "archive_full",
+                    archive.queue,
+                    now,
+                    f"{archive.messages:,} of {archive.limit:,} dead events: replay or purge them; a full archive "
+                    "refuses more, and refused events are retried without end",
+                    None,
+                    archive.service,
+                    archive.messages or 0,
+                )
+            )
         return [one.as_dict() for one in sorted(found, key=lambda one: one.at, reverse=True)[:REMEMBERED]]
 
     def _odd(self, messages: Sequence[Message], settings: QueueSettings, now: int) -> list[Anomaly]:
@@ -398,9 +424,7 @@ class Sampler:
         for message in messages:
             for kind in self.flags(message, settings, now):
                 at = message.received_ms or message.stored.sent_ms
-                made.append(
-                    Anomaly(kind, message.queue, at, _SAID[kind](message, now), message.id, message.consumer)
-                )  # fmt: skip
+                made.append(Anomaly(kind, message.queue, at, _SAID[kind](message, now), message.id, message.consumer))
         return made
 
 
@@ -408,13 +432,16 @@ def _unroutable(admin: Admin) -> list[Anomaly]:
     """Exchanges that dropped messages because no queue was bound."""
     return [
         Anomaly(
-            "unroutable", "", int(one.at.timestamp() * 1000),
+            "unroutable",
+            "",
+            int(one.at.timestamp() * 1000),
             f"exchange {exchange} dropped {one.count:,} {'message' if one.count == 1 else 'messages'} in all: "
             "no queue was bound for them",
             count=one.count,
         )
-        for exchange, one in admin.unroutable().items() if one.at is not None
-    ]  # fmt: skip
+        for exchange, one in admin.unroutable().items()
+        if one.at is not None
+    ]
 
 
 _SAID = {

@@ -113,11 +113,21 @@ class SendOne(Strict):
             except (binascii.Error, ValueError) as error:
                 raise InvalidPayload(f"payload_base64 is not base64: {error}") from None
         return Draft(
-            content, self.priority, self.delay_seconds, from_ms(self.due_at), self.id or id, self.kind or "",
-            self.headers, self.content_type, self.lease_seconds, self.max_attempts,
-            RetryPolicy.parse(self.retry) if self.retry is not None else None, self.unique,
-            frozenset(self.unique_states) if self.unique_states else None, self.expires_seconds,
-        )  # fmt: skip
+            content,
+            self.priority,
+            self.delay_seconds,
+            from_ms(self.due_at),
+            self.id or id,
+            self.kind or "",
+            self.headers,
+            self.content_type,
+            self.lease_seconds,
+            self.max_attempts,
+            RetryPolicy.parse(self.retry) if self.retry is not None else None,
+            self.unique,
+            frozenset(self.unique_states) if self.unique_states else None,
+            self.expires_seconds,
+        )
 
 
 class SendMany(Strict):

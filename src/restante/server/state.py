@@ -33,9 +33,9 @@ from restante.core.settings import DEFAULT_HTTP_PORT, ClientSettings
 from restante.core.sweeper import Sweeper
 from restante.server.access import ANYBODY, COOKIE, Caller, Role, SignInLimit, Tokens, is_loopback
 from restante.server.http_protocol import HEAD_SECONDS, WRITE_SECONDS
-from restante.server.live import Hub
+from restante.server.journal_feed import Hub
+from restante.server.monitor import Monitor
 from restante.server.rabbitmq import RabbitView
-from restante.server.sampling import Sampler
 
 T = TypeVar("T")
 #: Bytes of one request. A batch of large payloads is better sent in several.
@@ -55,7 +55,7 @@ _REMEMBERED = 10_000
 
 
 #: Names by which a browser may call a server that asks for no token; any other name may be a page of somebody else's
-#: that has been pointed here.
+#: that has been pointed state.
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
@@ -112,8 +112,8 @@ class Refused(Exception):
         self.body = {"error": error, "message": message, "hint": hint}
 
 
-class Office:
-    """One server process's post office."""
+class ServerState:
+    """One server process's post state."""
 
     def __init__(self, url: str, settings: ServerSettings | None = None) -> None:
         self.settings = settings or ServerSettings()
@@ -125,8 +125,8 @@ class Office:
         self._sweeping = Client(url, client)
         self.sweeper = Sweeper(self._sweeping)
         self.hub = Hub(self.fast)
-        self.sampler = Sampler(self)
-        self.hub.watchers.append(self.sampler.hear)
+        self.monitor = Monitor(self)
+        self.hub.watchers.append(self.monitor.hear)
         self.version = version(restante.__name__)
         self.closing = asyncio.Event()
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -149,7 +149,7 @@ class Office:
         self.loop = asyncio.get_running_loop()
         if self.settings.sweep:
             self.sweeper.start()
-        for work in (self.hub.run, self.sampler.run):
+        for work in (self.hub.run, self.monitor.run):
             self.keep(asyncio.create_task(work()))
 
     def keep(self, task: asyncio.Task[T]) -> asyncio.Task[T]:
@@ -228,9 +228,11 @@ class Office:
             raise Unavailable(str(error)) from error
         if found is None:
             raise Refused(
-                401, "Unauthorized", "this server asks for a token",
+                401,
+                "Unauthorized",
+                "this server asks for a token",
                 "send Authorization: Bearer rst_…, made by `restante token create`",
-            )  # fmt: skip
+            )
         return found
 
     async def _token_needed(self) -> bool:
@@ -250,9 +252,11 @@ class Office:
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
         if name.lower() not in self.settings.open_hosts:
             raise Refused(
-                403, "ForeignHost", f"a server without tokens answers to localhost, not to {host[:80]!r}",
+                403,
+                "ForeignHost",
+                f"a server without tokens answers to localhost, not to {host[:80]!r}",
                 "make a token with `restante token create`, or call it by localhost",
-            )  # fmt: skip
+            )
         return ANYBODY
 
     async def need(self, request: Request, role: Role) -> Caller:
@@ -260,9 +264,11 @@ class Office:
         caller = await self.caller(request)
         if not caller.may(role):
             raise Refused(
-                403, "Forbidden", f"the token {caller.name} may {', '.join(sorted(caller.roles))}, not {role}",
+                403,
+                "Forbidden",
+                f"the token {caller.name} may {', '.join(sorted(caller.roles))}, not {role}",
                 f"use a token with the role {role}",
-            )  # fmt: skip
+            )
         return caller
 
     async def still_may(self, request: Request, role: Role) -> bool:

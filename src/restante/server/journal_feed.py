@@ -24,7 +24,7 @@ from restante.core.journal import JournalEntry, Position
 from restante.core.keys import QUEUES, QueueKeys
 from restante.core.names import valid_name
 from restante.core.queue import AsyncClient
-from restante.server.telling import journal_out
+from restante.server.serializers import journal_out
 
 log = logging.getLogger("restante")
 
@@ -300,9 +300,7 @@ class Hub:
                     blocks = [JournalEntry.parse_block(name, stream_id, fields[1]) for stream_id, fields in rows]
                 except Corrupt:
                     blocks = []
-                lines = [
-                    entry for block in blocks for entry in block if place[name] < entry.position.sequence <= until
-                ]  # fmt: skip
+                lines = [entry for block in blocks for entry in block if place[name] < entry.position.sequence <= until]
                 if not lines or lines[0].position.sequence != place[name] + 1:
                     yield write_event("resync", {"reason": "trimmed"}, write_position(here))
                     return
