@@ -12,10 +12,15 @@ from typing import Any
 import pytest
 
 from restante import Admin, Client, State, fixed
+from restante.core.journal import JournalEntry
+from restante.core.keys import QueueKeys
+from restante.core.message import JournalEvent
 from restante.server import Serving
 from tests.harness.deadlines import PATIENCE, at_most, took_at_most, wait_until
 from tests.harness.servers import RedisServer
 from tests.server.calls import Api, Up
+
+JOURNAL = QueueKeys("orders")["journal"]
 
 
 def take(api: Api, queue: str = "orders", **body: Any) -> dict[str, Any]:
@@ -228,8 +233,16 @@ class TestReceive:
         acks = [{"id": first["id"], "lease_token": first["lease_token"]}, {"id": "none", "lease_token": "x"}]
         answer = api.post("/api/queues/orders/receive", {"acks": acks})
         assert answer.json["lost"] == ["none"]
+        entries = post.connection.command("XREVRANGE", JOURNAL, "+", "-", "COUNT", 1, key=JOURNAL)
+        events = [line.event for line in JournalEntry.parse_block("orders", entries[0][0], entries[0][1][1])]
+        assert events == [JournalEvent.ACKED, JournalEvent.RECEIVED]  # one entry: one call to Redis did both
         assert len(answer.json["messages"]) == 1
         assert admin.counts("orders").totals["acked"] == 1
+
+    def test_acks_whose_lease_is_lost_are_named_by_a_wait_that_ends_empty(self, api: Api) -> None:
+        body = {"acks": [{"id": "none", "lease_token": "x"}], "wait_seconds": 0.2}
+        answer = api.post("/api/queues/orders/receive", body)
+        assert (answer.json["lost"], answer.json["messages"]) == (["none"], [])
 
     def test_the_consumer_is_known_by_the_name_it_gives(self, api: Api, post: Client) -> None:
         post.queue("orders").send("x")

@@ -6,6 +6,7 @@ import hashlib
 import random
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from importlib import resources
 from typing import Any, ClassVar, Generic, NamedTuple, TypedDict, TypeVar, Unpack
@@ -180,6 +181,20 @@ class Received(NamedTuple):
     lost: list[str]
     #: Leased, but not what was sent: to be buried.
     spoiled: list[Any]
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """What a verdict needs of a leased message, for a caller that has no Message of it."""
+
+    id: str
+    lease_token: str
+    attempts: int = 1
+    retry: RetryPolicy | None = None
+    lease_ms: int = 0
+    expires_ms: int = 0
+    settled: bool = False
+    verdict: str = ""
 
 
 class QueueRef:
@@ -449,7 +464,7 @@ def receive(
     count: int,
     *,
     lease: float | timedelta | None = None,
-    acks: Sequence[Message] = (),
+    acks: Sequence[Message | Ticket] = (),
     presence: bytes = b"",
 ) -> Operation[Received]:
     """Leases up to `count` messages; settles `acks` in the same call. With 0 it only promotes and reclaims."""
@@ -485,7 +500,7 @@ def receive(
     return Operation(RECEIVE, ref.keys.group(RECEIVE.keys), args, parse, ref.name)
 
 
-def _settled(messages: Sequence[Message], lost: Sequence[int], verdict: str) -> None:
+def _settled(messages: Sequence[Message | Ticket], lost: Sequence[int], verdict: str) -> None:
     """Notes the verdict on the messages that got it; raises for those whose lease was lost, or settled before."""
     late = [messages[index - 1] for index in lost]
     before = [message.verdict for message in late]
@@ -496,7 +511,7 @@ def _settled(messages: Sequence[Message], lost: Sequence[int], verdict: str) -> 
         raise AlreadySettled(ids=ids, verdict=before[0]) if all(before) else LeaseLost(ids=ids)
 
 
-def check_messages(messages: Sequence[Message]) -> None:
+def check_messages(messages: Sequence[Message | Ticket]) -> None:
     """Refuses what is no list of messages that one call may settle."""
     if type(messages) not in (list, tuple) and (isinstance(messages, str) or not isinstance(messages, Sequence)):
         raise InvalidInput(f"give a list of received messages, not {type(messages).__name__}")
@@ -504,7 +519,7 @@ def check_messages(messages: Sequence[Message]) -> None:
         raise InvalidInput(f"give 1 to {MAX_BATCH} messages, not {len(messages)}")
 
 
-def _pairs(messages: Sequence[Message]) -> list[Argument]:
+def _pairs(messages: Sequence[Message | Ticket]) -> list[Argument]:
     check_messages(messages)
     args: list[Argument] = []
     try:
@@ -515,7 +530,7 @@ def _pairs(messages: Sequence[Message]) -> list[Argument]:
     return args
 
 
-def ack_many(ref: QueueRef, /, messages: Sequence[Message]) -> Operation[None]:
+def ack_many(ref: QueueRef, /, messages: Sequence[Message | Ticket]) -> Operation[None]:
     """Ends messages in success. Those whose lease is lost are named by LeaseLost; the others are acked."""
     return Operation(
         ACK, ref.keys.group(ACK.keys), _pairs(messages), lambda lost: _settled(messages, lost, "acked"), ref.name
@@ -525,7 +540,7 @@ def ack_many(ref: QueueRef, /, messages: Sequence[Message]) -> Operation[None]:
 def nack_many(
     ref: QueueRef,
     /,
-    messages: Sequence[Message],
+    messages: Sequence[Message | Ticket],
     *,
     delay: float | timedelta | None = None,
     error: BaseException | str | None = None,
@@ -551,7 +566,7 @@ def nack_many(
 
 
 def bury_many(
-    ref: QueueRef, /, messages: Sequence[Message], *, error: BaseException | str | None = None
+    ref: QueueRef, /, messages: Sequence[Message | Ticket], *, error: BaseException | str | None = None
 ) -> Operation[None]:
     """Refuses messages for good: dead at once."""
     _pairs(messages)
@@ -562,7 +577,7 @@ def bury_many(
     return Operation(BURY, ref.keys.group(BURY.keys), args, lambda lost: _settled(messages, lost, "buried"), ref.name)
 
 
-def bury_corrupt(ref: QueueRef, /, messages: Sequence[Message]) -> Operation[int]:
+def bury_corrupt(ref: QueueRef, /, messages: Sequence[Message | Ticket]) -> Operation[int]:
     """Buries messages whose stored form is damaged; returns how many.
 
     It does not raise LeaseLost: the damage may be in the lease itself and end it at once. Such a message is received
@@ -572,7 +587,9 @@ def bury_corrupt(ref: QueueRef, /, messages: Sequence[Message]) -> Operation[int
     return Operation(BURY, bury.keys, bury.args, lambda lost: len(messages) - len(lost), ref.name)
 
 
-def release_many(ref: QueueRef, /, messages: Sequence[Message], *, delay: float | timedelta = 0) -> Operation[None]:
+def release_many(
+    ref: QueueRef, /, messages: Sequence[Message | Ticket], *, delay: float | timedelta = 0
+) -> Operation[None]:
     """Gives messages back at their old position with the attempt not counted."""
     args: list[Argument] = [str(milliseconds(delay, "delay")), *_pairs(messages)]
     return Operation(
@@ -581,7 +598,7 @@ def release_many(ref: QueueRef, /, messages: Sequence[Message], *, delay: float 
 
 
 def extend_many(
-    ref: QueueRef, /, messages: Sequence[Message], *, lease: float | timedelta | None = None
+    ref: QueueRef, /, messages: Sequence[Message | Ticket], *, lease: float | timedelta | None = None
 ) -> Operation[list[str]]:
     """Keeps leases longer, counted from now; returns the ids whose lease was lost instead of raising."""
     given = None if lease is None else milliseconds(lease, "lease", least=0.001)
@@ -589,7 +606,9 @@ def extend_many(
     return renew(ref, messages, given, b"")
 
 
-def renew(ref: QueueRef, messages: Sequence[Message], span: int | None, presence: bytes) -> Operation[list[str]]:
+def renew(
+    ref: QueueRef, messages: Sequence[Message | Ticket], span: int | None, presence: bytes
+) -> Operation[list[str]]:
     """The same for a consumer's renewal, which also notes its presence."""
     args: list[Argument] = [ref.consumer, presence]
     for message in messages:

@@ -36,6 +36,14 @@ FAULTS: Final = (
     ),
     Fault(
         "server",
+        "a receive that waits names no ack whose lease is lost",
+        "_collect_lost",
+        "lost += result.lost",
+        "lost[:] = result.lost",
+        (f"{_MESSAGES}::TestReceive::test_acks_whose_lease_is_lost_are_named_by_a_wait_that_ends_empty",),
+    ),
+    Fault(
+        "server",
         "a revoked token works for ever",
         "Tokens._by_id",
         "if now - self._asked_at > BELIEVED:",

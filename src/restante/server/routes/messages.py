@@ -18,9 +18,8 @@ from restante.core.errors import LeaseLost
 from restante.core.inspector import SHOW, parse_message
 from restante.core.keys import idempotency_key
 from restante.core.message import Message, MessageId, RemoteError, State
-from restante.core.operations import Operation, Received
+from restante.core.operations import Operation, Received, Ticket
 from restante.core.queue import AsyncQueue, Flow, Wait, receiving, run_flow_async
-from restante.core.stored import Stored
 from restante.server import requests, responses
 from restante.server.access import Caller, Role
 from restante.server.routing import MessageName, QueueName, Sender, StateDep, Taker, answering, router
@@ -32,22 +31,6 @@ REMEMBERED = 86400
 _LETTERS = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
 api = router("messages")
-
-
-class _Held(Message):
-    """What a verdict over HTTP knows of a message: its id and the token."""
-
-    def __init__(self, id: str, token: str) -> None:
-        self.id = id
-        self.lease_token = token
-        self.attempts = 1
-        self._stored = Stored(b"")
-
-    @property
-    def retry(self) -> Any:
-        return self._policy
-
-    _policy: Any = None
 
 
 # -- send ------------------------------------------------------------------------------------------------------------
@@ -121,14 +104,8 @@ def _sent(ids: Sequence[MessageId], many: bool) -> Json:
 async def receive(state: StateDep, caller: Taker, request: Request, queue: QueueName, body: requests.Receive) -> Json:
     """Each is leased to you until `lease_expires_at`: ack, nack, bury, release or extend it by its `lease_token`."""
     at = state.queue(queue, body.consumer or _consumer(state, caller, request), _host(request), body.pid)
-    acks = [_Held(ticket.id, ticket.lease_token) for ticket in body.acks]
-    lost: list[str] = []
-    if acks:
-        try:
-            await at.ack_many(acks)
-        except LeaseLost as error:
-            lost = list(error.ids)
-    return await _take(state, request, [at], body, lost)
+    acks = [Ticket(ticket.id, ticket.lease_token) for ticket in body.acks]
+    return await _take(state, request, [at], body, acks)
 
 
 @answering(api.post, "/receive", responses.Taken, summary="Take messages from the first of several queues")
@@ -136,7 +113,7 @@ async def receive_any(state: StateDep, caller: Taker, request: Request, body: re
     """Queues are asked in the order given."""
     consumer = body.consumer or _consumer(state, caller, request)
     return await _take(
-        state, request, [state.queue(name, consumer, _host(request), body.pid) for name in body.queues], body, []
+        state, request, [state.queue(name, consumer, _host(request), body.pid) for name in body.queues], body
     )
 
 
@@ -145,7 +122,7 @@ async def _take(
     request: Request,
     queues: list[AsyncQueue],
     body: requests.Receive | requests.ReceiveAny,
-    lost: list[str],
+    acks: Sequence[Ticket] = (),
 ) -> Json:
     for queue in queues:
         if not queue.ref.opened:
@@ -154,7 +131,8 @@ async def _take(
     refs = [queue.ref for queue in queues]
     now = None
     wait = 0.0 if state.closing.is_set() else body.wait_seconds
-    flow = receiving(refs, body.count, timeout=wait, lease=body.lease_seconds)
+    lost: list[str] = []
+    flow = _collect_lost(receiving(refs, body.count, timeout=wait, lease=body.lease_seconds, acks=acks), lost)
     if not wait:
         got = await run_flow_async(state.fast.connection, flow)
     else:
@@ -164,6 +142,20 @@ async def _take(
         now = got.now
     made = [received_out(message, by_name[message.queue].settings) for message in messages]
     return Json({"now": now or await state.now_ms(), "messages": made, "lost": lost})
+
+
+def _collect_lost(flow: Flow[Received | None], lost: list[str]) -> Flow[Received | None]:
+    """The same receive; adds the ids of acks whose lease is lost to `lost`, also when the wait then ends empty."""
+    step = next(flow)
+    try:
+        while True:
+            result = yield step
+            if isinstance(result, Received):
+                lost += result.lost
+            step = flow.send(result)
+    except StopIteration as end:
+        received: Received | None = end.value
+        return received
 
 
 async def _wait(state: ServerState, request: Request, flow: Flow[Received | None]) -> Received | None:
@@ -239,16 +231,16 @@ def _error(body: requests.Failure) -> BaseException | str | None:
     return body.error
 
 
-async def _known(state: ServerState, to: AsyncQueue, tickets: Sequence[requests.Ticket], *, look: bool) -> list[_Held]:
-    """The held messages; with `look` also what their next delay or lease depends on."""
-    held = [_Held(ticket.id, ticket.lease_token) for ticket in tickets]
+async def _tickets(state: ServerState, to: AsyncQueue, given: Sequence[requests.Ticket], *, look: bool) -> list[Ticket]:
+    """The tickets of a verdict; with `look` also what the next delay or lease depends on, read from Redis."""
+    tickets = [Ticket(ticket.id, ticket.lease_token) for ticket in given]
     if look:
-        found = await asyncio.gather(*(_show(state, to, one.id) for one in held))
-        for one, message in zip(held, found, strict=True):
+        messages = await asyncio.gather(*(_show(state, to, ticket.id) for ticket in tickets))
+        for ticket, message in zip(tickets, messages, strict=True):
             if message is not None:
-                one.attempts, one._policy = message.attempts, message.retry
-                one.lease_ms = message.lease_ms if message.state is State.LEASED else 0
-    return held
+                ticket.attempts, ticket.retry = message.attempts, message.retry
+                ticket.lease_ms = message.lease_ms if message.state is State.LEASED else 0
+    return tickets
 
 
 async def _show(state: ServerState, to: AsyncQueue, id: str) -> Message | None:
@@ -269,15 +261,13 @@ async def _opened(state: ServerState, name: str, caller: Caller) -> AsyncQueue:
 
 async def _ack(state: ServerState, caller: Caller, queue: str, tickets: Sequence[requests.Ticket]) -> Json:
     to = await _opened(state, queue, caller)
-    await to.ack_many(await _known(state, to, tickets, look=False))
+    await to.ack_many(await _tickets(state, to, tickets, look=False))
     return Json({"settled": len(tickets)})
 
 
 async def _nack(state: ServerState, caller: Caller, queue: str, tickets: Sequence[requests.Ticket], body: Any) -> Json:
     to = await _opened(state, queue, caller)
-    held = await _known(state, to, tickets, look=body.delay_seconds is None and body.retry is None)
-    if body.retry is not None:
-        held = await _known(state, to, tickets, look=True)
+    held = await _tickets(state, to, tickets, look=body.delay_seconds is None)
     states = await to.nack_many(
         held, delay=body.delay_seconds, error=_error(body), retry=requests.check_policy(body.retry)
     )
@@ -286,7 +276,7 @@ async def _nack(state: ServerState, caller: Caller, queue: str, tickets: Sequenc
 
 async def _bury(state: ServerState, caller: Caller, queue: str, tickets: Sequence[requests.Ticket], body: Any) -> Json:
     to = await _opened(state, queue, caller)
-    await to.bury_many(await _known(state, to, tickets, look=False), error=_error(body))
+    await to.bury_many(await _tickets(state, to, tickets, look=False), error=_error(body))
     return Json({"settled": len(tickets)})
 
 
@@ -294,7 +284,7 @@ async def _release(
     state: ServerState, caller: Caller, queue: str, tickets: Sequence[requests.Ticket], body: Any
 ) -> Json:
     to = await _opened(state, queue, caller)
-    await to.release_many(await _known(state, to, tickets, look=False), delay=body.delay_seconds)
+    await to.release_many(await _tickets(state, to, tickets, look=False), delay=body.delay_seconds)
     return Json({"settled": len(tickets)})
 
 
@@ -302,7 +292,7 @@ async def _extend(
     state: ServerState, caller: Caller, queue: str, tickets: Sequence[requests.Ticket], body: Any
 ) -> Json:
     to = await _opened(state, queue, caller)
-    held = await _known(state, to, tickets, look=body.lease_seconds is None)
+    held = await _tickets(state, to, tickets, look=body.lease_seconds is None)
     lost = await to.extend_many(held, lease=body.lease_seconds)
     if lost and len(tickets) == 1:
         raise LeaseLost(ids=lost)
