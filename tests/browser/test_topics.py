@@ -30,15 +30,15 @@ def handle(data: Any) -> None:
 @pytest.fixture
 def services(serving: Serving, post: Client) -> Iterator[BusClient]:
     """Two services; of six events one subscription has two dead, another one, all others wait."""
-    billing = Bus("billing", f"{serving.state.post.url}/0", max_attempts=4, retry=fixed(1, 5, 30))
+    billing = Bus("billing", f"{serving.state.client.url}/0", max_attempts=4, retry=fixed(1, 5, 30))
     billing.subscribe("shop.order.paid", name="invoice")(handle)
     billing.subscribe("shop.order.*", name="books", retry=exponential(2, cap=60), max_attempts=11)(handle)
     billing.answer("shop.price.get", name="price")(handle)
-    mail = Bus("mail", f"{serving.state.post.url}/0")
+    mail = Bus("mail", f"{serving.state.client.url}/0")
     mail.subscribe("shop.order.paid", name="thank")(handle)
     for one in (billing, mail):
         one.declare()
-    with BusClient(f"{serving.state.post.url}/0", source="shop") as client:
+    with BusClient(f"{serving.state.client.url}/0", source="shop") as client:
         for number in range(6):
             client.publish("shop.order.paid", {"order": number, "note": HOSTILE})
         client.publish("shop.nobody.there", 1)

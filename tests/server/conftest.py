@@ -37,7 +37,7 @@ def empty(redis: RedisServer, serving: Serving) -> None:
     serving.state.tokens.clock = time.monotonic
     serving.state.sign_in_limit = SignInLimit()
     serving.state._queues.clear()
-    serving.state.post._queues.clear()
+    serving.state.client._queues.clear()
     # What was read of queues that are no more; names would be looked for within a second anyway.
     hub, loop = serving.state.hub, serving.state.loop
     assert loop is not None

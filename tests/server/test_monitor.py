@@ -71,7 +71,7 @@ def test_totals_that_begin_anew_are_no_negative_rate() -> None:
 
 def test_the_middle_and_the_slow_end_are_told_apart(monitor: Monitor) -> None:
     assert monitor.latency("orders") == {"p50_ms": None, "p95_ms": None}
-    monitor.hear([line(JournalEvent.ACKED, number / 1000, message_id=f"m{number}") for number in range(100, 0, -1)])
+    monitor.observe([line(JournalEvent.ACKED, number / 1000, message_id=f"m{number}") for number in range(100, 0, -1)])
     assert monitor.latency("orders") == {"p50_ms": 51.0, "p95_ms": 96.0}
 
 
@@ -106,16 +106,18 @@ def test_a_burst_is_named_with_who_took_most_and_the_usual_is_none(monitor: Moni
         ]
 
     for second in range(5):
-        monitor.hear(received(second, 5, "steady"))
+        monitor.observe(received(second, 5, "steady"))
     assert list(monitor._past) == []
-    monitor.hear([*received(5, BURST, "greedy"), *received(5, 5, "steady"), *received(6, 1, "steady")])
+    monitor.observe([*received(5, BURST, "greedy"), *received(5, 5, "steady"), *received(6, 1, "steady")])
     (burst,) = monitor._past
     assert (burst.kind, burst.who, burst.count) == ("burst", "greedy", BURST + 5)
 
 
 def test_a_purge_of_many_lines_is_one_anomaly_with_its_count(monitor: Monitor) -> None:
     for second in (0, 1):
-        monitor.hear([line(JournalEvent.PURGED, second, message_id=f"{second}-{n}", consumer="ann") for n in range(20)])
-    monitor.hear([line(JournalEvent.DELETED, 2, message_id=f"d{n}", consumer="ann") for n in range(9)])
+        monitor.observe(
+            [line(JournalEvent.PURGED, second, message_id=f"{second}-{n}", consumer="ann") for n in range(20)]
+        )
+    monitor.observe([line(JournalEvent.DELETED, 2, message_id=f"d{n}", consumer="ann") for n in range(9)])
     (purge,) = monitor._past
     assert (purge.kind, purge.who, purge.count, purge.text) == ("purge", "ann", 40, "ann purged 40 messages")

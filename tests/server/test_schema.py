@@ -70,7 +70,7 @@ def fill(redis: RedisServer, serving: Serving) -> Callable[[str], str]:
     def fill(operation: str) -> str:
         if operation not in filled:
             empty(redis, serving)
-            with restante.connect(serving.state.post.url) as post:
+            with restante.connect(serving.state.client.url) as post:
                 filled[operation] = Tokens(post).create("schema", ["operate"])[1]
                 serving.state.tokens._asked_at = float("-inf")
                 queue = post.queue("orders", keep_done=10)

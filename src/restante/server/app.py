@@ -1,4 +1,4 @@
-"""Puts the application together: routes, failures, the session of a browser, and the dashboard's files."""
+"""Builds the ASGI application: routes, error handlers, browser sessions, and the dashboard's files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from restante.server.state import Json, Refused, ServerSettings, ServerState
 
 log = logging.getLogger("restante")
 
-#: The first class that fits decides.
+#: Error class → status; the first match counts.
 STATUS: tuple[tuple[type[RestanteError], int], ...] = (
     (errors.PayloadTooLarge, 413),
     (errors.InvalidInput, 422),
@@ -45,7 +45,7 @@ STATUS: tuple[tuple[type[RestanteError], int], ...] = (
     (errors.UnsafeServer, 503),
     (RestanteError, 500),
 )
-#: Pages of the dashboard that are always there.
+#: Pages that the dashboard always shows.
 PAGES = (
     ("overview", "Overview"),
     ("dead", "Dead letters"),
@@ -55,7 +55,7 @@ PAGES = (
     ("audit", "Audit"),
     ("insights", "Insights"),
 )
-#: Paths that the dashboard itself routes.
+#: Paths that the dashboard routes in the browser.
 _DASHBOARD = (
     "/",
     "/queues/{rest:path}",
@@ -72,16 +72,16 @@ _DASHBOARD = (
 #: Operations that need no token.
 UNGUARDED = ("healthz", "readyz", "sign_in")
 DESCRIPTION = """
-Messages in and out for programs in any language, and everything an operator does.
+Send and receive messages from any language, and operate queues.
 
-Instants are integer milliseconds of the Redis server's clock, durations are seconds. A failure is
-`{"error", "message", "hint"}`. Show a token as `Authorization: Bearer rst_…`; without any token configured the
-server answers to this machine alone.
+Instants are integer milliseconds of the Redis server's clock, durations are seconds. The body of a failure is
+`{"error", "message", "hint"}`. Send the token as `Authorization: Bearer rst_…`. Without any token configured the server
+accepts connections from this machine only.
 """
 
 
 def create_app(url: str, settings: ServerSettings | None = None) -> Guard:
-    """The ASGI application on the Redis server at `url`; its `state` is what the routes share."""
+    """Builds the ASGI application for the Redis server at `url`. Its `state` holds what the routes share."""
     state = ServerState(url, settings)
 
     @asynccontextmanager
@@ -105,21 +105,23 @@ def create_app(url: str, settings: ServerSettings | None = None) -> Guard:
     _add_failures(app)
     _describe(app)
     _add_pages(app, state)
-    made = Guard(app, max_body=state.settings.max_body, body_seconds=state.settings.body_seconds)
-    made.state = state
-    return made
+    guard = Guard(app, max_body=state.settings.max_body, body_seconds=state.settings.body_seconds)
+    guard.state = state
+    return guard
 
 
 def _routers() -> list[tuple[str, APIRouter]]:
-    """The parts of the API, each with where it begins."""
+    """The routers of the API, each with its path prefix."""
     parts = (_session, messages.api, read.api, admin.api, topics.api, rsmq.api)
     return [*(("/api", part) for part in parts), ("", read.plain)]
 
 
 @cache
 def _shared_routes() -> list[BaseRoute]:
-    """The routes of every application of this process: their validators take longer to build than all the rest, and
-    find the application they serve by the request."""
+    """The routes, built once per process and shared by its applications.
+
+    Building their validators is the slowest part of a start. Routes find their application through the request.
+    """
     whole = APIRouter(generate_unique_id_function=_operation_id)
     for prefix, part in _routers():
         whole.include_router(part, prefix=prefix)
@@ -127,15 +129,15 @@ def _shared_routes() -> list[BaseRoute]:
 
 
 def api_routes() -> list[tuple[str, APIRoute]]:
-    """Every route that the API describes, with its path."""
-    found = [(prefix, route) for prefix, part in _routers() for route in part.routes if isinstance(route, APIRoute)]
+    """Every route in the API's description, with its path."""
+    routes = [(prefix, route) for prefix, part in _routers() for route in part.routes if isinstance(route, APIRoute)]
     return [
-        (f"{prefix}{route.path}".replace(":name}", "}"), route) for prefix, route in found if route.include_in_schema
+        (f"{prefix}{route.path}".replace(":name}", "}"), route) for prefix, route in routes if route.include_in_schema
     ]
 
 
 def _operation_id(route: Any) -> str:
-    """What generated clients call it."""
+    """The operation ID, from which generated clients name their methods."""
     return str(route.name).rstrip("_")
 
 
@@ -143,7 +145,7 @@ def _operation_id(route: Any) -> str:
 
 
 def _hint(error: RestanteError) -> str:
-    """The remedy, as the error's own documentation begins."""
+    """The remedy: the first paragraph of the error's docstring."""
     return " ".join((type(error).__doc__ or "").split("\n\n")[0].split())
 
 
@@ -171,12 +173,12 @@ def _add_failures(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def not_valid(request: Request, error: RequestValidationError) -> Response:
-        said = []
-        for one in error.errors()[:5]:
-            place = ".".join(str(part) for part in one["loc"] if part not in ("body", "one", "many"))
-            said.append(f"{place}: {one['msg']}" if place else str(one["msg"]))
+        problems = []
+        for detail in error.errors()[:5]:
+            place = ".".join(str(part) for part in detail["loc"] if part not in ("body", "one", "many"))
+            problems.append(f"{place}: {detail['msg']}" if place else str(detail["msg"]))
         hint = "nothing was stored; the API is described by /api/openapi.json"
-        return Json({"error": "InvalidInput", "message": "; ".join(said)[:1000], "hint": hint}, 422)
+        return Json({"error": "InvalidInput", "message": "; ".join(problems)[:1000], "hint": hint}, 422)
 
     @app.exception_handler(HTTPException)
     async def no_route(request: Request, error: HTTPException) -> Response:
@@ -199,26 +201,26 @@ def _add_failures(app: FastAPI) -> None:
 
 
 def _methods(app: FastAPI, request: Request) -> set[str]:
-    """Every method that some route of this path has."""
-    found: set[str] = set()
+    """The methods that the routes of this path accept."""
+    methods: set[str] = set()
     for route in app.routes:
         match, _ = route.matches(request.scope)
         if match is not Match.NONE:
-            found |= getattr(route, "methods", None) or set()
-    return found
+            methods |= getattr(route, "methods", None) or set()
+    return methods
 
 
-# -- the browser's session -------------------------------------------------------------------------------------------
+# -- browser sessions -------------------------------------------------------------------------------------------
 
 _session = router("session")
 
 
-async def _told(state: ServerState, caller: Caller) -> dict[str, Any]:
+async def _session_out(state: ServerState, caller: Caller) -> dict[str, Any]:
     pages = [{"id": id, "title": title} for id, title in PAGES]
-    services: list[Card] = await state.call(cards, state.post)
+    services: list[Card] = await state.call(cards, state.client)
     if services or state.rabbitmq.url is not None:
         pages.insert(2, {"id": "topics", "title": "Topics"})
-    if await state.call(viewing.any_queue, state.post):
+    if await state.call(viewing.any_queue, state.client):
         pages.append({"id": "rsmq", "title": "RSMQ"})
     return {
         "user": caller.name,
@@ -231,26 +233,32 @@ async def _told(state: ServerState, caller: Caller) -> dict[str, Any]:
     }
 
 
-@answering(_session.get, "/session", responses.Session, summary="Who you are, and what there is to see")
+@answering(_session.get, "/session", responses.Session, summary="Show the caller and the pages it can open")
 async def session(state: StateDep, request: Request) -> Json:
-    """Any token will do."""
-    return Json(await _told(state, await state.caller(request)))
+    """Accepts any valid token."""
+    return Json(await _session_out(state, await state.caller(request)))
 
 
-@answering(_session.post, "/session", responses.Session, summary="Sign a browser in")
+@answering(_session.post, "/session", responses.Session, summary="Sign in a browser")
 async def sign_in(state: StateDep, request: Request, body: requests.SignIn) -> Json:
-    """Sets a cookie that scripts cannot read. After ten wrong tokens an address waits up to a minute."""
+    """Sets a cookie that scripts cannot read. After ten wrong tokens an address must wait up to a minute."""
     address = request.client.host if request.client is not None else ""
     if (wait := state.sign_in_limit.wait(address)) > 0:
-        raise Refused(429, "TooManyTries", "too many wrong tokens", "wait and try again", retry_seconds=wait)
-    found = await state.call(state.tokens.sign_in, body.token)
-    if found is None:
+        raise Refused(
+            429,
+            "TooManyTries",
+            "too many wrong tokens from this address",
+            "wait before you try again",
+            retry_seconds=wait,
+        )
+    signed_in = await state.call(state.tokens.sign_in, body.token)
+    if signed_in is None:
         state.sign_in_limit.fail(address)
         log.warning("sign-in refused address=%s", address)
-        raise Refused(401, "Unauthorized", "this token is not known", "make one with `restante token create`")
-    caller, cookie = found
+        raise Refused(401, "Unauthorized", "this token is not valid", "create one with `restante token create`")
+    caller, cookie = signed_in
     await state.call(state.admin(caller).note, "sign in")
-    answer = Json(await _told(state, caller))
+    answer = Json(await _session_out(state, caller))
     answer.set_cookie(
         COOKIE, cookie, max_age=SESSION_SECONDS, httponly=True, samesite="strict", secure=request.url.scheme == "https"
     )
@@ -259,7 +267,7 @@ async def sign_in(state: StateDep, request: Request, body: requests.SignIn) -> J
 
 @answering(_session.delete, "/session", responses.Health, summary="Sign out")
 async def sign_out(state: StateDep, request: Request) -> Json:
-    """Forgets the cookie."""
+    """Ends the session and deletes the cookie."""
     await state.caller(request)
     cookie = request.cookies.get(COOKIE, "")
     if cookie:
@@ -276,40 +284,40 @@ async def described(state: StateDep, request: Request) -> Json:
 
 
 def _describe(app: FastAPI) -> None:
-    """Adds to the description what FastAPI cannot know: how to show a token, and our own form of failures."""
+    """Adds to the description what FastAPI does not know: the token scheme, and which operations need no token."""
     make = app.openapi
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            made = make()
-            made["components"]["securitySchemes"] = {
-                "token": {"type": "http", "scheme": "bearer", "description": "Made by `restante token create`."}
+            described = make()
+            described["components"]["securitySchemes"] = {
+                "token": {"type": "http", "scheme": "bearer", "description": "Created by `restante token create`."}
             }
-            paths = {path.replace(":name}", "}"): item for path, item in made["paths"].items()}
+            paths = {path.replace(":name}", "}"): item for path, item in described["paths"].items()}
             for path, item in paths.items():
                 for operation in item.values():
                     unguarded = operation["operationId"] in UNGUARDED
                     operation["security"] = [] if unguarded else [{"token": []}]
                     for status in ("401", "403", "422") if path in ("/healthz", "/readyz") else ():
                         operation["responses"].pop(status, None)
-            made["paths"] = paths
-            app.openapi_schema = made
+            described["paths"] = paths
+            app.openapi_schema = described
         return app.openapi_schema
 
-    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's own way to change it
+    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI documents this as the way to extend it
 
 
 # -- the dashboard ---------------------------------------------------------------------------------------------------
 
 MISSING = """The dashboard is not built into this installation.
 
-In a checkout: make dashboard (needs Node), or install a wheel, which brings it.
-The API works without it: see /api/openapi.json.
+In a checkout run `make dashboard` (needs Node), or install a wheel, which includes it.
+The API works without the dashboard: see /api/openapi.json.
 """
 
 
 def static() -> Path:
-    """Where the dashboard's files are."""
+    """The directory of the built dashboard."""
     return Path(str(resources.files("restante.server"))) / "static"
 
 
@@ -327,10 +335,10 @@ def _add_pages(app: FastAPI, state: ServerState) -> None:
 
     @app.get("/insights/report", include_in_schema=False, response_model=None)
     async def report(state: StateDep, caller: Reader) -> Response:
-        made = state.settings.lake / "report.html" if state.settings.lake is not None else None
-        if made is None or not made.is_file():
-            raise errors.NotFound("there is no report: see GET /api/insights")
-        return FileResponse(made, media_type="text/html")
+        path = state.settings.lake / "report.html" if state.settings.lake is not None else None
+        if path is None or not path.is_file():
+            raise errors.NotFound("there is no report yet: see GET /api/insights")
+        return FileResponse(path, media_type="text/html")
 
     if (folder / "assets").is_dir():
         app.mount("/assets", StaticFiles(directory=folder / "assets"))

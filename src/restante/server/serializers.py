@@ -1,4 +1,4 @@
-"""How the core's values become answers over HTTP."""
+"""Converts values of the core to the JSON values of responses."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from restante.rsmq.viewing import RsmqCounts
 from restante.server.requests import RENAMED
 from restante.server.responses import TaskOut
 
-#: Characters of a payload that a list shows.
+#: Bytes of a payload that a list shows.
 GLANCE = 1024
 
 
 def ms(at: datetime | None) -> int | None:
-    """An instant over HTTP."""
+    """An instant as milliseconds."""
     return None if at is None else round(at.timestamp() * 1000)
 
 
 def settings_out(settings: QueueSettings) -> dict[str, Any]:
-    made = settings.as_dict()
+    fields = settings.as_dict()
     for theirs, ours in RENAMED.items():
-        made[theirs] = made.pop(ours)
-    del made["paused"], made["version"]
-    return made
+        fields[theirs] = fields.pop(ours)
+    del fields["paused"], fields["version"]
+    return fields
 
 
 def counts_out(counts: Counts) -> dict[str, Any]:
-    """What changes from second to second."""
+    """The counts of a queue, which change all the time, without its settings and totals."""
     return {
         "queue": counts.queue,
         "states": {state.value: getattr(counts, state.value) for state in State},
@@ -67,7 +67,7 @@ def journal_out(entry: JournalEntry) -> dict[str, Any]:
 
 
 def _content(message: Message, *, checked: bool = True) -> dict[str, Any]:
-    """The payload as it was sent, pasted without being read; one that is not `checked` is bytes if it is no JSON."""
+    """The payload as sent, copied without decoding. One that is not `checked` is bytes unless it is JSON."""
     stored = message.stored
     if stored.options.get("e") == "bytes" or (not checked and not _is_json(stored.body)):
         return {"payload_base64": base64.b64encode(stored.body).decode()}
@@ -83,7 +83,7 @@ def _is_json(text: bytes) -> bool:
 
 
 def received_out(message: Message, settings: QueueSettings) -> dict[str, Any]:
-    """A message for the consumer who has just been given it."""
+    """A message for the consumer that receives it."""
     stored = message.stored
     return {
         "id": message.id,
@@ -109,7 +109,7 @@ def received_out(message: Message, settings: QueueSettings) -> dict[str, Any]:
 
 
 def message_out(message: Message, settings: QueueSettings | None, anomalies: list[str]) -> dict[str, Any]:
-    """A message for whoever looks at it."""
+    """A message for lists, with the start of its payload."""
     last = message.history[-1] if message.history else None
     lines = last.error.strip().splitlines() if last else []
     return {
@@ -143,7 +143,7 @@ def message_out(message: Message, settings: QueueSettings | None, anomalies: lis
 def whole_out(
     message: Message, settings: QueueSettings, anomalies: list[str], journal: list[JournalEntry], complete: bool
 ) -> dict[str, Any]:
-    """Everything known of a message."""
+    """A message with its payload, attempts and journal lines."""
     return {
         **message_out(message, settings, anomalies),
         **_content(message, checked=False),
@@ -175,7 +175,7 @@ def audit_out(entry: AuditEntry) -> dict[str, Any]:
 
 
 def rsmq_out(counts: RsmqCounts) -> dict[str, Any]:
-    """An RSMQ queue."""
+    """An RSMQ queue with its counts."""
     return {
         "queue": counts.queue,
         "namespace": counts.namespace,
@@ -192,7 +192,7 @@ def rsmq_out(counts: RsmqCounts) -> dict[str, Any]:
 
 
 def rsmq_message_out(message: RsmqMessage, queue: str, namespace: str) -> dict[str, Any]:
-    """A message of an RSMQ queue, without most of its payload."""
+    """A message of an RSMQ queue for lists, with the start of its payload."""
     start = message.payload[:GLANCE].decode(errors="replace")
     return {
         "id": message.id,
@@ -210,20 +210,20 @@ def rsmq_message_out(message: RsmqMessage, queue: str, namespace: str) -> dict[s
 
 
 def rsmq_whole_out(message: RsmqMessage, queue: str, namespace: str) -> dict[str, Any]:
-    """The same with its payload: the text it is, or bytes."""
-    made = rsmq_message_out(message, queue, namespace)
+    """A message of an RSMQ queue with its payload, as text or as bytes."""
+    fields = rsmq_message_out(message, queue, namespace)
     try:
-        return made | {"payload": message.payload.decode()}
+        return fields | {"payload": message.payload.decode()}
     except UnicodeDecodeError:
-        return made | {"payload_base64": base64.b64encode(message.payload).decode()}
+        return fields | {"payload_base64": base64.b64encode(message.payload).decode()}
 
 
 def export_out(message: Message) -> dict[str, Any]:
-    """A line of an export: what an import needs to send it again."""
+    """A line of an export: the fields that an import needs to send the message again."""
     stored = message.stored
-    made: dict[str, Any] = {"id": message.id, **_content(message, checked=False)}
+    line: dict[str, Any] = {"id": message.id, **_content(message, checked=False)}
     if message.content_type != "application/json":
-        made["content_type"] = message.content_type
+        line["content_type"] = message.content_type
     optional = {
         "kind": message.kind or None,
         "priority": message.priority or None,
@@ -234,4 +234,4 @@ def export_out(message: Message) -> dict[str, Any]:
         "retry": message.retry.text() if message.retry else None,
         "unique": message.unique,
     }
-    return made | {name: value for name, value in optional.items() if value is not None}
+    return line | {name: value for name, value in optional.items() if value is not None}

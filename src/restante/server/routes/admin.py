@@ -1,7 +1,7 @@
-"""What an operator does over HTTP: settings, pause, purge, replay, delete, move, edit, import and export.
+"""Routes for operators: settings, pause, purge, replay, delete, move, edit, import and export.
 
-Each is the core's own verb under the caller's name, so journal and audit say who it was. An import is read and checked
-whole before the first message is stored.
+Each calls the verb of `core.admin` under the caller's name, which the journal and the audit record. An import is
+read and checked completely before the first message is stored.
 """
 
 from __future__ import annotations
@@ -32,76 +32,76 @@ from restante.server.state import Json, Refused, ServerState
 
 log = logging.getLogger("restante")
 
-#: Seconds a replay may take before the answer is "it runs"; it goes on by itself.
+#: Seconds to wait for a replay before the response is 202. The replay continues in the background.
 AT_ONCE = 1.0
-#: Seconds between two looks at whether a replay has begun.
+#: Seconds between two checks whether a replay has started.
 LOOK_AGAIN = 0.05
-#: Bytes of an import kept in memory before they go to a file.
+#: Bytes of an import kept in memory; a larger one is written to a temporary file.
 IN_MEMORY = 8 * 1024 * 1024
-#: Messages of an import sent by one call.
+#: Messages of an import sent per call.
 BATCH = 500
-#: Bytes of payloads asked for by one page of an export.
+#: Bytes of payload per message of an export: no payload is cut.
 WHOLE = 2**31
 
 api = router("operating")
 
 
-@answering(api.put, "/queues/{queue:name}", responses.QueueOut, summary="Change settings, or make a queue")
+@answering(api.put, "/queues/{queue:name}", responses.QueueOut, summary="Change settings, or create a queue")
 async def configure(state: StateDep, caller: Operator, queue: QueueName, body: requests.Configure) -> Json:
-    """What is not named stays; null puts a setting back to its default. They hold for every client."""
+    """Settings that are not named stay; null restores the default. They apply to every client."""
     await state.call(state.admin(caller).configure, queue, **body.options())
     return Json(await one_queue(state, caller, queue))
 
 
-@answering(api.delete, "/queues/{queue:name}", responses.Counted, summary="Drop a queue with all it holds")
+@answering(api.delete, "/queues/{queue:name}", responses.Counted, summary="Drop a queue and all its messages")
 async def drop(state: StateDep, caller: Operator, queue: QueueName) -> Json:
-    """Refused while messages are leased."""
+    """Rejected while messages are leased."""
     await state.existing(queue)
     await state.call(state.admin(caller).drop, queue)
     return Json({"dropped": queue})
 
 
-@answering(api.post, "/queues/{queue:name}/pause", responses.QueueOut, summary="Hand nothing out")
+@answering(api.post, "/queues/{queue:name}/pause", responses.QueueOut, summary="Pause a queue")
 async def pause(state: StateDep, caller: Operator, queue: QueueName, body: requests.Empty | None = None) -> Json:
-    """Sends go on, and leases and delays keep their times."""
+    """No message is delivered until `resume`. Sends continue, and leases and delays keep running."""
     await state.existing(queue)
     await state.call(state.admin(caller).pause, queue)
     return Json(await one_queue(state, caller, queue))
 
 
-@answering(api.post, "/queues/{queue:name}/resume", responses.QueueOut, summary="End a pause")
+@answering(api.post, "/queues/{queue:name}/resume", responses.QueueOut, summary="Resume a queue")
 async def resume(state: StateDep, caller: Operator, queue: QueueName, body: requests.Empty | None = None) -> Json:
-    """Waiting receives are woken."""
+    """Wakes waiting receives."""
     await state.existing(queue)
     await state.call(state.admin(caller).resume, queue)
     return Json(await one_queue(state, caller, queue))
 
 
-@answering(api.post, "/queues/{queue:name}/purge", responses.Counted, summary="Remove every message of some states")
+@answering(api.post, "/queues/{queue:name}/purge", responses.Counted, summary="Purge messages by state")
 async def purge(state: StateDep, caller: Operator, queue: QueueName, body: requests.Purge) -> Json:
-    """Leased messages cannot be purged."""
+    """Removes every message in the given states. Leased messages cannot be purged."""
     await state.existing(queue)
     return Json({"purged": await state.call(state.admin(caller).purge, queue, body.states)})
 
 
-@answering(api.post, "/queues/{queue:name}/delete", responses.Counted, summary="Delete messages by id")
+@answering(api.post, "/queues/{queue:name}/delete", responses.Counted, summary="Delete messages by ID")
 async def delete_many(state: StateDep, caller: Operator, queue: QueueName, body: requests.Some) -> Json:
-    """409 when some are held: those stay, the others are gone."""
+    """Returns 409 if some are leased: those stay, the others are deleted."""
     await state.existing(queue)
     return Json({"deleted": await state.call(state.admin(caller).delete, queue, body.ids)})
 
 
 @answering(api.post, "/queues/{queue:name}/move", responses.Counted, summary="Move messages to another queue")
 async def move(state: StateDep, caller: Operator, queue: QueueName, body: requests.Move) -> Json:
-    """Held and done messages stay."""
+    """Leased and done messages stay."""
     await state.existing(queue)
     if body.to == queue:
-        raise Refused(409, "SameQueue", f"the messages are in {queue} already", "name another queue as `to`")
+        raise Refused(409, "SameQueue", f"the messages are already in {queue}", "name another queue as `to`")
     return Json({"moved": await state.call(state.admin(caller).move, queue, body.to, body.ids)})
 
 
 def _tell_failure(queue: str, name: str, running: asyncio.Future[ReplayTask]) -> None:
-    """Logs why a replay ended that nobody waits for any more."""
+    """Logs the error of a replay whose client already has its 202."""
     if not running.cancelled() and (error := running.exception()) is not None:
         log.warning("replay failed queue=%s task=%s error=%s", queue, name, error)
 
@@ -110,11 +110,14 @@ def _tell_failure(queue: str, name: str, running: asyncio.Future[ReplayTask]) ->
     api.post,
     "/queues/{queue:name}/replay",
     responses.OneTask,
-    summary="Put dead messages back to ready",
-    openapi_extra={"responses": {"202": {"description": "It runs; ask for the task."}}},
+    summary="Replay dead messages",
+    openapi_extra={"responses": {"202": {"description": "The replay is running; poll its task."}}},
 )
 async def replay(state: StateDep, caller: Operator, queue: QueueName, body: requests.Replay) -> Json:
-    """Named ids, or all that match. With `dry_run` only counted. 202 while it still runs: see the queue's replays."""
+    """Makes the named messages ready again, or all that match. `dry_run` only counts them.
+
+    The response is 202 while the replay is still running; its progress is among the queue's replays.
+    """
     await state.existing(queue)
     admin = state.admin(caller)
     name = body.task or new_id()
@@ -129,7 +132,7 @@ async def replay(state: StateDep, caller: Operator, queue: QueueName, body: requ
     running = state.keep(asyncio.ensure_future(work))
     done, _ = await asyncio.wait((running,), timeout=AT_ONCE)
     while not done and not latest:
-        # Until its first messages have moved it may still be refused, and nobody would hear of it after a 202.
+        # Until its first messages have moved it may still be rejected, and a 202 would hide that.
         done, _ = await asyncio.wait((running,), timeout=LOOK_AGAIN)
     if done:
         return Json({"task": task_out(running.result())})
@@ -139,15 +142,15 @@ async def replay(state: StateDep, caller: Operator, queue: QueueName, body: requ
 
 @answering(api.patch, "/queues/{queue:name}/messages/{id:name}", responses.OneMessage, summary="Edit a waiting message")
 async def edit(state: StateDep, caller: Operator, queue: QueueName, id: MessageName, body: requests.Edit) -> Json:
-    """409 while somebody holds it."""
+    """Returns 409 while the message is leased."""
     await state.existing(queue)
-    await state.call(state.admin(caller).edit, queue, id, **requests.one_of(body))
+    await state.call(state.admin(caller).edit, queue, id, **requests.changes_of(body))
     return Json(await state.call(one_message, state, caller, queue, id))
 
 
 @answering(api.delete, "/queues/{queue:name}/messages/{id:name}", responses.Counted, summary="Delete a message")
 async def delete(state: StateDep, caller: Operator, queue: QueueName, id: MessageName) -> Json:
-    """404 when there is none, 409 while somebody holds it."""
+    """Returns 404 if there is no such message, and 409 while it is leased."""
     await state.existing(queue)
     if not await state.call(state.admin(caller).delete, queue, [id]):
         raise NotFound(f"{queue} has no message {id}")
@@ -161,7 +164,7 @@ async def delete(state: StateDep, caller: Operator, queue: QueueName, id: Messag
     api.post,
     "/queues/{queue:name}/import",
     responses.Imported,
-    summary="Send a file of messages, one JSON per line",
+    summary="Import messages, one JSON object per line",
     openapi_extra={
         "requestBody": {
             "required": True,
@@ -170,7 +173,7 @@ async def delete(state: StateDep, caller: Operator, queue: QueueName, id: Messag
     },
 )
 async def import_(state: StateDep, caller: Operator, request: Request, queue: QueueName) -> Json:
-    """A bad line is named and nothing is stored. Lines with an id that is there already store nothing."""
+    """If a line is invalid the error names it and nothing is stored. A line whose ID exists already stores nothing."""
     with tempfile.SpooledTemporaryFile(max_size=IN_MEMORY) as kept:
         lines = 0
         left = b""
@@ -180,7 +183,7 @@ async def import_(state: StateDep, caller: Operator, request: Request, queue: Qu
                 lines += _check(kept, line, lines)
         lines += _check(kept, left, lines)
         if not lines:
-            raise InvalidInput("the file has no messages: one JSON object per line")
+            raise InvalidInput("the file has no messages: write one JSON object per line")
         kept.seek(0)
         return Json({"lines": lines, **await _send_all(state, caller.name, queue, kept, lines)})
 
@@ -199,8 +202,8 @@ def _read(line: bytes, number: int) -> requests.SendOne:
         item.draft()
         return item
     except (ValueError, ValidationError) as error:
-        said = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
-        raise InvalidInput(f"line {number} is not a message: {said}; nothing was stored") from None
+        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+        raise InvalidInput(f"line {number} is not a message: {reason}; nothing was stored") from None
 
 
 async def _send_all(state: ServerState, who: str, queue: str, kept: Any, lines: int) -> dict[str, int]:
@@ -214,14 +217,14 @@ async def _send_all(state: ServerState, who: str, queue: str, kept: Any, lines: 
             stored += sum(1 for id in ids if id.stored)
             existing += sum(1 for id in ids if not id.stored)
             batch = []
-    await state.call(Admin(state.post, operator=who).note, "import", queue, stored)
+    await state.call(Admin(state.client, operator=who).note, "import", queue, stored)
     return {"stored": stored, "existing": existing}
 
 
 @api.get(
     "/queues/{queue:name}/export",
     response_model=None,
-    summary="Every message of a state, one JSON per line",
+    summary="Export messages of a state, one JSON object per line",
     responses={200: {"content": {"application/x-ndjson": {"schema": {"type": "string"}}}}},
 )
 async def export(
@@ -230,7 +233,7 @@ async def export(
     queue: QueueName,
     message_state: Annotated[State, Query(alias="state")] = State.DEAD,
 ) -> Response:
-    """What `import` takes."""
+    """Writes the format that `import` reads."""
     await state.existing(queue)
     admin = state.admin(caller)
 

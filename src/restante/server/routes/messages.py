@@ -1,7 +1,7 @@
-"""Messages in and out: send, receive, and the verdicts on what was received.
+"""Routes for messages: send, receive, and the verdicts ack, nack, bury, release and extend.
 
-A receive that waits holds a connection of its own to Redis and no thread. If its caller goes away meanwhile, or the
-caller's token is revoked, what was taken for them is released uncounted.
+A receive that waits holds its own Redis connection and no thread. If its client disconnects meanwhile, or the token
+is revoked, messages received for it are released without counting the attempt.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from restante.server.routing import MessageName, QueueName, Sender, StateDep, Ta
 from restante.server.serializers import received_out
 from restante.server.state import MAX_WAITING, Json, Refused, ServerState
 
-#: Seconds for which an Idempotency-Key is remembered after its send.
+#: Seconds for which an Idempotency-Key is remembered after its send. A retry that comes later stores a second message.
 REMEMBERED = 86400
 _LETTERS = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
@@ -50,7 +50,7 @@ async def send(
     body: requests.Sending,
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=200)] = None,
 ) -> Json:
-    """Stored when this answers 201. With an `Idempotency-Key` the same call again stores nothing more."""
+    """201 means stored. Repeating a call with the same `Idempotency-Key` stores nothing more."""
     many = isinstance(body, requests.SendMany)
     items: Sequence[requests.SendOne] = body.messages if isinstance(body, requests.SendMany) else [body]
     to = state.queue(queue, _consumer(state, caller))
@@ -67,50 +67,53 @@ async def _send(to: AsyncQueue, drafts: list[Any], durability: str | None) -> li
 async def _send_once(
     state: ServerState, to: AsyncQueue, key: str, items: Sequence[requests.SendOne], many: bool, durability: str | None
 ) -> Json:
-    """Ids are made from the key, so a send that was cut off finds its own messages; then the answer is remembered."""
+    """Derives the IDs from the key, so a repeated send finds what the first stored; then remembers the response."""
     digest = hashlib.sha256(f"{to.name}\n{key}".encode()).digest()
-    said = hashlib.sha256(repr([item.model_dump() for item in items]).encode()).hexdigest()
+    body_digest = hashlib.sha256(repr([item.model_dump() for item in items]).encode()).hexdigest()
     place = idempotency_key(to.name, digest.hex())
-    before = await state.fast.connection.command("GET", place, key=place)
+    before = await state.async_client.connection.command("GET", place, key=place)
     if before is not None:
         kept = orjson.loads(before)
-        if kept["said"] != said:
+        if kept["said"] != body_digest:
             raise Refused(
-                409, "KeyUsed", "this Idempotency-Key was used for another body", "use a new key for a new send"
+                409, "KeyUsed", "this Idempotency-Key was used with another body", "use a new key for each new send"
             )
         return _sent([MessageId.of_earlier(id) for id in kept["ids"]], many)
     drafts = [item.draft(_id_from(digest, number)) for number, item in enumerate(items)]
     ids = await _send(to, drafts, durability)
-    kept_text = orjson.dumps({"said": said, "ids": ids}, option=orjson.OPT_PASSTHROUGH_SUBCLASS, default=str)
-    await state.fast.connection.command("SET", place, kept_text, "EX", REMEMBERED, key=place)
+    kept_text = orjson.dumps({"said": body_digest, "ids": ids}, option=orjson.OPT_PASSTHROUGH_SUBCLASS, default=str)
+    await state.async_client.connection.command("SET", place, kept_text, "EX", REMEMBERED, key=place)
     return _sent(ids, many)
 
 
 def _id_from(digest: bytes, number: int) -> str:
-    """An id that only this key and place in the batch can have."""
+    """The message ID for this key and position in the batch."""
     value = int.from_bytes(hashlib.sha256(digest + number.to_bytes(4)).digest()[:16])
     return "".join(_LETTERS[value >> shift & 31] for shift in range(125, -1, -5))
 
 
 def _sent(ids: Sequence[MessageId], many: bool) -> Json:
-    made = [{"id": str(id), "stored": id.stored} for id in ids]
-    return Json({"messages": made} if many else made[0], 201)
+    sent = [{"id": str(id), "stored": id.stored} for id in ids]
+    return Json({"messages": sent} if many else sent[0], 201)
 
 
 # -- receive ---------------------------------------------------------------------------------------------------------
 
 
-@answering(api.post, "/queues/{queue:name}/receive", responses.Taken, summary="Take messages, waiting for the first")
+@answering(api.post, "/queues/{queue:name}/receive", responses.Taken, summary="Receive messages, waiting for the first")
 async def receive(state: StateDep, caller: Taker, request: Request, queue: QueueName, body: requests.Receive) -> Json:
-    """Each is leased to you until `lease_expires_at`: ack, nack, bury, release or extend it by its `lease_token`."""
+    """Leases each message until `lease_expires_at`. Ack, nack, bury, release or extend it with its `lease_token`.
+
+    `acks` are settled in the same call.
+    """
     at = state.queue(queue, body.consumer or _consumer(state, caller, request), _host(request), body.pid)
     acks = [Ticket(ticket.id, ticket.lease_token) for ticket in body.acks]
     return await _take(state, request, [at], body, acks)
 
 
-@answering(api.post, "/receive", responses.Taken, summary="Take messages from the first of several queues")
+@answering(api.post, "/receive", responses.Taken, summary="Receive messages from the first queue that has any")
 async def receive_any(state: StateDep, caller: Taker, request: Request, body: requests.ReceiveAny) -> Json:
-    """Queues are asked in the order given."""
+    """Queues are tried in the given order."""
     consumer = body.consumer or _consumer(state, caller, request)
     return await _take(
         state, request, [state.queue(name, consumer, _host(request), body.pid) for name in body.queues], body
@@ -134,18 +137,18 @@ async def _take(
     lost: list[str] = []
     flow = _collect_lost(receiving(refs, body.count, timeout=wait, lease=body.lease_seconds, acks=acks), lost)
     if not wait:
-        got = await run_flow_async(state.fast.connection, flow)
+        got = await run_flow_async(state.async_client.connection, flow)
     else:
         got = await _wait(state, request, flow)
     messages = got.messages if got else []
     if got:
         now = got.now
-    made = [received_out(message, by_name[message.queue].settings) for message in messages]
-    return Json({"now": now or await state.now_ms(), "messages": made, "lost": lost})
+    received = [received_out(message, by_name[message.queue].settings) for message in messages]
+    return Json({"now": now or await state.now_ms(), "messages": received, "lost": lost})
 
 
 def _collect_lost(flow: Flow[Received | None], lost: list[str]) -> Flow[Received | None]:
-    """The same receive; adds the ids of acks whose lease is lost to `lost`, also when the wait then ends empty."""
+    """Runs the receive and adds the IDs of acks whose lease is lost to `lost`, even if it returns no message."""
     step = next(flow)
     try:
         while True:
@@ -159,14 +162,14 @@ def _collect_lost(flow: Flow[Received | None], lost: list[str]) -> Flow[Received
 
 
 async def _wait(state: ServerState, request: Request, flow: Flow[Received | None]) -> Received | None:
-    """A receive that waits, until something came, the caller left, or the server closes.
+    """Runs a receive that waits, until it has messages, the client disconnects, or the server closes.
 
-    Only the wait is cut short, never a call under way: what it takes would be held by nobody until its lease ends.
+    It interrupts only the wait, never a running call: messages taken by that call would stay leased to nobody.
     """
     if state.waiting >= MAX_WAITING:
-        raise Refused(503, "Busy", f"{MAX_WAITING} receives wait already", "ask again with wait_seconds 0, or later")
+        raise Refused(503, "Busy", f"{MAX_WAITING} receives are already waiting", "retry later, or with wait_seconds 0")
     state.waiting += 1
-    connection = state.fast.connection
+    connection = state.async_client.connection
     leaving = asyncio.ensure_future(_gone(request))
     closing = asyncio.ensure_future(state.closing.wait())
     try:
@@ -179,7 +182,7 @@ async def _wait(state: ServerState, request: Request, flow: Flow[Received | None
                     sleeping.cancel()
                     await asyncio.gather(sleeping, return_exceptions=True)
                     for marker in step.markers:
-                        # A wake-up that came just now was meant for whoever has time.
+                        # The marker may just have been popped: put it back, so that another consumer wakes.
                         await connection.command("ZADD", marker, 0, 0, key=marker)
                     return None
                 await sleeping
@@ -203,7 +206,7 @@ async def _wait(state: ServerState, request: Request, flow: Flow[Received | None
 
 
 async def _gone(request: Request) -> None:
-    """Returns when the caller has hung up."""
+    """Returns when the client has disconnected."""
     while True:
         message = await request.receive()
         if message["type"] == "http.disconnect":
@@ -211,7 +214,7 @@ async def _gone(request: Request) -> None:
 
 
 def _consumer(state: ServerState, caller: Caller, request: Request | None = None) -> str:
-    """The name the registry shows for who did not say one."""
+    """The consumer name of a caller that gives none."""
     if request is None or not caller.open:
         return f"http:{caller.name}"
     return f"http:{_host(request) or 'local'}"
@@ -232,7 +235,7 @@ def _error(body: requests.Failure) -> BaseException | str | None:
 
 
 async def _tickets(state: ServerState, to: AsyncQueue, given: Sequence[requests.Ticket], *, look: bool) -> list[Ticket]:
-    """The tickets of a verdict; with `look` also what the next delay or lease depends on, read from Redis."""
+    """The tickets of a verdict. `look` reads what the next delay or lease depends on from Redis."""
     tickets = [Ticket(ticket.id, ticket.lease_token) for ticket in given]
     if look:
         messages = await asyncio.gather(*(_show(state, to, ticket.id) for ticket in tickets))
@@ -245,7 +248,7 @@ async def _tickets(state: ServerState, to: AsyncQueue, given: Sequence[requests.
 
 async def _show(state: ServerState, to: AsyncQueue, id: str) -> Message | None:
     keys = to.ref.keys.group(SHOW.keys)
-    reply = await state.fast.connection.run(Operation(SHOW, keys, [id], lambda reply: reply, to.name))
+    reply = await state.async_client.connection.run(Operation(SHOW, keys, [id], lambda reply: reply, to.name))
     _, message_state, score, stored, delivery, history = reply
     if not message_state:
         return None
@@ -296,7 +299,7 @@ async def _extend(
     lost = await to.extend_many(held, lease=body.lease_seconds)
     if lost and len(tickets) == 1:
         raise LeaseLost(ids=lost)
-    ends = [None if one.id in lost else one.expires_ms for one in held]
+    ends = [None if ticket.id in lost else ticket.expires_ms for ticket in held]
     return Json({"lease_expires_at": ends, "lost": lost})
 
 
@@ -307,61 +310,61 @@ def _one(id: str, body: requests.Verdict) -> list[requests.Ticket]:
 _MESSAGE = "/queues/{queue:name}/messages/{id:name}"
 
 
-@answering(api.post, f"{_MESSAGE}/ack", responses.Settled, summary="Done")
+@answering(api.post, f"{_MESSAGE}/ack", responses.Settled, summary="Ack a message")
 async def ack(state: StateDep, caller: Taker, queue: QueueName, id: MessageName, body: requests.Verdict) -> Json:
-    """The message is gone, or kept as done."""
+    """Removes the message, or keeps it as done if the queue keeps results."""
     return await _ack(state, caller, queue, _one(id, body))
 
 
-@answering(api.post, f"{_MESSAGE}/nack", responses.Nacked, summary="Failed")
+@answering(api.post, f"{_MESSAGE}/nack", responses.Nacked, summary="Nack a message")
 async def nack(state: StateDep, caller: Taker, queue: QueueName, id: MessageName, body: requests.Nack) -> Json:
-    """Retrying after `delay_seconds` or the retry policy's delay, or dead at the last attempt."""
+    """Retries the message after `delay_seconds` or the retry policy's delay; after the last attempt it is dead."""
     return await _nack(state, caller, queue, _one(id, body), body)
 
 
-@answering(api.post, f"{_MESSAGE}/bury", responses.Settled, summary="Refused for good")
+@answering(api.post, f"{_MESSAGE}/bury", responses.Settled, summary="Bury a message")
 async def bury(state: StateDep, caller: Taker, queue: QueueName, id: MessageName, body: requests.Bury) -> Json:
-    """Dead at once."""
+    """Makes the message dead at once, without another attempt."""
     return await _bury(state, caller, queue, _one(id, body), body)
 
 
-@answering(api.post, f"{_MESSAGE}/release", responses.Settled, summary="Given back")
+@answering(api.post, f"{_MESSAGE}/release", responses.Settled, summary="Release a message")
 async def release(state: StateDep, caller: Taker, queue: QueueName, id: MessageName, body: requests.Release) -> Json:
-    """Back at its old position, the attempt not counted."""
+    """Returns the message to its old position without counting the attempt."""
     return await _release(state, caller, queue, _one(id, body), body)
 
 
-@answering(api.post, f"{_MESSAGE}/extend", responses.Extended, summary="Kept longer")
+@answering(api.post, f"{_MESSAGE}/extend", responses.Extended, summary="Extend a lease")
 async def extend(state: StateDep, caller: Taker, queue: QueueName, id: MessageName, body: requests.Extend) -> Json:
-    """The lease counts from now, as long as before or as `lease_seconds` says."""
+    """The new lease starts now and lasts `lease_seconds`, or as long as before."""
     return await _extend(state, caller, queue, _one(id, body), body)
 
 
-@answering(api.post, "/queues/{queue:name}/ack", responses.Settled, summary="Done, many")
+@answering(api.post, "/queues/{queue:name}/ack", responses.Settled, summary="Ack many messages")
 async def ack_many(state: StateDep, caller: Taker, queue: QueueName, body: requests.Acks) -> Json:
-    """Those whose lease is lost are named by a 409; the others are acked."""
+    """A 409 lists the messages whose lease is lost; the others are acked."""
     return await _ack(state, caller, queue, body.messages)
 
 
-@answering(api.post, "/queues/{queue:name}/nack", responses.Nacked, summary="Failed, many")
+@answering(api.post, "/queues/{queue:name}/nack", responses.Nacked, summary="Nack many messages")
 async def nack_many(state: StateDep, caller: Taker, queue: QueueName, body: requests.Nacks) -> Json:
-    """Those whose lease is lost are named by a 409; the others are nacked."""
+    """A 409 lists the messages whose lease is lost; the others are nacked."""
     return await _nack(state, caller, queue, body.messages, body)
 
 
-@answering(api.post, "/queues/{queue:name}/bury", responses.Settled, summary="Refused for good, many")
+@answering(api.post, "/queues/{queue:name}/bury", responses.Settled, summary="Bury many messages")
 async def bury_many(state: StateDep, caller: Taker, queue: QueueName, body: requests.Buries) -> Json:
-    """Those whose lease is lost are named by a 409; the others are dead."""
+    """A 409 lists the messages whose lease is lost; the others are dead."""
     return await _bury(state, caller, queue, body.messages, body)
 
 
-@answering(api.post, "/queues/{queue:name}/release", responses.Settled, summary="Given back, many")
+@answering(api.post, "/queues/{queue:name}/release", responses.Settled, summary="Release many messages")
 async def release_many(state: StateDep, caller: Taker, queue: QueueName, body: requests.Releases) -> Json:
-    """Those whose lease is lost are named by a 409; the others are back."""
+    """A 409 lists the messages whose lease is lost; the others are released."""
     return await _release(state, caller, queue, body.messages, body)
 
 
-@answering(api.post, "/queues/{queue:name}/extend", responses.Extended, summary="Kept longer, many")
+@answering(api.post, "/queues/{queue:name}/extend", responses.Extended, summary="Extend many leases")
 async def extend_many(state: StateDep, caller: Taker, queue: QueueName, body: requests.Extends) -> Json:
-    """Lost leases are named; a single one that is lost is a 409."""
+    """Lists the lost leases. If the only message given has lost its lease, the response is a 409."""
     return await _extend(state, caller, queue, body.messages, body)

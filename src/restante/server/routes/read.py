@@ -1,7 +1,7 @@
-"""What can be seen: queues, messages, dead letters by error, consumers, anomalies, the audit and the journal.
+"""Routes that only read: queues, messages, dead letters by error, consumers, anomalies, the audit and the journal.
 
-Lists are read by place and never by count, so pages stay in step at a million messages; a filter looks through a
-bounded number per call and says where it stopped.
+Lists page by position, never by offset, so that pages neither repeat nor skip messages while the queue changes. A
+filter scans a bounded number of messages per call and returns where it stopped.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ from restante.server.serializers import (
 )
 from restante.server.state import MAX_LIVE, Json, Refused, ServerState
 
-#: Messages a filter looks through by one call.
+#: Messages that a filter scans per call.
 SCANNED = 5000
-#: Dead messages looked through to group them.
+#: Dead messages that are scanned to group them.
 GROUPED = 10_000
-#: Lines of the journal looked through for one message's life.
+#: Journal lines that are scanned for the lines of one message.
 LIFE = 20_000
-#: Held messages told of one consumer.
+#: Leased messages listed per consumer.
 HELD = 50
-#: Seconds between two signs of life on a live connection.
+#: Seconds between two `hello` events on a stream without news: proxies close silent connections.
 HELLO_EVERY = 15.0
 
 api = router("looking")
 Limit = Annotated[int, Query(ge=1, le=1000)]
 Text = Annotated[str | None, Query(max_length=200)]
 _NAMED = NAME.strip("^$")
-#: A position of the live journal, as OpenAPI says it.
+#: The pattern of a journal position in OpenAPI.
 POSITION = rf"^{_NAMED}=[0-9]{{1,18}}(,{_NAMED}=[0-9]{{1,18}})*$"
 Cursor = Annotated[str | None, Query(max_length=300, pattern=r"^-?[0-9][0-9.e+]{0,30}~[A-Za-z0-9._:@/+-]{1,200}$")]
 
@@ -63,7 +63,7 @@ Cursor = Annotated[str | None, Query(max_length=300, pattern=r"^-?[0-9][0-9.e+]{
 
 
 def queue_out(state: ServerState, counts: Counts) -> dict[str, Any]:
-    """A queue as pages show it."""
+    """A queue with its counts, settings, trouble and trends."""
     return {
         "now": ms(counts.at),
         **counts_out(counts),
@@ -88,28 +88,28 @@ def _worst_first(queue: dict[str, Any]) -> tuple[Any, ...]:
     )
 
 
-@answering(api.get, "/queues", responses.Overview, summary="Every queue, worst first")
+@answering(api.get, "/queues", responses.Overview, summary="List queues, worst first")
 async def queues(state: StateDep, caller: Reader) -> Json:
-    """Counts of this moment, trends of the last minutes, and what is wrong."""
+    """Current counts, trends of the last minutes, and problems."""
 
     def look() -> tuple[list[Counts], list[dict[str, Any]], int]:
         admin = state.admin(caller)
         rows = admin.all_counts()
         now = max((ms(row.at) or 0 for row in rows), default=0) or admin.now_ms()
-        return rows, [rsmq_out(one) for one in rsmq.neighbours(state.post)], now
+        return rows, [rsmq_out(queue) for queue in rsmq.neighbours(state.client)], now
 
     rows, others, now = await state.call(look)
-    made = sorted((queue_out(state, row) for row in rows), key=_worst_first)
-    return Json({"now": now, "totals": totals_of(rows), "queues": made, "rsmq": others})
+    listed = sorted((queue_out(state, row) for row in rows), key=_worst_first)
+    return Json({"now": now, "totals": totals_of(rows), "queues": listed, "rsmq": others})
 
 
 async def one_queue(state: ServerState, caller: Caller, name: str) -> dict[str, Any]:
-    """A queue that must be there."""
+    """The queue, or NotFound."""
     await state.existing(name)
     return queue_out(state, await state.call(state.admin(caller).counts, name))
 
 
-@answering(api.get, "/queues/{queue:name}", responses.QueueOut, summary="One queue")
+@answering(api.get, "/queues/{queue:name}", responses.QueueOut, summary="Show a queue")
 async def queue_(state: StateDep, caller: Reader, queue: QueueName) -> Json:
     """Counts, settings, totals and trends."""
     return Json(await one_queue(state, caller, queue))
@@ -118,7 +118,7 @@ async def queue_(state: StateDep, caller: Reader, queue: QueueName) -> Json:
 # -- messages --------------------------------------------------------------------------------------------------------
 
 
-@answering(api.get, "/queues/{queue:name}/messages", responses.MessagePage, summary="Messages of a state, page by page")
+@answering(api.get, "/queues/{queue:name}/messages", responses.MessagePage, summary="List messages of a state")
 async def messages(
     state: StateDep,
     caller: Reader,
@@ -131,7 +131,7 @@ async def messages(
     limit: Limit = 50,
     before: Cursor = None,
 ) -> Json:
-    """`next` is what to give as `before` for the page behind; null at the end. `total` counts the whole state."""
+    """Pass `next` as `before` to get the next page; it is null at the end. `total` counts all messages of the state."""
     await state.existing(queue)
     return Json(
         await state.call(_page, state, caller, queue, message_state, kind, q, error_class, order, limit, before)
@@ -153,7 +153,7 @@ def _page(
     admin = state.admin(caller)
     counts = admin.counts(queue)
     now = ms(counts.at) or 0
-    found: list[Message] = []
+    matches: list[Message] = []
     scanned, place = 0, before
     filtered = bool(kind or q or error_class)
     while True:
@@ -163,19 +163,21 @@ def _page(
         for message in page.messages:
             scanned += 1
             if _matches(message, kind, q, error_class):
-                found.append(message)
-                if len(found) == limit:
+                matches.append(message)
+                if len(matches) == limit:
                     if message is not page.messages[-1]:
                         place = message.place_after
                     break
-        if len(found) >= limit or place is None or not filtered or scanned >= SCANNED:
+        if len(matches) >= limit or place is None or not filtered or scanned >= SCANNED:
             break
-    made = [message_out(one, counts.settings, state.monitor.flags(one, counts.settings, now)) for one in found]
+    listed = [
+        message_out(message, counts.settings, state.monitor.flags(message, counts.settings, now)) for message in matches
+    ]
     return {
         "now": now,
         "state": message_state.value,
         "total": getattr(counts, message_state.value),
-        "messages": made,
+        "messages": listed,
         "next": place,
         "scanned": scanned,
     }
@@ -194,9 +196,9 @@ def _matches(message: Message, kind: str | None, q: str | None, error_class: str
     return any(text in place.lower() for place in (*places, last.error if last else ""))
 
 
-@answering(api.get, "/queues/{queue:name}/messages/{id:name}", responses.OneMessage, summary="One message, whole")
+@answering(api.get, "/queues/{queue:name}/messages/{id:name}", responses.OneMessage, summary="Show a message")
 async def message_(state: StateDep, caller: Reader, queue: QueueName, id: MessageName) -> Json:
-    """With its payload, one line per attempt, and its lines of the journal."""
+    """With its payload, one entry per attempt, and its journal lines."""
     await state.existing(queue)
     return Json(await state.call(one_message, state, caller, queue, id))
 
@@ -212,15 +214,15 @@ def one_message(state: ServerState, caller: Caller, queue: str, id: str) -> dict
 
 
 def life(admin: Admin, queue: str, id: str) -> tuple[list[JournalEntry], bool]:
-    """A message's lines, oldest first, and whether its send is among them."""
+    """A message's journal lines, oldest first, and whether its send is among them."""
     lines = [line for line in admin.journal(queue, limit=LIFE, newest_first=True) if line.message_id == id]
     lines.reverse()
     return lines, bool(lines) and lines[0].event is JournalEvent.SENT
 
 
-@answering(api.get, "/queues/{queue:name}/dead", responses.DeadGroups, summary="Dead letters by error")
+@answering(api.get, "/queues/{queue:name}/dead", responses.DeadGroups, summary="Group dead letters by error")
 async def dead(state: StateDep, caller: Reader, queue: QueueName) -> Json:
-    """Grouped by error class and kind, the largest group first."""
+    """Groups by error class and kind, largest first."""
     await state.existing(queue)
 
     def look() -> dict[str, Any]:
@@ -248,32 +250,32 @@ async def dead(state: StateDep, caller: Reader, queue: QueueName) -> Json:
             seen += 1
             if seen >= GROUPED:
                 break
-        made = sorted(groups.values(), key=lambda group: -group["count"])
-        return {"now": admin.now_ms(), "total": admin.counts(queue).dead, "seen": seen, "groups": made}
+        ordered = sorted(groups.values(), key=lambda group: -group["count"])
+        return {"now": admin.now_ms(), "total": admin.counts(queue).dead, "seen": seen, "groups": ordered}
 
     return Json(await state.call(look))
 
 
-@answering(api.get, "/queues/{queue:name}/replays", responses.Tasks, summary="Replays, newest first")
+@answering(api.get, "/queues/{queue:name}/replays", responses.Tasks, summary="List replays, newest first")
 async def replays(state: StateDep, caller: Reader, queue: QueueName) -> Json:
-    """Those the queue remembers."""
+    """The replays that the queue still remembers."""
     await state.existing(queue)
     return Json({"tasks": [task_out(task) for task in await state.call(state.admin(caller).tasks, queue)]})
 
 
-@answering(api.get, "/queues/{queue:name}/replays/{id:name}", responses.OneTask, summary="One replay")
+@answering(api.get, "/queues/{queue:name}/replays/{id:name}", responses.OneTask, summary="Show a replay")
 async def replay_task(state: StateDep, caller: Reader, queue: QueueName, id: MessageName) -> Json:
-    """How far it is."""
+    """Its progress."""
     await state.existing(queue)
     return Json({"task": task_out(await state.call(state.admin(caller).task, queue, id))})
 
 
-# -- people and programs ---------------------------------------------------------------------------------------------
+# -- consumers and operators -----------------------------------------------------------------------------------------
 
 
-@answering(api.get, "/consumers", responses.Consumers, summary="Who consumes, and what each holds")
+@answering(api.get, "/consumers", responses.Consumers, summary="List consumers and the messages they hold")
 async def consumers(state: StateDep, caller: Reader) -> Json:
-    """Seen within the last minute."""
+    """Consumers seen within the last minute."""
 
     def look() -> dict[str, Any]:
         admin = state.admin(caller)
@@ -281,7 +283,7 @@ async def consumers(state: StateDep, caller: Reader) -> Json:
         known = admin.consumers()
         held: dict[str, list[dict[str, Any]]] = {}
         counted: dict[str, int] = {}
-        for name in sorted({queue for one in known for queue in one.queues}):
+        for name in sorted({queue for consumer in known for queue in consumer.queues}):
             counts = admin.counts(name)
             if not counts.leased:
                 continue
@@ -290,48 +292,48 @@ async def consumers(state: StateDep, caller: Reader) -> Json:
                 if counted[message.consumer] <= HELD:
                     flags = state.monitor.flags(message, counts.settings, now)
                     held.setdefault(message.consumer, []).append(message_out(message, counts.settings, flags))
-        made = [
+        listed = [
             {
-                "name": one.name,
-                "queues": list(one.queues),
-                "last_seen_at": ms(one.last_seen),
-                "host": one.host,
-                "pid": one.pid,
-                "concurrency": one.concurrency,
-                "held": held.get(one.name, []),
-                "held_count": counted.get(one.name, 0),
+                "name": consumer.name,
+                "queues": list(consumer.queues),
+                "last_seen_at": ms(consumer.last_seen),
+                "host": consumer.host,
+                "pid": consumer.pid,
+                "concurrency": consumer.concurrency,
+                "held": held.get(consumer.name, []),
+                "held_count": counted.get(consumer.name, 0),
             }
-            for one in known
+            for consumer in known
         ]
-        return {"now": now, "consumers": made}
+        return {"now": now, "consumers": listed}
 
     return Json(await state.call(look))
 
 
-@answering(api.get, "/anomalies", responses.Anomalies, summary="What looks wrong")
+@answering(api.get, "/anomalies", responses.Anomalies, summary="List anomalies")
 async def anomalies(state: StateDep, caller: Reader) -> Json:
-    """Now, and within the hour as far as this process has seen it."""
-    found = await state.call(state.monitor.anomalies, state.admin(caller))
-    return Json({"now": await state.now_ms(), "anomalies": found})
+    """Current anomalies, and those of the last hour that this process has seen."""
+    listed = await state.call(state.monitor.anomalies, state.admin(caller))
+    return Json({"now": await state.now_ms(), "anomalies": listed})
 
 
-@answering(api.get, "/audit", responses.Audit, summary="What operators did")
+@answering(api.get, "/audit", responses.Audit, summary="List the actions of operators")
 async def audit(
     state: StateDep,
     caller: Reader,
     limit: Limit = 100,
     before: Annotated[str | None, Query(pattern="^[0-9]{1,19}-[0-9]{1,19}$")] = None,
 ) -> Json:
-    """Newest first; give the last entry's id as `before` for what came earlier."""
+    """Newest first. Pass `next` as `before` to get earlier entries."""
     entries = await state.call(state.admin(caller).audit, limit=limit, before=before)
     return Json(
         {"entries": [audit_out(entry) for entry in entries], "next": entries[-1].id if len(entries) == limit else None}
     )
 
 
-@answering(api.get, "/insights", responses.Insights, summary="The data pipeline's report, and how far the next one is")
+@answering(api.get, "/insights", responses.Insights, summary="Show the data pipeline's report and progress")
 async def insights(state: StateDep, caller: Reader) -> Json:
-    """The report itself is at /insights/report."""
+    """The report itself is at `/insights/report`."""
     return Json(await state.call(insights_out, state.settings.lake))
 
 
@@ -341,7 +343,7 @@ async def insights(state: StateDep, caller: Reader) -> Json:
 @api.get(
     "/journal",
     response_model=None,
-    summary="The journal, as a page or live",
+    summary="Read the journal, as a page or as a stream",
     responses={200: {"model": responses.Journal, "content": {"text/event-stream": {"schema": {"type": "string"}}}}},
 )
 async def journal(
@@ -356,11 +358,14 @@ async def journal(
     lines: Annotated[bool, Query(alias="journal")] = True,
     after: Annotated[str | None, Query(max_length=60_000, pattern=POSITION)] = None,
 ) -> Response:
-    """Newest first as JSON. With `Accept: text/event-stream` the lines as they are written, each `id` a position to go
-    on from with `Last-Event-ID` or `after`; with `counts=1` also what changed in the counts, at most twice a second."""
+    """Newest first as JSON. `Accept: text/event-stream` streams lines as they are written.
+
+    Pass the `id` of an event as `Last-Event-ID` or `after` to resume right after it. `counts=1` adds changes of the
+    counts, at most twice a second.
+    """
     if "text/event-stream" in request.headers.get("accept", ""):
         if len(state.hub) >= MAX_LIVE:
-            raise Refused(503, "Busy", f"{MAX_LIVE} clients follow already", "try again later")
+            raise Refused(503, "Busy", f"{MAX_LIVE} clients already follow the journal", "retry later")
         after = request.headers.get("last-event-id") or after
         if after is not None:
             read_position(after)
@@ -370,16 +375,16 @@ async def journal(
 
     def look() -> dict[str, Any]:
         admin = state.admin(caller)
-        found: list[JournalEntry] = []
+        entries: list[JournalEntry] = []
         filtered = event_ is not None or message_id is not None
         for name in names or admin.queues():
-            found += [
+            entries += [
                 line
                 for line in admin.journal(name, limit=LIFE if filtered else limit, newest_first=True)
                 if event_ in (None, line.event) and message_id in (None, line.message_id)
             ][:limit]
-        found.sort(key=lambda line: (line.at, line.position), reverse=True)
-        return {"now": admin.now_ms(), "entries": [journal_out(line) for line in found[:limit]]}
+        entries.sort(key=lambda line: (line.at, line.position), reverse=True)
+        return {"now": admin.now_ms(), "entries": [journal_out(line) for line in entries[:limit]]}
 
     return Json(await state.call(look))
 
@@ -387,7 +392,7 @@ async def journal(
 async def _stream(
     state: ServerState, request: Request, queues: list[str], after: str | None, *, counts: bool, lines: bool
 ) -> AsyncIterator[bytes]:
-    """The body of a live connection: whatever comes first of lines, counts, a sign of life, and the end.
+    """The events of one stream: journal lines, changed counts, and `hello` while there are none.
 
     It ends when the server closes, and when the caller's token is revoked.
     """
@@ -408,13 +413,13 @@ async def _stream(
                     return
                 check_at = clock.time() + CHECKED_EVERY
             if woken is not None and seen != state.monitor.number:
-                told, seen = _counts_since(state, chosen, seen), state.monitor.number
-                yield told
+                changed, seen = _counts_since(state, chosen, seen), state.monitor.number
+                yield changed
             if lines and next_lines is None:
                 next_lines = asyncio.ensure_future(anext(source))
             if woken is not None and next_counts is None:
                 next_counts = asyncio.ensure_future(woken.wait())
-            waits = [one for one in (next_lines, next_counts, closing) if one is not None]
+            waits = [wait for wait in (next_lines, next_counts, closing) if wait is not None]
             pause = max(0.0, min(check_at, hello_at) - clock.time())
             done, _ = await asyncio.wait(waits, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
             if closing in done:
@@ -425,56 +430,59 @@ async def _stream(
                 yield write_event("hello", {"now": await state.now_ms()})
                 hello_at = clock.time() + HELLO_EVERY
             if next_lines is not None and next_lines in done:
-                found, next_lines = next_lines.result(), None
-                yield found
+                events, next_lines = next_lines.result(), None
+                yield events
             if woken is not None and next_counts in done:
                 woken.clear()
                 next_counts = None
     finally:
         if woken is not None:
             state.monitor.unwatch(woken)
-        for one in (next_lines, next_counts, closing):
-            if one is not None:
-                one.cancel()
+        for wait in (next_lines, next_counts, closing):
+            if wait is not None:
+                wait.cancel()
         if next_lines is not None:
             await asyncio.gather(next_lines, return_exceptions=True)
         await source.aclose()  # type: ignore[attr-defined]  # a generator, typed as an iterator
 
 
 def _counts_since(state: ServerState, chosen: frozenset[str], seen: int) -> bytes:
-    """What changed in the counts; all of them for one who has missed some, or asked for some queues."""
+    """The changed counts as an event; all counts if the client missed a change, or follows only some queues."""
     monitor = state.monitor
     if not chosen and seen == monitor.number - 1:
         return monitor.change
-    return monitor.tell([one for name, one in monitor.told.items() if not chosen or name in chosen])
+    return monitor.event([row for name, row in monitor.sent.items() if not chosen or name in chosen])
 
 
-# -- for other programs ----------------------------------------------------------------------------------------------
+# -- metrics and probes ----------------------------------------------------------------------------------------------
 
-plain = router("health", Route)  # probes and scrapers may add any parameter
+plain = router("health", Route)  # probes and scrapers may add parameters of their own
 
 
 @plain.get(
-    "/metrics", response_model=None, responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
+    "/metrics",
+    summary="Prometheus metrics",
+    response_model=None,
+    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
 async def metrics_(state: StateDep, caller: Reader) -> Response:
-    """Figures for Prometheus."""
+    """Counts, trends and histograms in Prometheus text format."""
     admin = state.admin(caller)
     rows, dropped = await state.call(admin.all_counts), await state.call(admin.unroutable)
     page = metrics.page(state, rows, dropped, await state.call(state.rabbitmq.look))
     return Response(page, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-@answering(plain.get, "/healthz", responses.Health, summary="The process lives")
+@answering(plain.get, "/healthz", responses.Health, summary="Liveness probe")
 async def healthz() -> Json:
-    """No token needed, nothing told."""
+    """Returns 200 while the process runs. Needs no token."""
     return Json({"status": "ok"})
 
 
-@answering(plain.get, "/readyz", responses.Health, summary="Redis answers")
+@answering(plain.get, "/readyz", responses.Health, summary="Readiness probe")
 async def readyz(state: StateDep) -> Json:
-    """503 while Redis is away or the server closes; no token needed."""
+    """Returns 503 while Redis is unavailable or the server is closing. Needs no token."""
     if state.closing.is_set():
-        raise Refused(503, "Closing", "the server is closing", "ask another")
+        raise Refused(503, "Closing", "the server is closing", "use another server")
     await state.now_ms()
     return Json({"status": "ok"})
