@@ -1,4 +1,4 @@
-"""Writes the routes and their roles into `explain/threat-model.md`, from the code: `python docs/access_table.py`."""
+"""Generates the table of routes and roles in `explain/threat-model.md`: `python docs/access_table.py`."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def _row(path: str, route: APIRoute, method: str) -> str:
 
 
 def table() -> str:
-    """Every route of the API, and who may call it."""
+    """Every route of the API with the roles that may call it."""
     lines = [f"| Route | no token | {' | '.join(f'`{role}`' for role in Role)} |", f"|---|{'---|' * (len(Role) + 1)}"]
     lines += [_row(path, route, method) for path, route in api_routes() for method in sorted(route.methods or ())]
     return "\n".join(lines)
 
 
 def page() -> str:
-    """The page with the table as it is now."""
+    """The page with the current table."""
     return _SPACE.sub(lambda found: found[1] + table() + found[2], PAGE.read_text())
 
 

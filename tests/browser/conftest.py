@@ -55,7 +55,7 @@ def serving(_redis: RedisServer, tmp_path: Path) -> Iterator[Serving]:
 
 @pytest.fixture
 def post(serving: Serving) -> Iterator[Client]:
-    with restante.connect(serving.office.post.url, consumer="shop-1") as opened:
+    with restante.connect(serving.state.client.url, consumer="shop-1") as opened:
         yield opened
 
 

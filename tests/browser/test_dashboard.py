@@ -171,7 +171,7 @@ class TestDoing:
         shop(post, admin)
         text = Tokens(post).create("looker", ["read"])[1]
         Tokens(post).create("ops", ["operate"])
-        serving.office.tokens._asked_at = float("-inf")
+        serving.state.tokens._asked_at = float("-inf")
         watched.go("/")
         watched.find("sign-in-token").fill("rst_wrong")
         watched.page.keyboard.press("Enter")
@@ -254,7 +254,7 @@ class TestLive:
             page.wait_for_timeout(20)
         expect(watched.find("live-status")).to_have_attribute("data-status", "live")
         expect(watched.find("journal-line")).to_have_count(1)
-        monkeypatch.setattr("restante.server.live.BUFFER", 10)  # so the server drops what follows and says so
+        monkeypatch.setattr("restante.server.journal_feed.BUFFER", 10)  # so the server drops what follows and says so
         queue.send_many(list(range(50)))
         expect(watched.find("journal-line")).to_have_count(51)
 

@@ -36,7 +36,7 @@ new MutationObserver(() => {
 def something_to_filter(serving: Serving, post: Client) -> None:
     for name in ("orders", "b", "boo", "book", "books"):  # the journal of a queue that is not there is an error
         post.queue(name).send_many([1, 2])
-    with Bus("billing", f"{serving.office.post.url}/0") as bus:
+    with Bus("billing", f"{serving.state.client.url}/0") as bus:
         bus.subscribe("shop.order.paid", name="books")(lambda data: None)
         bus.declare()
 

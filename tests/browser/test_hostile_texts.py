@@ -121,7 +121,7 @@ GO = "path => { history.pushState(null, '', path); dispatchEvent(new PopStateEve
 
 
 def test_no_page_runs_what_others_wrote(unguarded: Watched, post: Client, admin: Admin, serving: Serving) -> None:
-    ids = fill(post, admin, serving.office.post.url)
+    ids = fill(post, admin, serving.state.client.url)
     assert len(HOSTILE) >= 30
     page = unguarded.go("/")
     expect(unguarded.find("verdict")).to_be_visible()
@@ -157,7 +157,7 @@ def test_no_page_runs_what_others_wrote(unguarded: Watched, post: Client, admin:
 def test_texts_are_shown_as_they_are_and_controls_are_written_out(
     unguarded: Watched, post: Client, admin: Admin, serving: Serving
 ) -> None:
-    ids = fill(post, admin, serving.office.post.url)
+    ids = fill(post, admin, serving.state.client.url)
     for name in ("script", "end of an attribute", "template", "entities", "line separators"):
         unguarded.go(f"/queues/orders/messages/{ids[name]}")
         shown = unguarded.find("payload").text_content()

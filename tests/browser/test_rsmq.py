@@ -99,7 +99,7 @@ def test_rows_are_reached_and_deleted_by_key_alone(watched: Watched, rsmq: Rsmq)
 @pytest.mark.usefixtures("rsmq")
 def test_a_reader_is_offered_nothing_that_changes(watched: Watched, post: Client, serving: Serving) -> None:
     text = Tokens(post).create("looker", ["read"])[1]
-    serving.office.tokens._asked_at = float("-inf")
+    serving.state.tokens._asked_at = float("-inf")
     watched.go("/rsmq/orders")
     watched.find("sign-in-token").fill(text)
     watched.page.keyboard.press("Enter")

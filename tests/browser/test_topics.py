@@ -30,15 +30,15 @@ def handle(data: Any) -> None:
 @pytest.fixture
 def services(serving: Serving, post: Client) -> Iterator[BusClient]:
     """Two services; of six events one subscription has two dead, another one, all others wait."""
-    billing = Bus("billing", f"{serving.office.post.url}/0", max_attempts=4, retry=fixed(1, 5, 30))
+    billing = Bus("billing", f"{serving.state.client.url}/0", max_attempts=4, retry=fixed(1, 5, 30))
     billing.subscribe("shop.order.paid", name="invoice")(handle)
     billing.subscribe("shop.order.*", name="books", retry=exponential(2, cap=60), max_attempts=11)(handle)
     billing.answer("shop.price.get", name="price")(handle)
-    mail = Bus("mail", f"{serving.office.post.url}/0")
+    mail = Bus("mail", f"{serving.state.client.url}/0")
     mail.subscribe("shop.order.paid", name="thank")(handle)
     for one in (billing, mail):
         one.declare()
-    with BusClient(f"{serving.office.post.url}/0", source="shop") as client:
+    with BusClient(f"{serving.state.client.url}/0", source="shop") as client:
         for number in range(6):
             client.publish("shop.order.paid", {"order": number, "note": HOSTILE})
         client.publish("shop.nobody.there", 1)
@@ -149,7 +149,7 @@ def test_rows_filter_and_archive_by_key_alone(watched: Watched, admin: Admin) ->
 @pytest.mark.usefixtures("services")
 def test_a_reader_sees_what_died_and_is_offered_no_replay(watched: Watched, post: Client, serving: Serving) -> None:
     text = Tokens(post).create("looker", ["read"])[1]
-    serving.office.tokens._asked_at = float("-inf")
+    serving.state.tokens._asked_at = float("-inf")
     watched.go("/topics?open=billing")
     watched.find("sign-in-token").fill(text)
     watched.page.keyboard.press("Enter")
@@ -194,7 +194,7 @@ def far(serving: Serving, rabbit: RabbitServer) -> Iterator[BusClient]:
             }  # fmt: skip
             channel.basic_publish(amqp.Message("1", application_headers=headers), "", "parcels.archive")
         channel.queue_declare("parcels.archive", passive=True)
-        serving.office.rabbitmq.url = rabbit.url
+        serving.state.rabbitmq.url = rabbit.url
         yield client
     parcels.close()
 

@@ -245,10 +245,10 @@ ROWS: Final = (
     ),
     _row(
         48, "HTTP server killed with open requests",
-        "server/test_traffic.py::TestKilled::test_what_was_answered_201_is_stored_and_a_repeated_key_is_one_message",
-        "server/test_traffic.py::TestIdempotencyKey",
+        "server/test_messages.py::TestKilled::test_what_was_answered_201_is_stored_and_a_repeated_key_is_one_message",
+        "server/test_messages.py::TestIdempotencyKey",
     ),
-    _row(49, "live streams that nobody reads", "server/test_live.py::TestBounded"),
+    _row(49, "live streams that nobody reads", "server/test_journal_feed.py::TestBounded"),
     _row(50, "slow, large and endless requests", "server/test_connections.py", "server/test_hostile.py"),
     _row(
         51, "calls: callers gone, late and forged answers",

@@ -187,7 +187,7 @@ def test_a_receive_is_not_repeated(line: Line, queue: HttpQueue, view: Admin, fa
 def test_a_connection_that_was_closed_while_idle_is_replaced(line: Line, queue: HttpQueue, view: Admin) -> None:
     line.faults = ["end"]
     message = taken(queue)
-    wait_until(lambda: restante.http._ended(queue._post._idle[-1]))
+    wait_until(lambda: restante.http._ended(queue._client._idle[-1]))
     message.ack()
     assert view.counts(queue.name).waiting == 0
 

@@ -53,9 +53,15 @@ class Api:
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
 
     def call(
-        self, method: str, path: str, body: Any = None, *, headers: dict[str, str] | None = None,
-        raw: bytes | None = None, timeout: float = PATIENCE,
-    ) -> Answer:  # fmt: skip
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        headers: dict[str, str] | None = None,
+        raw: bytes | None = None,
+        timeout: float = PATIENCE,
+    ) -> Answer:
         link = http.client.HTTPConnection(self.host, self.port, timeout=timeout)
         told = {**self._headers, **(headers or {})}
         text = raw

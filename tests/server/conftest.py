@@ -33,13 +33,13 @@ def _serving(_redis: RedisServer) -> Iterator[Serving]:
 def empty(redis: RedisServer, serving: Serving) -> None:
     """Empties the Redis, and the server's memory of it."""
     call(redis.client(), "FLUSHALL")
-    serving.office.tokens._asked_at = float("-inf")
-    serving.office.tokens.clock = time.monotonic
-    serving.office.sign_in_limit = SignInLimit()
-    serving.office._queues.clear()
-    serving.office.post._queues.clear()
+    serving.state.tokens._asked_at = float("-inf")
+    serving.state.tokens.clock = time.monotonic
+    serving.state.sign_in_limit = SignInLimit()
+    serving.state._queues.clear()
+    serving.state.client._queues.clear()
     # What was read of queues that are no more; names would be looked for within a second anyway.
-    hub, loop = serving.office.hub, serving.office.loop
+    hub, loop = serving.state.hub, serving.state.loop
     assert loop is not None
     forgotten = threading.Event()
     for step in (hub.places.clear, hub._keys.clear, forgotten.set):
@@ -81,7 +81,7 @@ def token(post: Client, serving: Serving) -> Callable[..., Api]:
 
     def make(*roles: str) -> Api:
         text = Tokens(post).create(f"t-{'-'.join(roles)}", roles)[1]
-        serving.office.tokens._asked_at = float("-inf")
+        serving.state.tokens._asked_at = float("-inf")
         return Api(serving.address, text)
 
     return make
@@ -102,7 +102,7 @@ class Clock:
 
 @pytest.fixture
 def clock(serving: Serving) -> Clock:
-    made = serving.office.tokens.clock = Clock()
+    made = serving.state.tokens.clock = Clock()
     return made
 
 

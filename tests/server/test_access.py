@@ -21,24 +21,62 @@ _RSMQ_ID = "0" * 32
 _TICKET = {"messages": [{"id": "m1", "lease_token": "x"}]}
 #: (operation, body) for a call that would be understood if it were allowed.
 _BODIES: dict[str, Any] = {
-    "send": {"payload": 1}, "receive": {}, "receive_any": {"queues": ["orders"]}, "ack": {"lease_token": "x"},
-    "nack": {"lease_token": "x"}, "bury": {"lease_token": "x"}, "release": {"lease_token": "x"},
-    "extend": {"lease_token": "x"}, "ack_many": _TICKET, "nack_many": _TICKET, "bury_many": _TICKET,
-    "release_many": _TICKET, "extend_many": _TICKET, "configure": {"lease_seconds": 5}, "pause": {}, "resume": {},
-    "purge": {"states": ["dead"]}, "delete_many": {"ids": ["m1"]}, "move": {"ids": ["m1"], "to": "other"},
-    "replay": {"ids": ["m1"]}, "replay_events": {"ids": ["m1"]}, "edit": {"priority": 1},
-    "sign_in": {"token": "rst_no"}, "rsmq_delete_many": {"ids": [_RSMQ_ID]},
+    "send": {"payload": 1},
+    "receive": {},
+    "receive_any": {"queues": ["orders"]},
+    "ack": {"lease_token": "x"},
+    "nack": {"lease_token": "x"},
+    "bury": {"lease_token": "x"},
+    "release": {"lease_token": "x"},
+    "extend": {"lease_token": "x"},
+    "ack_many": _TICKET,
+    "nack_many": _TICKET,
+    "bury_many": _TICKET,
+    "release_many": _TICKET,
+    "extend_many": _TICKET,
+    "configure": {"lease_seconds": 5},
+    "pause": {},
+    "resume": {},
+    "purge": {"states": ["dead"]},
+    "delete_many": {"ids": ["m1"]},
+    "move": {"ids": ["m1"], "to": "other"},
+    "replay": {"ids": ["m1"]},
+    "replay_events": {"ids": ["m1"]},
+    "edit": {"priority": 1},
+    "sign_in": {"token": "rst_no"},
+    "rsmq_delete_many": {"ids": [_RSMQ_ID]},
     "rsmq_move": {"ids": [_RSMQ_ID], "to": "other"},
-}  # fmt: skip
+}
 _NEEDS = {
-    "send": "send", "receive": "consume", "receive_any": "consume", "ack": "consume", "nack": "consume",
-    "bury": "consume", "release": "consume", "extend": "consume", "ack_many": "consume", "nack_many": "consume",
-    "bury_many": "consume", "release_many": "consume", "extend_many": "consume", "configure": "operate",
-    "drop": "operate", "pause": "operate", "resume": "operate", "purge": "operate", "delete_many": "operate",
-    "move": "operate", "replay": "operate", "replay_events": "operate", "edit": "operate",
-    "delete": "operate", "import": "operate", "rsmq_delete": "operate", "rsmq_delete_many": "operate",
+    "send": "send",
+    "receive": "consume",
+    "receive_any": "consume",
+    "ack": "consume",
+    "nack": "consume",
+    "bury": "consume",
+    "release": "consume",
+    "extend": "consume",
+    "ack_many": "consume",
+    "nack_many": "consume",
+    "bury_many": "consume",
+    "release_many": "consume",
+    "extend_many": "consume",
+    "configure": "operate",
+    "drop": "operate",
+    "pause": "operate",
+    "resume": "operate",
+    "purge": "operate",
+    "delete_many": "operate",
+    "move": "operate",
+    "replay": "operate",
+    "replay_events": "operate",
+    "edit": "operate",
+    "delete": "operate",
+    "import": "operate",
+    "rsmq_delete": "operate",
+    "rsmq_delete_many": "operate",
     "rsmq_move": "operate",
-}  # fmt: skip
+}
 
 
 def _operations() -> list[tuple[str, str, str]]:
@@ -47,8 +85,9 @@ def _operations() -> list[tuple[str, str, str]]:
     named = {"queue": "orders", "id": "m1", "service": "billing"}
     return [
         (method, re.sub(r"\{(\w+)\}", lambda found: named[found[1]], path), route.name.rstrip("_"))
-        for path, route in api_routes() for method in sorted(route.methods or ())
-    ]  # fmt: skip
+        for path, route in api_routes()
+        for method in sorted(route.methods or ())
+    ]
 
 
 OPERATIONS = _operations()
@@ -63,10 +102,30 @@ def _ask(api: Api, method: str, path: str, operation: str) -> int:
 
 def test_the_api_has_the_routes_its_design_names() -> None:
     assert {operation for _, _, operation in OPERATIONS} >= set(_BODIES) | set(_NEEDS) | {
-        "queues", "queue", "messages", "message", "dead", "replays", "replay_task", "consumers", "anomalies", "audit",
-        "topics", "dead_events", "rsmq_queues", "rsmq_queue", "rsmq_messages", "rsmq_message",
-        "insights", "journal", "metrics", "healthz", "readyz", "session", "export",
-    }  # fmt: skip
+        "queues",
+        "queue",
+        "messages",
+        "message",
+        "dead",
+        "replays",
+        "replay_task",
+        "consumers",
+        "anomalies",
+        "audit",
+        "topics",
+        "dead_events",
+        "rsmq_queues",
+        "rsmq_queue",
+        "rsmq_messages",
+        "rsmq_message",
+        "insights",
+        "journal",
+        "metrics",
+        "healthz",
+        "readyz",
+        "session",
+        "export",
+    }
 
 
 @pytest.mark.parametrize("role", ["none", "wrong", "read", "send", "consume", "operate"])
@@ -97,11 +156,12 @@ def test_the_description_demands_a_token_exactly_where_the_server_does(
     described = token("operate").get("/api/openapi.json").json
     demands = {
         operation["operationId"]: operation["security"] == [{"token": []}]
-        for item in described["paths"].values() for operation in item.values()
-    }  # fmt: skip
+        for item in described["paths"].values()
+        for operation in item.values()
+    }
     post.queue("orders").send("x", id="m1")
     text = Tokens(post).create("browser", ["read"])[1]
-    serving.office.tokens._asked_at = float("-inf")
+    serving.state.tokens._asked_at = float("-inf")
     stranger = Api(serving.address)
     asked = {
         operation: stranger.post(path, {"token": text}).status == 401
@@ -199,7 +259,7 @@ class TestTokens:
         with ThreadPoolExecutor(1) as threads:
             assert len(taker.post("/api/queues/orders/receive").json["messages"]) == 1
             waiting = threads.submit(taker.post, "/api/queues/orders/receive", {"wait_seconds": 60})
-            wait_until(lambda: serving.office.waiting)
+            wait_until(lambda: serving.state.waiting)
             Tokens(post).revoke("t-consume")
             clock.advance(2)
             queue.send("secret", id="secret")
@@ -297,9 +357,12 @@ def test_operators_are_named_in_the_journal_and_in_the_audit(
     operator.post("/api/queues/orders/pause")
     entries = operator.get("/api/audit").json["entries"]
     assert [(entry["who"], entry["verb"], entry["queue"], entry["count"]) for entry in entries] == [
-        ("t-operate", "pause", "orders", 0), ("t-operate", "delete", "orders", 2),
-    ]  # fmt: skip
+        ("t-operate", "pause", "orders", 0),
+        ("t-operate", "delete", "orders", 2),
+    ]
     lines = admin.journal("orders", newest_first=True, limit=3)
     assert [(line.event.value, line.consumer) for line in lines] == [
-        ("paused", "t-operate"), ("deleted", "t-operate"), ("deleted", "t-operate"),
-    ]  # fmt: skip
+        ("paused", "t-operate"),
+        ("deleted", "t-operate"),
+        ("deleted", "t-operate"),
+    ]

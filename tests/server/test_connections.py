@@ -128,7 +128,7 @@ def test_a_body_that_ends_after_its_answer_leaves_a_usable_connection(api: Api) 
         (b"GARBAGE\r\n\r\n", 400),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
     ],
-)  # fmt: skip
+)
 def test_heads_beyond_the_limits_are_refused(api: Api, request_: bytes, expected: int) -> None:
     answer = answer_to(api, request_)
     assert status(answer) == expected

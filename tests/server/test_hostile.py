@@ -81,11 +81,19 @@ def test_a_body_that_drips_is_given_up(tight: Api, admin: Admin) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"payload": NaN}', b'{"payload": 1e999}', b'{"payload": "\\ud800"}',
-        b'{"payload": ' + b"[" * 5000 + b"]" * 5000 + b"}", b"null", b"{}" * 3,
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"payload": NaN}',
+        b'{"payload": 1e999}',
+        b'{"payload": "\\ud800"}',
+        b'{"payload": ' + b"[" * 5000 + b"]" * 5000 + b"}",
+        b"null",
+        b"{}" * 3,
         b'{"payload": ' + b"1" * 30 + b', "x": Infinity}',
     ],
-)  # fmt: skip
+)
 def test_what_is_no_json_is_a_clear_error(api: Api, body: bytes, admin: Admin) -> None:
     answer = api.call("POST", "/api/queues/orders/messages", raw=body, headers=JSON)
     assert answer.status in (400, 422), answer.body
@@ -96,14 +104,16 @@ def test_what_is_no_json_is_a_clear_error(api: Api, body: bytes, admin: Admin) -
 @pytest.mark.parametrize(
     "name",
     ["a b", "-a", "%00", "a%0Ab", "%7Ba%7D", "..%2F..%2Fetc%2Fpasswd%00", "x" * 201, "%C3%A9", "a*", "%25"],
-)  # fmt: skip
+)
 def test_a_name_that_is_none_is_refused_everywhere(api: Api, name: str, admin: Admin) -> None:
     for method, path, body in (
-        ("POST", f"/api/queues/{name}/messages", {"payload": 1}), ("GET", f"/api/queues/{name}", None),
-        ("PUT", f"/api/queues/{name}", {}), ("POST", f"/api/queues/{name}/receive", {}),
+        ("POST", f"/api/queues/{name}/messages", {"payload": 1}),
+        ("GET", f"/api/queues/{name}", None),
+        ("PUT", f"/api/queues/{name}", {}),
+        ("POST", f"/api/queues/{name}/receive", {}),
         ("GET", f"/api/queues/orders/messages/{name}", None),
         ("POST", f"/api/queues/orders/messages/{name}/ack", {"lease_token": "x"}),
-    ):  # fmt: skip
+    ):
         answer = api.call(method, path.replace(" ", "%20"), body)
         assert answer.status in (400, 404, 422), (method, path, answer.status)
     assert admin.queues() == []
@@ -120,10 +130,17 @@ def test_a_name_with_a_slash_and_every_other_sign_works(api: Api, admin: Admin) 
 @pytest.mark.parametrize(
     "query",
     [
-        "limit=0", "limit=1001", "limit=x", "state=lost", "order=best", "before=x", "before=1~%00", "q=" + "x" * 201,
+        "limit=0",
+        "limit=1001",
+        "limit=x",
+        "state=lost",
+        "order=best",
+        "before=x",
+        "before=1~%00",
+        "q=" + "x" * 201,
         "kind=" + "x" * 201,
     ],
-)  # fmt: skip
+)
 def test_pages_have_limits(api: Api, post: Client, query: str) -> None:
     post.queue("orders").send(1)
     assert api.get(f"/api/queues/orders/messages?{query}").status == 422
@@ -173,7 +190,7 @@ def test_a_failure_nobody_foresaw_is_told_without_its_words(
     async def broken() -> int:
         raise RuntimeError("the password of Redis is SECRET")
 
-    monkeypatch.setattr(serving.office, "now_ms", broken)
+    monkeypatch.setattr(serving.state, "now_ms", broken)
     answer = api.get("/readyz")
     assert (answer.status, answer.json["error"]) == (500, "Unexpected")
     assert b"SECRET" not in answer.body

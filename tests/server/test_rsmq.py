@@ -44,9 +44,16 @@ class TestLooking:
         assert abs(answer["queue"].pop("created_at") - answer["now"]) < 60_000
         assert abs(answer["queue"].pop("modified_at") - answer["now"]) < 60_000
         assert answer["queue"] == {
-            "queue": "orders", "namespace": "rsmq", "messages": 4, "hidden": 2, "lease_seconds": 60,
-            "delay_seconds": 0, "max_payload_bytes": 65536, "sent": 4, "received": 1,
-        }  # fmt: skip
+            "queue": "orders",
+            "namespace": "rsmq",
+            "messages": 4,
+            "hidden": 2,
+            "lease_seconds": 60,
+            "delay_seconds": 0,
+            "max_payload_bytes": 65536,
+            "sent": 4,
+            "received": 1,
+        }
         rsmq.set_queue_attributes("orders", maxsize=-1)
         assert api.get("/api/rsmq").json["queues"][0]["max_payload_bytes"] is None
 
@@ -58,12 +65,18 @@ class TestLooking:
         assert held.id == first
         found = listed(api)
         assert [(one["id"], one["state"]) for one in found["messages"]] == [
-            (second, "ready"), (first, "leased"), (later, "scheduled"),
-        ]  # fmt: skip
+            (second, "ready"),
+            (first, "leased"),
+            (later, "scheduled"),
+        ]
         big, one, _ = found["messages"]
         assert (big["size"], len(big["preview"]), big["whole"], big["attempts"], big["first_received_at"]) == (
-            3000, 1024, False, 0, None,
-        )  # fmt: skip
+            3000,
+            1024,
+            False,
+            0,
+            None,
+        )
         assert (one["attempts"], one["first_received_at"], one["preview"]) == (1, held.fr, '{"n": 1}')
         assert 0 < one["due_at"] - found["now"] <= 60_000
         assert abs(one["sent_at"] - found["now"]) < 60_000
@@ -102,11 +115,17 @@ class TestLooking:
     @pytest.mark.parametrize(
         ("path", "status"),
         [
-            ("nope", 404), ("nope/messages", 404), (f"orders/messages/{'0' * 32}", 404), ("QUEUES", 422),
-            ("orders/messages/short", 422), ("orders/messages?limit=0", 422), ("orders/messages?before=x", 422),
-            ("a%20b", 422), ("orders?namespace=a%20b", 422),
+            ("nope", 404),
+            ("nope/messages", 404),
+            (f"orders/messages/{'0' * 32}", 404),
+            ("QUEUES", 422),
+            ("orders/messages/short", 422),
+            ("orders/messages?limit=0", 422),
+            ("orders/messages?before=x", 422),
+            ("a%20b", 422),
+            ("orders?namespace=a%20b", 422),
         ],
-    )  # fmt: skip
+    )
     def test_what_is_not_there_or_not_right_is_said(self, api: Api, rsmq: Rsmq, path: str, status: int) -> None:
         assert api.get(f"/api/rsmq/{path}").status == status
 
@@ -137,8 +156,9 @@ class TestOperating:
         assert api.post("/api/rsmq/orders/delete", {"ids": [ids[0], ids[1]]}).json == {"deleted": 1}
         assert [one["id"] for one in listed(api)["messages"]] == [ids[2]]
         assert [(line.who, line.verb, line.queue, line.count) for line in admin.audit()] == [
-            ("t-operate-read", "delete", "rsmq:orders", 1), ("t-operate-read", "delete", "rsmq:orders", 1),
-        ]  # fmt: skip
+            ("t-operate-read", "delete", "rsmq:orders", 1),
+            ("t-operate-read", "delete", "rsmq:orders", 1),
+        ]
 
     def test_messages_move_into_a_native_queue_under_their_ids(
         self, api: Api, post: Client, rsmq: Rsmq, admin: Admin

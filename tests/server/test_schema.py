@@ -16,7 +16,7 @@ import restante
 from restante.core.settings import ClientSettings
 from restante.server import ServerSettings, Serving
 from restante.server.access import Tokens
-from restante.server.shapes import MAX_WAIT
+from restante.server.requests import MAX_WAIT
 from tests.harness.deadlines import PATIENCE
 from tests.harness.servers import RedisServer
 from tests.server.calls import described
@@ -32,9 +32,10 @@ def as_lines(context: Any, value: Any) -> bytes:
 #: Whether a text is a file of messages is more than a description of text can say; and what is generated as a wrong
 #: list of queues, or beside a namespace, may be empty and travel as nothing.
 EXCLUDED = {
-    "import": [positive_data_acceptance], "journal": [negative_data_rejection],
+    "import": [positive_data_acceptance],
+    "journal": [negative_data_rejection],
     "rsmq_queues": [negative_data_rejection],
-}  # fmt: skip
+}
 #: One for all requests: making one, and asking the environment for proxies, takes longer than an answer.
 SESSION = requests.Session()
 SESSION.trust_env = False
@@ -56,7 +57,7 @@ def _serving(_redis: RedisServer) -> Iterator[Serving]:
     """A server with long timeouts: generating requests keeps this process busy for seconds."""
     patient = partial(ClientSettings, connect_timeout=PATIENCE, socket_timeout=PATIENCE, patience=PATIENCE)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("restante.server.office.ClientSettings", patient)
+        patch.setattr("restante.server.state.ClientSettings", patient)
         with Serving(_redis.url, ServerSettings(port=0)) as serving:
             yield serving
 
@@ -69,9 +70,9 @@ def fill(redis: RedisServer, serving: Serving) -> Callable[[str], str]:
     def fill(operation: str) -> str:
         if operation not in filled:
             empty(redis, serving)
-            with restante.connect(serving.office.post.url) as post:
+            with restante.connect(serving.state.client.url) as post:
                 filled[operation] = Tokens(post).create("schema", ["operate"])[1]
-                serving.office.tokens._asked_at = float("-inf")
+                serving.state.tokens._asked_at = float("-inf")
                 queue = post.queue("orders", keep_done=10)
                 queue.send_many([{"n": n} for n in range(20)])
                 for message in queue.receive_many(4):

@@ -147,7 +147,7 @@ class TestSigningIn:
     def test_an_address_that_guesses_is_refused_for_a_while(self, token: Callable[..., Api], serving: Serving) -> None:
         text = token("read")._headers["Authorization"].removeprefix("Bearer ")
         now = 1000.0
-        serving.office.sign_in_limit = SignInLimit(clock=lambda: now)
+        serving.state.sign_in_limit = SignInLimit(clock=lambda: now)
         browser = Api(serving.address)
         wrong = {"token": f"rst_{'0' * 12}_{'a' * 43}"}
         assert [browser.post("/api/session", wrong).status for _ in range(MOST_FAILURES)] == [401] * MOST_FAILURES
@@ -185,13 +185,13 @@ def test_a_server_for_other_machines_is_not_opened_by_the_end_of_its_last_token(
     token: Callable[..., Api], post: Client, serving: Serving
 ) -> None:
     token("operate")
-    settings = serving.office.settings
-    serving.office.settings = replace(settings, host="0.0.0.0")
+    settings = serving.state.settings
+    serving.state.settings = replace(settings, host="0.0.0.0")
     try:
         Tokens(post).revoke("t-operate")
-        serving.office.tokens._asked_at = float("-inf")
+        serving.state.tokens._asked_at = float("-inf")
         for host in ("localhost", "127.0.0.1:8025", "shop.example"):
             assert Api(serving.address).get("/api/queues", headers={"Host": host}).status == 401
     finally:
-        serving.office.settings = settings
+        serving.state.settings = settings
     assert Api(serving.address).get("/api/queues").status == 200

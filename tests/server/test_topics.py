@@ -100,12 +100,20 @@ class TestLooking:
         held = post.queue("billing.invoice").receive_many(2)
         found = told(api)
         assert [(one["way"], one["topic"]) for one in found["topics"]] == [
-            ("call", "shop.price.get"), ("event", "shop.order.*"), ("event", PAID),
-        ]  # fmt: skip
+            ("call", "shop.price.get"),
+            ("event", "shop.order.*"),
+            ("event", PAID),
+        ]
         invoice = rows(found)["billing.invoice"]
         assert {name: invoice[name] for name in ("waiting", "leased", "dead", "sent", "acked", "retry", "broker")} == {
-            "waiting": 2, "leased": 2, "dead": 1, "sent": 5, "acked": 0, "retry": "fixed:1.0,5.0", "broker": "redis",
-        }  # fmt: skip
+            "waiting": 2,
+            "leased": 2,
+            "dead": 1,
+            "sent": 5,
+            "acked": 0,
+            "retry": "fixed:1.0,5.0",
+            "broker": "redis",
+        }
         assert (invoice["service"], invoice["handler"], invoice["max_attempts"]) == ("billing", "invoice", 3)
         assert 0 <= invoice["oldest_seconds"] < 60
         assert rows(found)["billing.books"]["waiting"] == 6
@@ -123,7 +131,7 @@ class TestLooking:
         begun = time.time()
         client.publish(PAID, 1)
         assert rows(told(api))["mail.thank"]["p50_ms"] is None
-        wait_until(lambda: "mail.thank" in serving.office.hub.places, "the server does not follow the journal")
+        wait_until(lambda: "mail.thank" in serving.state.hub.places, "the server does not follow the journal")
         for message in post.queue("mail.thank").receive_many(1):
             message.ack()
         wait_until(lambda: rows(told(api))["mail.thank"]["p50_ms"] is not None, lambda: rows(told(api)))
@@ -134,8 +142,9 @@ class TestLooking:
     def test_all_who_answer_a_call_share_its_queue(self, api: Api) -> None:
         (call,) = [topic for topic in told(api)["topics"] if topic["way"] == "call"]
         assert [(one["subscription"], one["queue"]) for one in call["subscriptions"]] == [
-            ("billing.price", "call:shop.price.get"), ("mail.price", "call:shop.price.get"),
-        ]  # fmt: skip
+            ("billing.price", "call:shop.price.get"),
+            ("mail.price", "call:shop.price.get"),
+        ]
 
 
 @pytest.fixture
@@ -170,11 +179,15 @@ class TestDead:
     @pytest.mark.parametrize(
         ("question", "count"),
         [
-            ("", 4), ("?limit=2", 2), ("?error_class=ValueError", 2), ("?subscription=billing.invoice", 3),
-            ("?subscription=billing.invoice&error_class=ValueError", 1), ("?error_class=KeyError", 0),
+            ("", 4),
+            ("?limit=2", 2),
+            ("?error_class=ValueError", 2),
+            ("?subscription=billing.invoice", 3),
+            ("?subscription=billing.invoice&error_class=ValueError", 1),
+            ("?error_class=KeyError", 0),
             ("?subscription=mail.thank", 0),
         ],
-    )  # fmt: skip
+    )
     def test_filters_choose_among_them(self, api: Api, question: str, count: int) -> None:
         assert len(api.get(f"/api/topics/billing/dead{question}").json["dead"]) == count
 
@@ -195,8 +208,9 @@ class TestDead:
         assert admin.counts("mail.thank").dead == 1
         assert dead_of(told(operator)) == {("billing", "redis"): 0, ("mail", "redis"): 1}
         assert {(line.who, line.verb, line.queue, line.count) for line in admin.audit()} == {
-            ("t-operate", "replay", "billing.invoice", 3), ("t-operate", "replay", "billing.books", 1),
-        }  # fmt: skip
+            ("t-operate", "replay", "billing.invoice", 3),
+            ("t-operate", "replay", "billing.books", 1),
+        }
 
     def test_named_events_go_back_to_the_subscription_that_is_named(
         self, api: Api, admin: Admin, died: dict[str, list[str]]
@@ -241,15 +255,23 @@ def archive(rabbit: RabbitServer, service: str, subscription: str, ids: list[str
         channel.queue_purge(subscription)
         for id in ids:
             headers = {
-                "cloudEvents_specversion": "1.0", "cloudEvents_id": id, "cloudEvents_type": PAID,
-                "cloudEvents_source": "shop", "restante_attempts": 3, "restante_subscription": subscription,
+                "cloudEvents_specversion": "1.0",
+                "cloudEvents_id": id,
+                "cloudEvents_type": PAID,
+                "cloudEvents_source": "shop",
+                "restante_attempts": 3,
+                "restante_subscription": subscription,
                 "restante_archived_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
-                "restante_error_class": "SMTPError", "restante_errors": [{"error": "mailbox full"}],
-            }  # fmt: skip
+                "restante_error_class": "SMTPError",
+                "restante_errors": [{"error": "mailbox full"}],
+            }
             message = amqp.Message(
-                json.dumps({"id": id}).encode(), content_type="application/json", application_headers=headers,
-                message_id=id, delivery_mode=2,
-            )  # fmt: skip
+                json.dumps({"id": id}).encode(),
+                content_type="application/json",
+                application_headers=headers,
+                message_id=id,
+                delivery_mode=2,
+            )
             channel.basic_publish(message, "", f"{service}.archive")
 
 
@@ -291,8 +313,9 @@ class TestRabbitMQ:
         for _ in range(2):  # reading takes nothing out
             listed = near.get("/api/topics/letters/dead").json["dead"]
             assert [(one["id"], one["subscription"], one["attempts"]) for one in listed] == [
-                ("r0", "letters.stamp", 3), ("r1", "letters.stamp", 3),
-            ]  # fmt: skip
+                ("r0", "letters.stamp", 3),
+                ("r1", "letters.stamp", 3),
+            ]
         assert (listed[0]["error_class"], listed[0]["error"]) == ("SMTPError", "mailbox full")
         assert time.time() - 900 < listed[0]["died_at"] / 1000 <= time.time()
         dry = near.post("/api/topics/letters/replay", {"dry_run": True}).json
@@ -306,10 +329,10 @@ class TestRabbitMQ:
     def test_while_an_archive_is_replayed_it_is_not_read_but_everything_else_is(
         self, redis: RedisServer, rabbit: RabbitServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("restante.server.topics.PATIENCE", 0.1)
+        monkeypatch.setattr("restante.server.routes.topics.PATIENCE", 0.1)
         monkeypatch.setattr("restante.server.rabbitmq.PATIENCE", 0.1)
         settings = ServerSettings(port=0, broker=rabbit.url, sweep=False)
-        with Serving(redis.url, settings) as serving, serving.office.rabbitmq.reading:
+        with Serving(redis.url, settings) as serving, serving.state.rabbitmq.reading:
             api = Api(serving.address)
             answer = api.get("/api/topics/letters/dead")
             assert (answer.status, answer.json["error"]) == (503, "ArchiveBusy")
@@ -357,8 +380,9 @@ class TestRabbitMQ:
             far.publish("shop.nobody", 3)
             settings = ServerSettings(port=0, broker=url, sweep=False)
             near = Api(opened.enter_context(Serving(redis.url, settings)).address)
-            wire = opened.enter_context(amqp.Connection(f"127.0.0.1:{rabbit.port}", virtual_host=f"fill-{stored}",
-                                                        confirm_publish=True)).channel()  # fmt: skip
+            wire = opened.enter_context(
+                amqp.Connection(f"127.0.0.1:{rabbit.port}", virtual_host=f"fill-{stored}", confirm_publish=True)
+            ).channel()
             for _ in range(3):
                 wire.basic_publish(amqp.Message("x", delivery_mode=2), "", "parcels.archive")
             found = told(near)

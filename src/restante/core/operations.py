@@ -6,6 +6,7 @@ import hashlib
 import random
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from importlib import resources
 from typing import Any, ClassVar, Generic, NamedTuple, TypedDict, TypeVar, Unpack
@@ -179,6 +180,20 @@ class Received(NamedTuple):
     lost: list[str]
     #: Leased messages whose stored form is damaged; the caller buries them.
     spoiled: list[Any]
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """What a verdict needs of a leased message, for a caller that has no Message of it."""
+
+    id: str
+    lease_token: str
+    attempts: int = 1
+    retry: RetryPolicy | None = None
+    lease_ms: int = 0
+    expires_ms: int = 0
+    settled: bool = False
+    verdict: str = ""
 
 
 class QueueRef:
@@ -489,7 +504,7 @@ def receive(
     count: int,
     *,
     lease: float | timedelta | None = None,
-    acks: Sequence[Message] = (),
+    acks: Sequence[Message | Ticket] = (),
     presence: bytes = b"",
 ) -> Operation[Received]:
     """Leases up to `count` messages and settles `acks` in the same call. A count of 0 only promotes and reclaims."""
@@ -531,7 +546,7 @@ def receive(
     return Operation(RECEIVE, ref.keys.group(RECEIVE.keys), args, parse, ref.name)
 
 
-def _settled(messages: Sequence[Message], lost: Sequence[int], verdict: str) -> None:
+def _settled(messages: Sequence[Message | Ticket], lost: Sequence[int], verdict: str) -> None:
     """Marks messages as settled; raises LeaseLost or AlreadySettled for those whose verdict had no effect."""
     late = [messages[index - 1] for index in lost]
     before = [message.verdict for message in late]
@@ -542,7 +557,7 @@ def _settled(messages: Sequence[Message], lost: Sequence[int], verdict: str) -> 
         raise AlreadySettled(ids=ids, verdict=before[0]) if all(before) else LeaseLost(ids=ids)
 
 
-def check_messages(messages: Sequence[Message]) -> None:
+def check_messages(messages: Sequence[Message | Ticket]) -> None:
     """Refuses anything but a list of messages that one call may settle."""
     if type(messages) not in (list, tuple) and (isinstance(messages, str) or not isinstance(messages, Sequence)):
         raise InvalidInput(f"give a list of received messages, not {type(messages).__name__}")
@@ -550,7 +565,7 @@ def check_messages(messages: Sequence[Message]) -> None:
         raise InvalidInput(f"give 1 to {MAX_BATCH} messages, not {len(messages)}")
 
 
-def _pairs(messages: Sequence[Message]) -> list[Argument]:
+def _pairs(messages: Sequence[Message | Ticket]) -> list[Argument]:
     check_messages(messages)
     args: list[Argument] = []
     try:
@@ -561,7 +576,7 @@ def _pairs(messages: Sequence[Message]) -> list[Argument]:
     return args
 
 
-def ack_many(ref: QueueRef, /, messages: Sequence[Message]) -> Operation[None]:
+def ack_many(ref: QueueRef, /, messages: Sequence[Message | Ticket]) -> Operation[None]:
     """Acks messages. LeaseLost lists those whose lease has ended; the others are acked."""
     return Operation(
         ACK, ref.keys.group(ACK.keys), _pairs(messages), lambda lost: _settled(messages, lost, "acked"), ref.name
@@ -571,7 +586,7 @@ def ack_many(ref: QueueRef, /, messages: Sequence[Message]) -> Operation[None]:
 def nack_many(
     ref: QueueRef,
     /,
-    messages: Sequence[Message],
+    messages: Sequence[Message | Ticket],
     *,
     delay: float | timedelta | None = None,
     error: BaseException | str | None = None,
@@ -597,7 +612,7 @@ def nack_many(
 
 
 def bury_many(
-    ref: QueueRef, /, messages: Sequence[Message], *, error: BaseException | str | None = None
+    ref: QueueRef, /, messages: Sequence[Message | Ticket], *, error: BaseException | str | None = None
 ) -> Operation[None]:
     """Dead-letters messages at once, whatever attempts are left."""
     _pairs(messages)
@@ -608,7 +623,7 @@ def bury_many(
     return Operation(BURY, ref.keys.group(BURY.keys), args, lambda lost: _settled(messages, lost, "buried"), ref.name)
 
 
-def bury_corrupt(ref: QueueRef, /, messages: Sequence[Message]) -> Operation[int]:
+def bury_corrupt(ref: QueueRef, /, messages: Sequence[Message | Ticket]) -> Operation[int]:
     """Buries messages whose stored form is damaged; returns how many.
 
     It does not raise LeaseLost, because the damage may be in the lease itself and end it at once. Such a message is
@@ -618,7 +633,9 @@ def bury_corrupt(ref: QueueRef, /, messages: Sequence[Message]) -> Operation[int
     return Operation(BURY, bury.keys, bury.args, lambda lost: len(messages) - len(lost), ref.name)
 
 
-def release_many(ref: QueueRef, /, messages: Sequence[Message], *, delay: float | timedelta = 0) -> Operation[None]:
+def release_many(
+    ref: QueueRef, /, messages: Sequence[Message | Ticket], *, delay: float | timedelta = 0
+) -> Operation[None]:
     """Returns messages to their old position in the queue and does not count the attempt."""
     args: list[Argument] = [str(milliseconds(delay, "delay")), *_pairs(messages)]
     return Operation(
@@ -627,7 +644,7 @@ def release_many(ref: QueueRef, /, messages: Sequence[Message], *, delay: float 
 
 
 def extend_many(
-    ref: QueueRef, /, messages: Sequence[Message], *, lease: float | timedelta | None = None
+    ref: QueueRef, /, messages: Sequence[Message | Ticket], *, lease: float | timedelta | None = None
 ) -> Operation[list[str]]:
     """Extends leases, counted from now. Returns the ids whose lease was lost instead of raising LeaseLost."""
     given = None if lease is None else milliseconds(lease, "lease", least=0.001)
@@ -635,7 +652,9 @@ def extend_many(
     return renew(ref, messages, given, b"")
 
 
-def renew(ref: QueueRef, messages: Sequence[Message], span: int | None, presence: bytes) -> Operation[list[str]]:
+def renew(
+    ref: QueueRef, messages: Sequence[Message | Ticket], span: int | None, presence: bytes
+) -> Operation[list[str]]:
     """`extend_many` for a consumer's renewal, which also updates its registry entry."""
     args: list[Argument] = [ref.consumer, presence]
     for message in messages:

@@ -73,7 +73,7 @@ def receiving(
     *,
     timeout: float = 0,
     lease: float | timedelta | None = None,
-    acks: Sequence[Message] = (),
+    acks: Sequence[Message | ops.Ticket] = (),
 ) -> Flow[Received | None]:
     """Receives from the first queue that has a message; waits for one up to `timeout` seconds."""
     deadline = time.monotonic() + timeout if timeout else 0.0

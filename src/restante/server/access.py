@@ -1,9 +1,8 @@
-"""Who may do what: tokens with roles, and browsers that signed in with one.
+"""Access control: tokens with roles, and browser sessions that were opened with a token.
 
-A token is shown once, when it is made or rotated; Redis keeps the hash of its secret. Where no token exists everybody
-who reaches the server may do everything, so the server then listens on this machine alone; tokens that have expired
-still count, so their end opens nothing. On failure to ask Redis nobody is let in: the error is Unavailable, never a
-yes.
+A token is shown once, when it is created or rotated; Redis keeps the hash of its secret. While no token exists, every
+caller may do everything, so the server then listens on this machine only. Expired tokens still count as existing:
+their expiry must not open the server. If Redis cannot be asked, access is denied with Unavailable.
 """
 
 from __future__ import annotations
@@ -29,33 +28,33 @@ from restante.core.names import valid_name
 from restante.core.queue import Client
 from restante.core.settings import milliseconds
 
-#: Seconds for which an answer about tokens is believed: for so long a revoked token still begins requests. Zero asks
-#: Redis with every request.
+#: Seconds for which the tokens read from Redis are cached. A revoked token still starts requests for this long; zero
+#: reads them for every request.
 BELIEVED = 1.0
-#: Seconds between two checks of the token behind a live connection, which therefore ends at most this much later.
+#: Seconds between two checks of a stream's token. A stream outlives its revoked token by at most this long.
 CHECKED_EVERY = 1.0
-#: Seconds a browser stays signed in without asking again.
+#: Seconds until a browser must sign in again.
 SESSION_SECONDS = 7 * 86400
-#: Seconds for which a rotated token's old text still works, unless told otherwise: time to bring the new one out.
+#: Seconds for which the old text of a rotated token still works by default: time to deploy the new one.
 OVERLAP = 3600.0
-#: Wrong tokens that one address may try to sign in with, within so many seconds.
+#: Wrong tokens that one address may try when signing in, and the seconds in which they are counted.
 MOST_FAILURES, FAILURE_SECONDS = 10, 60.0
-#: Addresses whose failures are remembered; beyond it the oldest are forgotten.
+#: Addresses whose failures are counted; beyond this the oldest are dropped.
 _REMEMBERED = 10_000
 COOKIE = "restante_session"
 _TOKEN = re.compile(r"rst_([0-9a-f]{12})_([A-Za-z0-9_-]{43})")
 
 
 class Role(enum.StrEnum):
-    """What a token is for; several may be given."""
+    """What a token may do. A token can have several roles."""
 
-    #: Look at everything.
+    #: Read everything.
     READ = "read"
-    #: Put messages in.
+    #: Send messages.
     SEND = "send"
     #: Receive and settle messages.
     CONSUME = "consume"
-    #: Everything, with a line in the audit.
+    #: Do everything; each action is recorded in the audit.
     OPERATE = "operate"
 
 
@@ -64,11 +63,11 @@ EVERY_ROLE = frozenset(Role)
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who is asking."""
+    """The caller of a request: name and roles."""
 
     name: str
     roles: frozenset[Role]
-    #: No token exists, so none was asked for.
+    #: True while no token exists, so that none was required.
     open: bool = False
 
     def may(self, role: Role) -> bool:
@@ -77,20 +76,20 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token as the server knows it: without its secret."""
+    """A token without its secret."""
 
     id: str
     name: str
     roles: frozenset[Role]
     digest: str
     created_at: datetime
-    #: When it ends by itself; None for never.
+    #: When it expires; None for never.
     expires_at: datetime | None = None
-    #: The hash before the last rotation, and until when it is let in.
+    #: The hash before the last rotation, and until when it is still accepted.
     previous: tuple[str, datetime] | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The fields that commands show, as JSON values."""
         return {
             "id": self.id,
             "name": self.name,
@@ -100,29 +99,29 @@ class Token:
         }
 
     def admits(self, digest: str, now: datetime) -> bool:
-        """Whether a secret with this hash is let in now. A wrong one takes as long as a right one."""
+        """Whether a secret with this hash is accepted now. The check takes equally long for right and wrong secrets."""
         before, until = self.previous or (self.digest, now)
         is_current = _same(self.digest, digest)
         is_previous = _same(before, digest) and now < until
         return (is_current or is_previous) and (self.expires_at is None or now < self.expires_at)
 
     def kept(self) -> bytes:
-        """As Redis keeps it."""
-        made: dict[str, Any] = {
+        """The record stored in Redis."""
+        record: dict[str, Any] = {
             "name": self.name,
             "roles": sorted(self.roles),
             "digest": self.digest,
             "created_at": self.created_at.timestamp(),
         }
         if self.expires_at is not None:
-            made["expires_at"] = self.expires_at.timestamp()
+            record["expires_at"] = self.expires_at.timestamp()
         if self.previous is not None:
-            made["previous"] = [self.previous[0], self.previous[1].timestamp()]
-        return orjson.dumps(made)
+            record["previous"] = [self.previous[0], self.previous[1].timestamp()]
+        return orjson.dumps(record)
 
     @classmethod
     def parse(cls, id: bytes, text: bytes) -> Token:
-        """From what Redis keeps; Corrupt where somebody else wrote it."""
+        """Reads a record of Redis; raises Corrupt if it is not one that `kept` wrote."""
         try:
             kept = orjson.loads(text)
             expires, previous = kept.get("expires_at"), kept.get("previous")
@@ -136,47 +135,49 @@ class Token:
                 None if previous is None else (str(previous[0]), _instant(previous[1])),
             )
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, OSError):
-            raise Corrupt(f"the token {id!r} is not what was written: revoke it by its id, and make it anew") from None
+            raise Corrupt(
+                f"the stored record of token {id!r} is damaged: revoke it by its id and create it again"
+            ) from None
 
 
 def _instant(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
 
 
-#: What everybody is while there are no tokens.
+#: Every caller while no token exists.
 ANYBODY = Caller("local", EVERY_ROLE, open=True)
 
 
 def digest_of(secret: str) -> str:
-    """Secrets are random and long, so a plain hash cannot be guessed back."""
+    """The hash of a secret. Secrets are long and random, so no slow hash is needed."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
-#: Compared with where there is no such token, so that an unknown id takes as long as a wrong secret.
+#: Compared with if there is no such token, so that an unknown ID takes as long as a wrong secret.
 _NOBODY = Token("", "", frozenset(), digest_of(secrets.token_urlsafe(32)), _instant(0), _instant(0))
 
 
 def _same(kept: str, shown: str) -> bool:
-    """Compares in constant time. As bytes: hmac refuses text beyond ASCII, which a spoiled record may hold."""
+    """Compares in constant time. As bytes: hmac rejects non-ASCII text, which a damaged record may hold."""
     return hmac.compare_digest(kept.encode(), shown.encode())
 
 
 class Tokens:
-    """The tokens of one server, and the browsers that use them."""
+    """The tokens and browser sessions of one Redis server."""
 
-    def __init__(self, post: Client, clock: Callable[[], float] = time.monotonic) -> None:
-        self._connection = post.connection
-        #: Seconds by which answers age.
+    def __init__(self, client: Client, clock: Callable[[], float] = time.monotonic) -> None:
+        self._connection = client.connection
+        #: Clock in seconds by which the cache expires.
         self.clock = clock
         self._known: dict[str, Token] = {}
         self._asked_at = float("-inf")
-        #: The Redis server's clock when it was asked.
+        #: The Redis server's time when the cache was filled.
         self._told = _instant(0)
 
     def create(
         self, name: str, roles: Collection[Role | str], *, expires: float | timedelta | None = None
     ) -> tuple[Token, str]:
-        """A new token and its text, which nobody can ask for again. With `expires` it ends so long from now."""
+        """Creates a token; returns it and its text, which is not stored. It expires `expires` seconds from now."""
         valid_name(name, "token name")
         try:
             chosen = frozenset(Role(role) for role in roles)
@@ -186,7 +187,7 @@ class Tokens:
             raise InvalidInput(f"name at least one role: {', '.join(Role)}")
         span = None if expires is None else timedelta(milliseconds=milliseconds(expires, "expires", least=1))
         if any(token.name == name for token in self.list()):
-            raise InvalidInput(f"there is a token {name} already: revoke or rotate it, or choose another name")
+            raise InvalidInput(f"a token named {name} exists already: revoke or rotate it, or choose another name")
         id, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
         now = self._now()
         return self._keep(Token(id, name, chosen, digest_of(secret), now, None if span is None else now + span)), (
@@ -196,9 +197,9 @@ class Tokens:
     def rotate(
         self, name: str, *, overlap: float | timedelta = OVERLAP, expires: float | timedelta | None = None
     ) -> tuple[Token, str]:
-        """A new text for a token, by its name or id; the old text works for `overlap` seconds more.
+        """Gives a token, named by name or ID, a new text; the old text keeps working for `overlap` seconds.
 
-        What the old text signed in ends with it. `expires` sets a new end; else the token keeps the one it has.
+        Browser sessions opened with the old text end with it. `expires` sets a new expiry; else the old one stays.
         """
         held, now, secret = self._find(name), self._now(), secrets.token_urlsafe(32)
         until = now + timedelta(milliseconds=milliseconds(overlap, "overlap"))
@@ -206,9 +207,9 @@ class Tokens:
         if expires is not None:
             ends = now + timedelta(milliseconds=milliseconds(expires, "expires", least=1))
         elif ends is not None and ends <= now:
-            raise InvalidInput(f"the token {held.name} has expired: say when the new text expires")
-        made = replace(held, digest=digest_of(secret), expires_at=ends, previous=(held.digest, until))
-        return self._keep(made), f"rst_{held.id}_{secret}"
+            raise InvalidInput(f"the token {held.name} has expired: give expires= for the new text")
+        rotated = replace(held, digest=digest_of(secret), expires_at=ends, previous=(held.digest, until))
+        return self._keep(rotated), f"rst_{held.id}_{secret}"
 
     def _keep(self, token: Token) -> Token:
         self._connection.command("HSET", TOKENS, token.id, token.kept(), key=TOKENS)
@@ -216,28 +217,28 @@ class Tokens:
         return token
 
     def list(self) -> list[Token]:
-        """Every token, by name; those that have expired too."""
+        """Every token by name, including expired ones."""
         flat = self._connection.command("HGETALL", TOKENS, key=TOKENS)
-        made = [Token.parse(flat[i], flat[i + 1]) for i in range(0, len(flat), 2)]
-        return sorted(made, key=lambda token: token.name)
+        tokens = [Token.parse(flat[i], flat[i + 1]) for i in range(0, len(flat), 2)]
+        return sorted(tokens, key=lambda token: token.name)
 
     def _find(self, name: str) -> Token:
         for token in self.list():
             if name in (token.name, token.id):
                 return token
-        raise NotFound(f"there is no token {name}: see restante token ls")
+        raise NotFound(f"there is no token {name}: see `restante token ls`")
 
     def _now(self) -> datetime:
-        """The Redis server's clock, by which tokens expire on every server alike."""
+        """The Redis server's time, so that a token expires on every HTTP server at once."""
         seconds, micros = self._connection.command("TIME", key=TOKENS)
         return _instant(int(seconds) + int(micros) / 1e6)
 
     def revoke(self, name: str) -> Token:
-        """Ends a token, by its name or id, and every browser that signed in with it."""
+        """Deletes a token by name or ID, which also ends the browser sessions opened with it."""
         try:
             token = self._find(name)
         except Corrupt:
-            token = Token(name, name, frozenset(), "", _instant(0))  # by its id it can be removed without being read
+            token = Token(name, name, frozenset(), "", _instant(0))  # a damaged record can still be deleted by its ID
         self._connection.command("HDEL", TOKENS, token.id, key=TOKENS)
         self._asked_at = float("-inf")
         return token
@@ -250,28 +251,28 @@ class Tokens:
         return self._known
 
     def _caller(self, id: str, digest: str) -> Caller | None:
-        """Who shows a secret with this hash for this token; None where it is not let in, or not any more."""
+        """The caller with this token ID and secret hash; None if it is not accepted."""
         token = self._by_id().get(id, _NOBODY)
         now = self._told + timedelta(seconds=self.clock() - self._asked_at)
         return Caller(token.name, token.roles) if token.admits(digest, now) else None
 
     def fresh(self) -> bool:
-        """Whether the next question needs no answer from Redis."""
+        """Whether the cache is fresh, so that the next check does not read Redis."""
         return self.clock() - self._asked_at <= BELIEVED
 
     def any(self) -> bool:
-        """Whether a token must be shown."""
+        """Whether any token exists, so that callers must show one."""
         return bool(self._by_id())
 
     def by_text(self, text: str) -> Caller | None:
-        """Who shows this token; None if it is not one of ours."""
+        """The caller that shows this token text; None if it is not valid."""
         matched = _TOKEN.fullmatch(text)
         return None if matched is None else self._caller(matched[1], digest_of(matched[2]))
 
-    # -- browsers ------------------------------------------------------------------------------------------------
+    # -- browser sessions ----------------------------------------------------------------------------------------
 
     def sign_in(self, text: str) -> tuple[Caller, str] | None:
-        """A cookie for a browser that shows a token."""
+        """Opens a session; returns the caller and the cookie, or None if the token is not valid."""
         caller, matched = self.by_text(text), _TOKEN.fullmatch(text)
         if caller is None or matched is None:
             return None
@@ -282,7 +283,7 @@ class Tokens:
         return caller, cookie
 
     def by_cookie(self, cookie: str) -> Caller | None:
-        """Who signed in with this cookie."""
+        """The caller of the session with this cookie; None if there is none."""
         if not 1 <= len(cookie) <= 100:
             return None
         key = session_key(digest_of(cookie))
@@ -291,17 +292,17 @@ class Tokens:
         return self._caller(id, digest) if digest else None
 
     def sign_out(self, cookie: str) -> None:
-        """Forgets a browser."""
+        """Ends the session with this cookie."""
         key = session_key(digest_of(cookie))
         self._connection.command("DEL", key, key=key)
 
 
 class SignInLimit:
-    """Refuses an address that tries many wrong tokens: MOST_FAILURES within FAILURE_SECONDS, counted per process."""
+    """Blocks an address after MOST_FAILURES wrong tokens within FAILURE_SECONDS. Counts per process."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        #: Address → failures, and when the first of them was.
+        #: Address → number of failures, and time of the first.
         self._failures: OrderedDict[str, tuple[int, float]] = OrderedDict()
 
     def wait(self, address: str) -> float:
@@ -311,7 +312,7 @@ class SignInLimit:
         return left if count >= MOST_FAILURES and left > 0 else 0.0
 
     def fail(self, address: str) -> None:
-        """Counts a wrong token."""
+        """Counts a wrong token from the address."""
         key, now = _neighbourhood(address), self._clock()
         count, first = self._failures.pop(key, (0, now))
         if now - first >= FAILURE_SECONDS:
@@ -322,16 +323,16 @@ class SignInLimit:
 
 
 def _neighbourhood(address: str) -> str:
-    """The address, or of IPv6 the network that one customer has: he may use a new address for every try."""
+    """The address; for IPv6 its /64 network, in which one client can use a new address for each try."""
     try:
-        found = ipaddress.ip_address(address)
+        parsed = ipaddress.ip_address(address)
     except ValueError:
         return address
-    return str(ipaddress.ip_network((found, 64), strict=False)) if found.version == 6 else address
+    return str(ipaddress.ip_network((parsed, 64), strict=False)) if parsed.version == 6 else address
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach it."""
+    """Whether only this machine can reach the host."""
     if host == "localhost":
         return True
     try:

@@ -1,4 +1,4 @@
-"""Puts the application together: routes, failures, the session of a browser, and the dashboard's files."""
+"""Builds the ASGI application: routes, error handlers, browser sessions, and the dashboard's files."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ from restante.bus.registry import Card, cards
 from restante.core import errors
 from restante.core.errors import RestanteError
 from restante.rsmq import viewing
-from restante.server import answers, looking, operating, rsmq, shapes, topics, traffic
+from restante.server import requests, responses
 from restante.server.access import COOKIE, SESSION_SECONDS, Caller
 from restante.server.guard import BodyRefused, Guard
-from restante.server.office import Json, Office, Refused, ServerSettings
-from restante.server.routing import Here, Reader, answering, router
+from restante.server.routes import admin, messages, read, rsmq, topics
+from restante.server.routing import Reader, StateDep, answering, router
+from restante.server.state import Json, Refused, ServerSettings, ServerState
 
 log = logging.getLogger("restante")
 
-#: The first class that fits decides.
+#: Error class → status; the first match counts.
 STATUS: tuple[tuple[type[RestanteError], int], ...] = (
     (errors.PayloadTooLarge, 413),
     (errors.InvalidInput, 422),
@@ -44,60 +45,83 @@ STATUS: tuple[tuple[type[RestanteError], int], ...] = (
     (errors.UnsafeServer, 503),
     (RestanteError, 500),
 )
-#: Pages of the dashboard that are always there.
+#: Pages that the dashboard always shows.
 PAGES = (
-    ("overview", "Overview"), ("dead", "Dead letters"), ("consumers", "Consumers"), ("journal", "Journal"),
-    ("anomalies", "Anomalies"), ("audit", "Audit"), ("insights", "Insights"),
-)  # fmt: skip
-#: Paths that the dashboard itself routes.
+    ("overview", "Overview"),
+    ("dead", "Dead letters"),
+    ("consumers", "Consumers"),
+    ("journal", "Journal"),
+    ("anomalies", "Anomalies"),
+    ("audit", "Audit"),
+    ("insights", "Insights"),
+)
+#: Paths that the dashboard routes in the browser.
 _DASHBOARD = (
-    "/", "/queues/{rest:path}", "/dead", "/consumers", "/journal", "/anomalies", "/audit", "/insights", "/topics",
-    "/rsmq", "/rsmq/{rest:path}",
-)  # fmt: skip
+    "/",
+    "/queues/{rest:path}",
+    "/dead",
+    "/consumers",
+    "/journal",
+    "/anomalies",
+    "/audit",
+    "/insights",
+    "/topics",
+    "/rsmq",
+    "/rsmq/{rest:path}",
+)
 #: Operations that need no token.
 UNGUARDED = ("healthz", "readyz", "sign_in")
 DESCRIPTION = """
-Messages in and out for programs in any language, and everything an operator does.
+Send and receive messages from any language, and operate queues.
 
-Instants are integer milliseconds of the Redis server's clock, durations are seconds. A failure is
-`{"error", "message", "hint"}`. Show a token as `Authorization: Bearer rst_…`; without any token configured the
-server answers to this machine alone.
+Instants are integer milliseconds of the Redis server's clock, durations are seconds. The body of a failure is
+`{"error", "message", "hint"}`. Send the token as `Authorization: Bearer rst_…`. Without any token configured the server
+accepts connections from this machine only.
 """
 
 
 def create_app(url: str, settings: ServerSettings | None = None) -> Guard:
-    """The ASGI application on the Redis server at `url`; its `office` is what the routes share."""
-    office = Office(url, settings)
+    """Builds the ASGI application for the Redis server at `url`. Its `state` holds what the routes share."""
+    state = ServerState(url, settings)
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
-        await office.open()
+        await state.open()
         yield
-        await office.close()
+        await state.close()
 
     app = FastAPI(
-        title="Restante", version=office.version, description=DESCRIPTION, lifespan=life, docs_url=None, redoc_url=None,
-        openapi_url=None, redirect_slashes=False, routes=_shared_routes(),
-    )  # fmt: skip
-    app.state.office = office
+        title="Restante",
+        version=state.version,
+        description=DESCRIPTION,
+        lifespan=life,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+        routes=_shared_routes(),
+    )
+    app.state.server = state
     _add_failures(app)
     _describe(app)
-    _add_pages(app, office)
-    made = Guard(app, max_body=office.settings.max_body, body_seconds=office.settings.body_seconds)
-    made.office = office
-    return made
+    _add_pages(app, state)
+    guard = Guard(app, max_body=state.settings.max_body, body_seconds=state.settings.body_seconds)
+    guard.state = state
+    return guard
 
 
 def _routers() -> list[tuple[str, APIRouter]]:
-    """The parts of the API, each with where it begins."""
-    parts = (_session, traffic.api, looking.api, operating.api, topics.api, rsmq.api)
-    return [*(("/api", part) for part in parts), ("", looking.plain)]
+    """The routers of the API, each with its path prefix."""
+    parts = (_session, messages.api, read.api, admin.api, topics.api, rsmq.api)
+    return [*(("/api", part) for part in parts), ("", read.plain)]
 
 
 @cache
 def _shared_routes() -> list[BaseRoute]:
-    """The routes of every application of this process: their validators take longer to build than all the rest, and
-    find the application they serve by the request."""
+    """The routes, built once per process and shared by its applications.
+
+    Building their validators is the slowest part of a start. Routes find their application through the request.
+    """
     whole = APIRouter(generate_unique_id_function=_operation_id)
     for prefix, part in _routers():
         whole.include_router(part, prefix=prefix)
@@ -105,15 +129,15 @@ def _shared_routes() -> list[BaseRoute]:
 
 
 def api_routes() -> list[tuple[str, APIRoute]]:
-    """Every route that the API describes, with its path."""
-    found = [(prefix, route) for prefix, part in _routers() for route in part.routes if isinstance(route, APIRoute)]
+    """Every route in the API's description, with its path."""
+    routes = [(prefix, route) for prefix, part in _routers() for route in part.routes if isinstance(route, APIRoute)]
     return [
-        (f"{prefix}{route.path}".replace(":name}", "}"), route) for prefix, route in found if route.include_in_schema
+        (f"{prefix}{route.path}".replace(":name}", "}"), route) for prefix, route in routes if route.include_in_schema
     ]
 
 
 def _operation_id(route: Any) -> str:
-    """What generated clients call it."""
+    """The operation ID, from which generated clients name their methods."""
     return str(route.name).rstrip("_")
 
 
@@ -121,7 +145,7 @@ def _operation_id(route: Any) -> str:
 
 
 def _hint(error: RestanteError) -> str:
-    """The remedy, as the error's own documentation begins."""
+    """The remedy: the first paragraph of the error's docstring."""
     return " ".join((type(error).__doc__ or "").split("\n\n")[0].split())
 
 
@@ -149,20 +173,21 @@ def _add_failures(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def not_valid(request: Request, error: RequestValidationError) -> Response:
-        said = []
-        for one in error.errors()[:5]:
-            place = ".".join(str(part) for part in one["loc"] if part not in ("body", "one", "many"))
-            said.append(f"{place}: {one['msg']}" if place else str(one["msg"]))
+        problems = []
+        for detail in error.errors()[:5]:
+            place = ".".join(str(part) for part in detail["loc"] if part not in ("body", "one", "many"))
+            problems.append(f"{place}: {detail['msg']}" if place else str(detail["msg"]))
         hint = "nothing was stored; the API is described by /api/openapi.json"
-        return Json({"error": "InvalidInput", "message": "; ".join(said)[:1000], "hint": hint}, 422)
+        return Json({"error": "InvalidInput", "message": "; ".join(problems)[:1000], "hint": hint}, 422)
 
     @app.exception_handler(HTTPException)
     async def no_route(request: Request, error: HTTPException) -> Response:
         names = {400: "BadRequest", 404: "NotFound", 405: "MethodNotAllowed"}
         body = {
-            "error": names.get(error.status_code, "Error"), "message": f"{request.method} {request.url.path}: "
-            f"{error.detail}"[:300], "hint": "the API is described by /api/openapi.json",
-        }  # fmt: skip
+            "error": names.get(error.status_code, "Error"),
+            "message": f"{request.method} {request.url.path}: {error.detail}"[:300],
+            "hint": "the API is described by /api/openapi.json",
+        }
         headers = dict(error.headers or {})
         if error.status_code == 405:
             headers["Allow"] = ", ".join(sorted(_methods(app, request)))
@@ -176,116 +201,127 @@ def _add_failures(app: FastAPI) -> None:
 
 
 def _methods(app: FastAPI, request: Request) -> set[str]:
-    """Every method that some route of this path has."""
-    found: set[str] = set()
+    """The methods that the routes of this path accept."""
+    methods: set[str] = set()
     for route in app.routes:
         match, _ = route.matches(request.scope)
         if match is not Match.NONE:
-            found |= getattr(route, "methods", None) or set()
-    return found
+            methods |= getattr(route, "methods", None) or set()
+    return methods
 
 
-# -- the browser's session -------------------------------------------------------------------------------------------
+# -- browser sessions -------------------------------------------------------------------------------------------
 
 _session = router("session")
 
 
-async def _told(here: Office, caller: Caller) -> dict[str, Any]:
+async def _session_out(state: ServerState, caller: Caller) -> dict[str, Any]:
     pages = [{"id": id, "title": title} for id, title in PAGES]
-    services: list[Card] = await here.call(cards, here.post)
-    if services or here.rabbitmq.url is not None:
+    services: list[Card] = await state.call(cards, state.client)
+    if services or state.rabbitmq.url is not None:
         pages.insert(2, {"id": "topics", "title": "Topics"})
-    if await here.call(viewing.any_queue, here.post):
+    if await state.call(viewing.any_queue, state.client):
         pages.append({"id": "rsmq", "title": "RSMQ"})
     return {
-        "user": caller.name, "roles": sorted(caller.roles), "open": caller.open, "version": here.version,
-        "server": here.shown, "now": await here.now_ms(), "pages": pages,
-    }  # fmt: skip
+        "user": caller.name,
+        "roles": sorted(caller.roles),
+        "open": caller.open,
+        "version": state.version,
+        "server": state.shown,
+        "now": await state.now_ms(),
+        "pages": pages,
+    }
 
 
-@answering(_session.get, "/session", answers.Session, summary="Who you are, and what there is to see")
-async def session(here: Here, request: Request) -> Json:
-    """Any token will do."""
-    return Json(await _told(here, await here.caller(request)))
+@answering(_session.get, "/session", responses.Session, summary="Show the caller and the pages it can open")
+async def session(state: StateDep, request: Request) -> Json:
+    """Accepts any valid token."""
+    return Json(await _session_out(state, await state.caller(request)))
 
 
-@answering(_session.post, "/session", answers.Session, summary="Sign a browser in")
-async def sign_in(here: Here, request: Request, body: shapes.SignIn) -> Json:
-    """Sets a cookie that scripts cannot read. After ten wrong tokens an address waits up to a minute."""
+@answering(_session.post, "/session", responses.Session, summary="Sign in a browser")
+async def sign_in(state: StateDep, request: Request, body: requests.SignIn) -> Json:
+    """Sets a cookie that scripts cannot read. After ten wrong tokens an address must wait up to a minute."""
     address = request.client.host if request.client is not None else ""
-    if (wait := here.sign_in_limit.wait(address)) > 0:
-        raise Refused(429, "TooManyTries", "too many wrong tokens", "wait and try again", retry_seconds=wait)
-    found = await here.call(here.tokens.sign_in, body.token)
-    if found is None:
-        here.sign_in_limit.fail(address)
+    if (wait := state.sign_in_limit.wait(address)) > 0:
+        raise Refused(
+            429,
+            "TooManyTries",
+            "too many wrong tokens from this address",
+            "wait before you try again",
+            retry_seconds=wait,
+        )
+    signed_in = await state.call(state.tokens.sign_in, body.token)
+    if signed_in is None:
+        state.sign_in_limit.fail(address)
         log.warning("sign-in refused address=%s", address)
-        raise Refused(401, "Unauthorized", "this token is not known", "make one with `restante token create`")
-    caller, cookie = found
-    await here.call(here.admin(caller).note, "sign in")
-    answer = Json(await _told(here, caller))
+        raise Refused(401, "Unauthorized", "this token is not valid", "create one with `restante token create`")
+    caller, cookie = signed_in
+    await state.call(state.admin(caller).note, "sign in")
+    answer = Json(await _session_out(state, caller))
     answer.set_cookie(
         COOKIE, cookie, max_age=SESSION_SECONDS, httponly=True, samesite="strict", secure=request.url.scheme == "https"
     )
     return answer
 
 
-@answering(_session.delete, "/session", answers.Health, summary="Sign out")
-async def sign_out(here: Here, request: Request) -> Json:
-    """Forgets the cookie."""
-    await here.caller(request)
+@answering(_session.delete, "/session", responses.Health, summary="Sign out")
+async def sign_out(state: StateDep, request: Request) -> Json:
+    """Ends the session and deletes the cookie."""
+    await state.caller(request)
     cookie = request.cookies.get(COOKIE, "")
     if cookie:
-        await here.call(here.tokens.sign_out, cookie)
+        await state.call(state.tokens.sign_out, cookie)
     answer = Json({"status": "ok"})
     answer.delete_cookie(COOKIE)
     return answer
 
 
 @_session.get("/openapi.json", include_in_schema=False)
-async def described(here: Here, request: Request) -> Json:
-    await here.caller(request)
+async def described(state: StateDep, request: Request) -> Json:
+    await state.caller(request)
     return Json(request.app.openapi())
 
 
 def _describe(app: FastAPI) -> None:
-    """Adds to the description what FastAPI cannot know: how to show a token, and our own form of failures."""
+    """Adds to the description what FastAPI does not know: the token scheme, and which operations need no token."""
     make = app.openapi
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            made = make()
-            made["components"]["securitySchemes"] = {
-                "token": {"type": "http", "scheme": "bearer", "description": "Made by `restante token create`."}
+            described = make()
+            described["components"]["securitySchemes"] = {
+                "token": {"type": "http", "scheme": "bearer", "description": "Created by `restante token create`."}
             }
-            paths = {path.replace(":name}", "}"): item for path, item in made["paths"].items()}
+            paths = {path.replace(":name}", "}"): item for path, item in described["paths"].items()}
             for path, item in paths.items():
                 for operation in item.values():
                     unguarded = operation["operationId"] in UNGUARDED
                     operation["security"] = [] if unguarded else [{"token": []}]
                     for status in ("401", "403", "422") if path in ("/healthz", "/readyz") else ():
                         operation["responses"].pop(status, None)
-            made["paths"] = paths
-            app.openapi_schema = made
+            described["paths"] = paths
+            app.openapi_schema = described
         return app.openapi_schema
 
-    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's own way to change it
+    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI documents this as the way to extend it
 
 
 # -- the dashboard ---------------------------------------------------------------------------------------------------
 
 MISSING = """The dashboard is not built into this installation.
 
-In a checkout: make dashboard (needs Node), or install a wheel, which brings it.
-The API works without it: see /api/openapi.json.
+In a checkout run `make dashboard` (needs Node), or install a wheel, which includes it.
+The API works without the dashboard: see /api/openapi.json.
 """
 
 
 def static() -> Path:
-    """Where the dashboard's files are."""
+    """The directory of the built dashboard."""
     return Path(str(resources.files("restante.server"))) / "static"
 
 
-def _add_pages(app: FastAPI, office: Office) -> None:
+def _add_pages(app: FastAPI, state: ServerState) -> None:
     folder = static()
 
     async def page(request: Request) -> Response:
@@ -298,11 +334,11 @@ def _add_pages(app: FastAPI, office: Office) -> None:
         app.add_api_route(path, page, include_in_schema=False, response_model=None)
 
     @app.get("/insights/report", include_in_schema=False, response_model=None)
-    async def report(here: Here, caller: Reader) -> Response:
-        made = office.settings.lake / "report.html" if office.settings.lake is not None else None
-        if made is None or not made.is_file():
-            raise errors.NotFound("there is no report: see GET /api/insights")
-        return FileResponse(made, media_type="text/html")
+    async def report(state: StateDep, caller: Reader) -> Response:
+        path = state.settings.lake / "report.html" if state.settings.lake is not None else None
+        if path is None or not path.is_file():
+            raise errors.NotFound("there is no report yet: see GET /api/insights")
+        return FileResponse(path, media_type="text/html")
 
     if (folder / "assets").is_dir():
         app.mount("/assets", StaticFiles(directory=folder / "assets"))

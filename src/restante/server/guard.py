@@ -1,6 +1,7 @@
-"""The first to see a request: refuses what is too large, too slow, packed, or sent by another site's page.
+"""ASGI middleware that rejects requests that are too large, too slow, compressed, or sent by a foreign page.
 
-It is plain ASGI around the application, so that nothing is read or routed before it has been looked at.
+It wraps the whole application, so that no request is read or routed before it is checked. It answers a rejected
+request itself.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-#: What a page of ours may do: use its own files and talk to its own server.
+#: Pages of the dashboard may load their own files and call their own server.
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "font-src 'self'; frame-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
-#: The report brings its scripts and styles inside, so it runs in a box that can reach nothing.
+#: The report contains its scripts and styles inline, so it runs in a sandbox without network access.
 REPORT_CSP = (
     "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
     "img-src data:; frame-ancestors 'self'"
@@ -36,7 +37,7 @@ _HEADERS = {
     b"cross-origin-opener-policy": b"same-origin",
     b"cross-origin-resource-policy": b"same-origin",
 }
-#: How much of a refused body is read, and for how long.
+#: Bytes of a rejected body that are still read, and for how many seconds.
 DRAIN_BYTES, DRAIN_SECONDS = 8 * 1024 * 1024, 2.0
 _CHANGING = ("POST", "PUT", "PATCH", "DELETE")
 _JSON = ("application/json", "application/x-ndjson")
@@ -44,15 +45,15 @@ _SLASH = re.compile(r"%2f", re.IGNORECASE)
 
 
 def problem(status: int, error: str, message: str, hint: str) -> tuple[int, bytes]:
-    """Status and body of a refusal."""
+    """Status and body of a rejection."""
     return status, orjson.dumps({"error": error, "message": message, "hint": hint})
 
 
 class Guard:
-    """Wraps the application."""
+    """The middleware; wraps the application."""
 
-    #: What the routes share.
-    office: Any = None
+    #: The `ServerState` that the routes share.
+    state: Any = None
 
     def __init__(self, app: App, *, max_body: int, body_seconds: float) -> None:
         self._app = app
@@ -66,12 +67,12 @@ class Guard:
         headers: dict[bytes, bytes] = {}
         for name, value in scope["headers"]:
             headers.setdefault(name, value)
-        # A name may hold a slash, which travels as %2F: it must not become a step of the path.
+        # A slash in a name is encoded as %2F and must not split the path.
         raw = scope.get("raw_path") or scope["path"].encode()
         scope["path"] = unquote(_SLASH.sub("%252F", raw.decode("latin-1")))
         protected = _protecting(send, scope["path"])
         if scope["method"] == "HEAD" and not scope["path"].startswith("/api/"):
-            # Probes and proxies ask so; a live stream, which would never end, is below /api.
+            # Probes and proxies send HEAD. Not below /api: a stream would never end.
             scope["method"] = "GET"
             protected = _headless(protected)
         refused = self._look(scope["method"], headers)
@@ -82,10 +83,13 @@ class Guard:
         await self._app(scope, self._limited(receive), protected)
 
     def _look(self, method: str, headers: dict[bytes, bytes]) -> tuple[int, bytes] | None:
-        """What is wrong with the request before its body is read."""
+        """The rejection of a request, judged before its body is read; None if it may pass."""
         if headers.get(b"content-encoding", b"identity") != b"identity":
             return problem(
-                415, "UnsupportedEncoding", "packed bodies are not taken", "send the body without Content-Encoding"
+                415,
+                "UnsupportedEncoding",
+                "compressed bodies are not accepted",
+                "send the body without Content-Encoding",
             )
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length) > self._max_body:
@@ -93,24 +97,30 @@ class Guard:
         if method not in _CHANGING:
             return None
         if headers.get(b"sec-fetch-site", b"none") not in (b"same-origin", b"none") or _foreign(headers):
-            return problem(403, "ForeignSite", "a page of another site may not do this", "call the API from a program")
+            return problem(
+                403, "ForeignSite", "pages of other sites may not change anything", "call the API from a program"
+            )
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower().decode("latin-1")
         has_body = length != b"0" or b"transfer-encoding" in headers
         if (has_body and kind not in _JSON) or (kind and kind not in _JSON):
             return problem(
-                415, "UnsupportedMediaType", f"a body of type {kind[:60] or 'unknown'} is not taken",
+                415,
+                "UnsupportedMediaType",
+                f"a body of type {kind[:60] or 'unknown'} is not accepted",
                 "send JSON with Content-Type: application/json",
-            )  # fmt: skip
+            )
         return None
 
     def _too_large(self) -> tuple[int, bytes]:
         return problem(
-            413, "PayloadTooLarge", f"a body may have {self._max_body:,} bytes",
-            "send smaller batches, or a reference to what is stored elsewhere",
-        )  # fmt: skip
+            413,
+            "PayloadTooLarge",
+            f"a body may have at most {self._max_body:,} bytes",
+            "send smaller batches, or store the payload elsewhere and send a reference",
+        )
 
     def _limited(self, receive: Receive) -> Receive:
-        """Counts the body as it comes, and the time it takes."""
+        """Limits the size of the body and the time in which it must arrive."""
         seen = 0
         over = False
         deadline: float | None = None
@@ -126,7 +136,9 @@ class Guard:
                     message = await receive()
             except TimeoutError:
                 raise BodyRefused(
-                    *problem(408, "TooSlow", f"the body did not come within {self._body_seconds:g} s", "send it faster")
+                    *problem(
+                        408, "TooSlow", f"the body did not arrive within {self._body_seconds:g} s", "send it faster"
+                    )
                 ) from None
             if message["type"] == "http.request":
                 seen += len(message.get("body", b""))
@@ -142,7 +154,7 @@ class Guard:
 
 
 class BodyRefused(HTTPException):
-    """A body was given up half way; carries the answer."""
+    """Ends a request while its body is being read; carries the response."""
 
     def __init__(self, status: int, body: bytes) -> None:
         super().__init__(status)
@@ -151,7 +163,7 @@ class BodyRefused(HTTPException):
 
 
 def _foreign(headers: dict[bytes, bytes]) -> bool:
-    """Whether the browser says that the request comes from a page of another origin."""
+    """Whether the Origin header names another site."""
     origin = headers.get(b"origin")
     if origin is None:
         return False
@@ -159,7 +171,7 @@ def _foreign(headers: dict[bytes, bytes]) -> bool:
 
 
 def _protecting(send: Send, path: str) -> Send:
-    """Adds what every answer must carry."""
+    """Adds the security headers to every response."""
     report = path == "/insights/report"
     extra = dict(_HEADERS)
     extra[b"content-security-policy"] = (REPORT_CSP if report else CSP).encode()
@@ -171,15 +183,16 @@ def _protecting(send: Send, path: str) -> Send:
         if message["type"] == "http.response.start":
             present = {name.lower() for name, _ in message.get("headers", ())}
             message["headers"] = [
-                *message.get("headers", ()), *((name, value) for name, value in extra.items() if name not in present)
-            ]  # fmt: skip
+                *message.get("headers", ()),
+                *((name, value) for name, value in extra.items() if name not in present),
+            ]
         await send(message)
 
     return protected
 
 
 def _headless(send: Send) -> Send:
-    """The answer without its body."""
+    """Drops the body, for responses to HEAD."""
 
     async def headless(message: Message) -> None:
         if message["type"] == "http.response.body":
@@ -192,7 +205,7 @@ def _headless(send: Send) -> Send:
 
 
 async def _drain(receive: Receive) -> None:
-    """Reads on for a while: who is still sending when the connection closes sees it broken, and not the answer."""
+    """Reads on for a while: a client that is still sending when the connection closes never reads the response."""
     read = 0
     try:
         async with asyncio.timeout(DRAIN_SECONDS):
@@ -207,7 +220,7 @@ async def _drain(receive: Receive) -> None:
 
 async def _answer(send: Send, status: int, body: bytes) -> None:
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    # What is left of the body is not worth reading.
+    # The rest of the body is not read, so the connection cannot be reused.
     headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

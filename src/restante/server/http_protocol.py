@@ -1,9 +1,9 @@
-"""Limits what a connection may cost before the application sees a request, and after it has answered.
+"""Limits the size, time and number of connections, before the application sees a request and after its response.
 
-uvicorn's own protocol reads heads of any size, waits for them forever, and takes any number of connections. This one
-answers 408 to a head that is late, 414 to a long URL, 431 to large or many headers or trailers, and closes connections
-that say nothing, never finish a body nobody reads, or do not read their answer. When all places are taken, a new
-connection gets the place of the one that has waited longest for its next request; where none waits, it is answered 503.
+uvicorn's own protocol reads request heads of any size, waits for them forever, and accepts any number of connections.
+This one responds 408 to a late head, 414 to a long URL, and 431 to large or many headers or trailers. It closes
+connections that send nothing, never finish a body that nobody reads, or do not read their response. At the limit of
+connections a new one replaces the connection that has been idle longest; if none is idle, it gets a 503.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 log = logging.getLogger("restante")
 
-#: Seconds from the first byte of a head, or from the connection, to its end. Below a second slow links cannot send one;
-#: at many minutes a few hundred idle clients take every place.
+#: Seconds from the first byte of a head, or from the connection, to the end of the head. Below a second slow clients
+#: cannot send one; at many minutes a few hundred idle clients use up all connections.
 HEAD_SECONDS = 15.0
-#: Bytes of a request's URL. Following many queues by `?queue=` needs long ones; the parser counts in 16 bits.
+#: Bytes of a request's URL. Following many queues with `?queue=` needs long ones; the parser counts in 16 bits.
 MAX_URL = 64 * 1024 - 1
-#: Bytes of all headers together, and of all trailers. A `Last-Event-ID` that names a thousand queues must fit.
+#: Bytes of all headers together, and of all trailers. A `Last-Event-ID` with a thousand queues must fit.
 MAX_HEADER_BYTES = 80 * 1024
 #: Headers of a request.
 MAX_HEADERS = 100
-#: Requests that wait for their turn on one connection. Each costs about 2 kB.
+#: Pipelined requests of one connection. Each costs about 2 kB.
 MAX_PIPELINED = 100
-#: Seconds in which a client must take at least one byte of what is written for it.
+#: Seconds within which a client must read at least one byte of its response.
 WRITE_SECONDS = 60.0
-#: Most connections of a process, however many descriptors it may have: each costs about 10 kB.
+#: Connections of a process, however many file descriptors it may open. Each costs about 10 kB.
 MAX_CONNECTIONS = 8192
-#: Descriptors left to Redis connections, files and threads.
+#: File descriptors reserved for Redis connections, files and threads.
 RESERVED_DESCRIPTORS = 768
-#: Bytes and seconds that a refused client may still send: a connection closed at once would lose the answer.
+#: Bytes and seconds that a rejected client may still send: closing at once would lose the response.
 LINGER_BYTES, LINGER_SECONDS = 8 * 1024 * 1024, 2.0
-#: Bytes of chunk headers per byte of body: chunks of one byte need five.
+#: Bytes of chunk headers allowed per byte of body: chunks of one byte need five.
 _CHUNK_OVERHEAD = 8
 
 
 def default_max_connections() -> int:
-    """As many as this process has descriptors for, less what it needs itself."""
+    """The connections that this process has file descriptors for, after a reserve."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if soft == resource.RLIM_INFINITY:
         return MAX_CONNECTIONS
@@ -53,13 +53,13 @@ def default_max_connections() -> int:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """What one connection may cost, and how many there may be."""
+    """The limits of each connection, and of their number."""
 
     head_seconds: float = HEAD_SECONDS
     max_url: int = MAX_URL
     max_header_bytes: int = MAX_HEADER_BYTES
     max_headers: int = MAX_HEADERS
-    #: Seconds for the rest of a body that nobody reads.
+    #: Seconds for the rest of a body after the response.
     body_seconds: float = 30.0
     write_seconds: float = WRITE_SECONDS
     max_connections: int = MAX_CONNECTIONS
@@ -67,7 +67,7 @@ class ConnectionLimits:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An answer given without asking the application."""
+    """A response that does not involve the application."""
 
     status: int
     error: str
@@ -78,29 +78,34 @@ class Refusal:
         body = orjson.dumps({"error": self.error, "message": self.message, "hint": self.hint})
         again = b"retry-after: 1\r\n" if self.status == 503 else b""
         return b"".join(
-            (STATUS_LINE[self.status], b"content-type: application/json\r\nx-content-type-options: nosniff\r\n", again,
-             b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body), body)
-        )  # fmt: skip
+            (
+                STATUS_LINE[self.status],
+                b"content-type: application/json\r\nx-content-type-options: nosniff\r\n",
+                again,
+                b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body),
+                body,
+            )
+        )
 
 
-_NO_HTTP = Refusal(400, "BadRequest", "this is not an HTTP/1.1 request", "the API is described by /api/openapi.json")
-_FULL = Refusal(503, "Busy", "the server has no room for another connection", "try again, or keep connections open")
+_NO_HTTP = Refusal(400, "BadRequest", "this is not an HTTP/1.1 request", "see /api/openapi.json for the API")
+_FULL = Refusal(503, "Busy", "the server has reached its limit of connections", "retry later, and reuse connections")
 
 
 class _TooMuchError(Exception):
-    """Ends the parser inside one of its callbacks; what to answer is already noted."""
+    """Stops the parser from within a callback; `_refusal` holds the response."""
 
 
 def limited(limits: ConnectionLimits) -> type[LimitedHttpProtocol]:
-    """The protocol of one server: its connections share limits and places."""
+    """The protocol class of one server, whose connections share limits and the list of idle ones."""
     return type("LimitedHttpProtocol", (LimitedHttpProtocol,), {"limits": limits, "idle": {}})
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
-    """One connection."""
+    """One HTTP connection with limits."""
 
     limits: ClassVar[ConnectionLimits]
-    #: Connections without a request under way, the one that has waited longest first.
+    #: Connections without a running request, the longest idle first.
     idle: ClassVar[dict[LimitedHttpProtocol, None]]
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -109,13 +114,13 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
         self._unsent = 0
-        #: Between requests, or inside the head of one.
+        #: Between requests, or inside a request's head.
         self._in_head = True
-        #: Whether anything of the next head has come.
+        #: Whether a part of the next head has arrived.
         self._begun = False
-        #: Heads that are complete, by which a call learns whether its bytes ended one.
+        #: Number of completed heads: `data_received` compares it to learn whether its bytes ended one.
         self._complete = 0
-        #: Bytes of the head, without the piece in which it began: that may hold the end of another request.
+        #: Bytes of the head, without the chunk in which it began: that may hold the end of another request.
         self._head_bytes = 0
         self._fresh = False
         self._body_bytes = self._wire_bytes = self._trailer_bytes = 0
@@ -136,7 +141,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._wait(self.limits.head_seconds)
 
     def _make_room(self) -> bool:
-        """Ends the connection that has waited longest; False where every one has a request under way."""
+        """Closes the connection that has been idle longest; False if every connection has a running request."""
         oldest = next(iter(self.idle), None)
         if oldest is None:
             return False
@@ -170,14 +175,14 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         elif self._begun:
             seconds = self.limits.head_seconds
             self._refuse(
-                Refusal(408, "TooSlow", f"the headers did not come within {seconds:g} s", "send them at once")
-            )  # fmt: skip
+                Refusal(408, "TooSlow", f"the headers did not arrive within {seconds:g} s", "send them at once")
+            )
         else:
-            # Nothing was asked: an answer could be taken for that of a request which is on its way.
+            # No request has begun. A response could be taken for that of a request still on its way.
             self.transport.close()
 
     def _watch_writes(self) -> None:
-        """From now on the client must take something of what is written, again and again."""
+        """Starts or restarts the deadline for the client to read a part of what is buffered for it."""
         if self._stalled is not None:
             self._stalled.cancel()
             self._stalled = None
@@ -224,7 +229,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._count_head(len(data))
 
     def _count_head(self, size: int) -> None:
-        """A piece came and the head is not complete."""
+        """Limits a head that is not complete yet."""
         self._begun = True
         self._head_bytes += 0 if self._fresh else size
         self._fresh = False
@@ -236,25 +241,29 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._wait(self.limits.head_seconds)
 
     def _count_body(self, size: int) -> None:
-        """A piece of a body came. What is not body is chunk headers and trailers, which nobody else counts."""
+        """Limits the bytes of chunk headers and trailers, which arrive with a body and which nothing else counts."""
         self._wire_bytes += size
         overhead = self._wire_bytes - self._body_bytes
         if overhead > self.limits.max_header_bytes + _CHUNK_OVERHEAD * self._body_bytes:
             self._refuse(self._large_head())
 
     def _long_url(self) -> Refusal:
-        return Refusal(414, "UrlTooLong", f"a URL may have {self.limits.max_url:,} bytes", "ask for less at a time")
+        return Refusal(
+            414, "UrlTooLong", f"a URL may have at most {self.limits.max_url:,} bytes", "use fewer query parameters"
+        )
 
     def _large_head(self) -> Refusal:
         most, count = self.limits.max_header_bytes, self.limits.max_headers
         return Refusal(
-            431, "HeadersTooLarge", f"headers may have {most:,} bytes together, and there may be {count}",
-            "send fewer or smaller headers; large values belong into the body",
-        )  # fmt: skip
+            431,
+            "HeadersTooLarge",
+            f"headers may have at most {most:,} bytes together, and there may be at most {count}",
+            "send fewer or smaller headers; put large values into the body",
+        )
 
     @property
     def _answering(self) -> bool:
-        """Whether a request is under way, or waits for its turn."""
+        """Whether a request is running, or waits for its turn."""
         return self.cycle is not None and not self.cycle.response_complete
 
     # -- called by the parser ----------------------------------------------------------------------------------------
@@ -268,7 +277,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._in_head:
             super().on_header(name, value)
             return
-        # A trailer. Added to the headers it could change what has been checked already.
+        # A trailer. Added to the headers, it could change what was already checked.
         self._trailer_bytes += len(name) + len(value) + 4
         if self._trailer_bytes > self.limits.max_header_bytes:
             self._give_up(self._large_head())
@@ -300,11 +309,11 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._in_head = True
         self._head_bytes = 0
         if self.cycle.response_complete:
-            # The answer was given before the body had come; uvicorn's own timer ended with the first piece of it.
+            # The response came before the end of the body, and uvicorn's own timer ended with the body's first bytes.
             self.idle[self] = None
             self._wait(self.timeout_keep_alive)
 
-    # -- answers -----------------------------------------------------------------------------------------------------
+    # -- responses -----------------------------------------------------------------------------------------------------
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -320,12 +329,12 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._wait(self.limits.head_seconds)
 
     def _refuse(self, refusal: Refusal) -> None:
-        """Answers and reads no more. Requests that came before are answered first, and then there is no answer."""
+        """Sends the refusal and stops reading. If earlier requests are running, only they get their responses."""
         log.info("refused status=%d error=%s client=%s", refusal.status, refusal.error, (self.client or ("",))[0])
         self._refused = True
         self._leave()
         if self._answering and (self._in_head or not self.cycle.more_body):
-            # The last answer says `connection: close`: its client knows that what follows was not read.
+            # The last response says `connection: close`, so the client knows that later requests were not read.
             self.cycle.keep_alive = False
             return
         if self._answering:
@@ -337,5 +346,5 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.transport.write(refusal.answer())
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self.idle[self] = None  # whoever needs the place may have it
+        self.idle[self] = None  # a new connection may replace this one
         self._wait(LINGER_SECONDS)

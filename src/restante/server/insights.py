@@ -1,7 +1,7 @@
-"""What the Insights page is told: whether the lake has a report, and what its pipeline is doing.
+"""State of the data pipeline for the Insights page: whether the lake has a report, and how far the next one is.
 
-The pipeline runs elsewhere and keeps its word in the lake as `_progress.json`. A file that is not there or of another
-version is told as no progress.
+The pipeline runs elsewhere and writes its progress into the lake as `_progress.json`. A missing file, or one of
+another version, counts as no progress.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 
 import orjson
 
-#: The pipeline's file in the lake.
+#: File name of the pipeline's progress in the lake.
 PROGRESS = "_progress.json"
-#: Seconds without a word after which a pipeline that had not ended is taken for killed; it speaks every two.
+#: Seconds without an update after which an unfinished pipeline counts as killed. It writes every two seconds.
 SILENCE = 20.0
 _NUMBERS = ("done", "total", "rows", "rows_expected", "started_at", "updated_at")
 _RUN = "restante pipeline run --lake {lake} --report {lake}/report.html"
@@ -22,7 +22,7 @@ _REPORT = "restante pipeline report --lake {lake} --out {lake}/report.html"
 
 
 def insights_out(lake: Path | None) -> dict[str, Any]:
-    """The answer for the lake the server was started with, if it was."""
+    """The response for the server's lake, or for a server without one."""
     if lake is None:
         hint = "restante up --lake DIR"
         return {"available": False, "made_at": None, "hint": hint, "progress": None}
@@ -38,17 +38,17 @@ def insights_out(lake: Path | None) -> dict[str, Any]:
 
 def _progress(path: Path) -> dict[str, Any] | None:
     try:
-        found = orjson.loads(path.read_bytes())
-        told: dict[str, Any] = {name: int(found[name]) for name in _NUMBERS}
-        told["report"] = bool(found["report"])
-        told["phase"], told["error"] = str(found["phase"]), str(found["error"])
-        told["ended_at"] = None if found["ended_at"] is None else int(found["ended_at"])
+        stored = orjson.loads(path.read_bytes())
+        progress: dict[str, Any] = {name: int(stored[name]) for name in _NUMBERS}
+        progress["report"] = bool(stored["report"])
+        progress["phase"], progress["error"] = str(stored["phase"]), str(stored["error"])
+        progress["ended_at"] = None if stored["ended_at"] is None else int(stored["ended_at"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    if told["error"]:
-        told["state"] = "failed"
-    elif told["ended_at"] is not None:
-        told["state"] = "done"
+    if progress["error"]:
+        progress["state"] = "failed"
+    elif progress["ended_at"] is not None:
+        progress["state"] = "done"
     else:
-        told["state"] = "running" if time.time() * 1000 - told["updated_at"] < SILENCE * 1000 else "lost"
-    return told
+        progress["state"] = "running" if time.time() * 1000 - progress["updated_at"] < SILENCE * 1000 else "lost"
+    return progress

@@ -1,4 +1,4 @@
-"""Figures for Prometheus, taken from the counts when they are asked for."""
+"""The Prometheus page: counts taken at each scrape, and the histograms of the monitor."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from restante.core.inspector import Counts, Dropped
 from restante.core.message import State
 
 if TYPE_CHECKING:
-    from restante.server.office import Office
     from restante.server.rabbitmq import Seen
+    from restante.server.state import ServerState
 
 
 class _Counts(Collector):
-    def __init__(self, office: Office, rows: Sequence[Counts], dropped: Mapping[str, Dropped]) -> None:
-        self._office = office
+    def __init__(self, state: ServerState, rows: Sequence[Counts], dropped: Mapping[str, Dropped]) -> None:
+        self._state = state
         self._rows = rows
         self._dropped = dropped
 
@@ -29,22 +29,20 @@ class _Counts(Collector):
         depth = GaugeMetricFamily("restante_messages", "Messages in a state.", labels=("queue", "state"))
         oldest = GaugeMetricFamily(
             "restante_oldest_seconds",
-            "Since: the next in line was sent (ready), the first lease ended (leased), the oldest came (dead, done).",
+            "Age of the next message (ready), of the first expired lease (leased), of the oldest message (dead, done).",
             labels=("queue", "state"),
         )
         ahead = GaugeMetricFamily(
-            "restante_next_due_seconds", "Until the first of a state falls due.", labels=("queue", "state")
+            "restante_next_due_seconds", "Time until the first message of a state is due.", labels=("queue", "state")
         )
-        overdue = GaugeMetricFamily(
-            "restante_overdue", "Leases that ended and wait to be reclaimed.", labels=("queue",)
-        )
-        paused = GaugeMetricFamily("restante_paused", "1 while nothing is handed out.", labels=("queue",))
+        overdue = GaugeMetricFamily("restante_overdue", "Expired leases that wait to be reclaimed.", labels=("queue",))
+        paused = GaugeMetricFamily("restante_paused", "1 while the queue is paused.", labels=("queue",))
         polled = GaugeMetricFamily(
-            "restante_last_poll_seconds", "Since a consumer of the queue was last seen.", labels=("queue",)
+            "restante_last_poll_seconds", "Time since a consumer of the queue was last seen.", labels=("queue",)
         )
-        events = CounterMetricFamily("restante_events", "Lines of the journal by event.", labels=("queue", "event"))
+        events = CounterMetricFamily("restante_events", "Journal lines by event.", labels=("queue", "event"))
         lost = CounterMetricFamily(
-            "restante_journal_lost", "Lines trimmed before a reader had them.", labels=("queue",)
+            "restante_journal_lost", "Journal lines trimmed before a reader had read them.", labels=("queue",)
         )
         for row in self._rows:
             for state in State:
@@ -56,32 +54,34 @@ class _Counts(Collector):
                 family.add_metric((row.queue, state.value), max(0.0, -age if family is ahead else age))
             overdue.add_metric((row.queue,), row.overdue)
             paused.add_metric((row.queue,), float(row.paused))
-            if row.queue in self._office.sampler.seen:
-                polled.add_metric((row.queue,), self._office.sampler.seen[row.queue])
+            if row.queue in self._state.monitor.seen:
+                polled.add_metric((row.queue,), self._state.monitor.seen[row.queue])
             for event, count in row.totals.items():
                 events.add_metric((row.queue, event), count)
             lost.add_metric((row.queue,), row.journal_lost)
         yield from (depth, oldest, ahead, overdue, paused, polled, events, lost)
         unroutable = CounterMetricFamily(
-            "restante_unroutable", "Messages of Celery or Kombu programs that no queue was bound for.",
+            "restante_unroutable",
+            "Messages of Celery or Kombu programs dropped because no queue was bound.",
             labels=("exchange",),
-        )  # fmt: skip
-        for exchange, one in self._dropped.items():
-            unroutable.add_metric((exchange,), one.count)
+        )
+        for exchange, dropped in self._dropped.items():
+            unroutable.add_metric((exchange,), dropped.count)
         yield unroutable
         yield GaugeMetricFamily(
-            "restante_sweeper_lag_seconds", "The last round of the sweeper took so long.", self._office.sweeper.lag
+            "restante_sweeper_lag_seconds", "Duration of the sweeper's last round.", self._state.sweeper.lag
         )
-        yield GaugeMetricFamily("restante_live_clients", "Who follows the journal.", len(self._office.hub))
-        yield GaugeMetricFamily("restante_waiting_receives", "Long polls under way.", self._office.waiting)
+        yield GaugeMetricFamily("restante_live_clients", "Clients that follow the journal.", len(self._state.hub))
+        yield GaugeMetricFamily("restante_waiting_receives", "Receives that are waiting.", self._state.waiting)
         yield GaugeMetricFamily(
-            "restante_counted_seconds", "Since the figures of trends were taken.",
-            max(0.0, time.monotonic() - self._office.sampler.taken_at),
-        )  # fmt: skip
+            "restante_counted_seconds",
+            "Time since the queues were last counted.",
+            max(0.0, time.monotonic() - self._state.monitor.taken_at),
+        )
 
 
 class _One:
-    """A registry of one collector, which is what the library writes out."""
+    """A registry with a single collector, as `generate_latest` requires one."""
 
     def __init__(self, collector: Collector) -> None:
         self._collector = collector
@@ -91,22 +91,23 @@ class _One:
 
 
 class _RabbitMQ(Collector):
-    """Queues, archives and rungs of the broker the server was told of."""
+    """Queues, archives and rungs of the server's RabbitMQ."""
 
     def __init__(self, seen: Seen) -> None:
         self._seen = seen
 
     def collect(self) -> Iterable[Metric]:
         inventory = self._seen.inventory
-        yield GaugeMetricFamily("restante_rabbitmq_up", "1 while RabbitMQ answers.", float(inventory is not None))
+        yield GaugeMetricFamily("restante_rabbitmq_up", "1 while RabbitMQ is reachable.", float(inventory is not None))
         if inventory is None:
             return
         held = GaugeMetricFamily(
-            "restante_rabbitmq_messages", "Messages in a queue on RabbitMQ, without those that a consumer holds.",
+            "restante_rabbitmq_messages",
+            "Messages in a queue on RabbitMQ, without unacknowledged ones.",
             labels=("queue", "kind"),
-        )  # fmt: skip
+        )
         limit = GaugeMetricFamily(
-            "restante_rabbitmq_limit", "Messages a queue on RabbitMQ takes before it refuses.", labels=("queue", "kind")
+            "restante_rabbitmq_limit", "Length limit of a queue on RabbitMQ.", labels=("queue", "kind")
         )
         kinds = {card.queue: "call" if card.answers else "subscription" for card in inventory.cards}
         for queue, count in (inventory.waiting or {}).items():
@@ -123,8 +124,8 @@ class _RabbitMQ(Collector):
         yield from (held, limit)
 
 
-def page(office: Office, rows: Sequence[Counts], dropped: Mapping[str, Dropped], seen: Seen) -> bytes:
-    """The whole page."""
-    own = generate_latest(_One(_Counts(office, rows, dropped)))
-    far = generate_latest(_One(_RabbitMQ(seen))) if office.rabbitmq.url is not None else b""
-    return own + far + generate_latest(office.sampler.registry)
+def page(state: ServerState, rows: Sequence[Counts], dropped: Mapping[str, Dropped], seen: Seen) -> bytes:
+    """The whole page in Prometheus text format."""
+    own = generate_latest(_One(_Counts(state, rows, dropped)))
+    far = generate_latest(_One(_RabbitMQ(seen))) if state.rabbitmq.url is not None else b""
+    return own + far + generate_latest(state.monitor.registry)

@@ -1,7 +1,7 @@
-"""RabbitMQ as the server sees it: services, queues, archives and rungs, counted when somebody asks.
+"""Inventory of a RabbitMQ node for the dashboard and metrics: services, queues, archives and rungs.
 
-It needs the broker's URL (`--broker`) and no store: services list themselves on the broker. That the broker is away is
-said, and stops nothing else.
+It needs the broker's URL (`--broker`) and no store, because services register themselves on the broker. If the broker
+is unavailable, `Seen.problem` says so and everything else works.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("restante")
 
-#: Seconds to wait for whoever reads an archive; a replay may take longer, a list does not.
+#: Seconds to wait for another reader of an archive. A replay may take longer, a listing does not.
 PATIENCE = 3.0
-#: Seconds for which a count is good: pages, metrics and anomalies of one moment ask the broker once.
+#: Seconds for which an inventory is cached, so that pages, metrics and anomalies share one.
 FRESH = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What was counted, or why that was not possible."""
+    """An inventory, or the reason why there is none."""
 
     inventory: Inventory | None = None
     problem: str = ""
@@ -40,28 +40,28 @@ class Seen:
 
     @property
     def nearly_full(self) -> list[Archive]:
-        """Archives that will soon refuse."""
-        return [one for one in self.inventory.archives if one.nearly_full] if self.inventory else []
+        """Archives that will soon refuse more events."""
+        return [archive for archive in self.inventory.archives if archive.nearly_full] if self.inventory else []
 
 
 class RabbitView:
-    """One broker, looked at by many requests."""
+    """One RabbitMQ node, with an inventory shared by concurrent requests."""
 
-    def __init__(self, url: str | None, post: Client) -> None:
+    def __init__(self, url: str | None, client: Client) -> None:
         self.url = url
-        self._post = post
-        #: Held by whoever reads an archive.
+        self._client = client
+        #: Held while an archive is read.
         self.reading = threading.Lock()
         self._looking = threading.Lock()
         self._seen = Seen()
         self._at = float("-inf")
 
     def look(self) -> Seen:
-        """What is there now. Without a broker's URL nothing is, but for services that a store knows."""
+        """The current inventory. Without a broker URL it is empty, and `problem` tells if services are on RabbitMQ."""
         if self.url is None:
-            far = any(card.broker == "rabbitmq" for card in cards(self._post))
-            told = "some services are on RabbitMQ: start the server with --broker amqp://… to see their queues"
-            return Seen(problem=told if far else "")
+            remote = any(card.broker == "rabbitmq" for card in cards(self._client))
+            hint = "some services are on RabbitMQ: start the server with --broker amqp://… to see their queues"
+            return Seen(problem=hint if remote else "")
         with self._looking:
             if time.monotonic() - self._at > FRESH:
                 self._seen = self._count(self.url)
@@ -69,7 +69,7 @@ class RabbitView:
             return self._seen
 
     def forget(self) -> None:
-        """The next look counts anew: something was moved."""
+        """Drops the cached inventory, after messages have moved."""
         self._at = float("-inf")
 
     def _count(self, url: str) -> Seen:
@@ -77,12 +77,12 @@ class RabbitView:
             from restante.bus.inventory import take_inventory
         except ModuleNotFoundError as error:
             return Seen(problem=f"RabbitMQ needs {error.name}: pip install 'restante[rabbitmq]'")
-        # What somebody reads is not counted meanwhile; during a replay, which may be long, that is near enough.
+        # Messages that a reader holds are not counted. After PATIENCE, during a long replay, that error is accepted.
         alone = self.reading.acquire(timeout=PATIENCE)
         try:
-            return Seen(take_inventory(url, cards(self._post)))
+            return Seen(take_inventory(url, cards(self._client)))
         except RestanteError as error:
-            log.warning("RabbitMQ away error=%s", error)
+            log.warning("inventory failed broker=rabbitmq error=%s", error)
             return Seen(problem=str(error))
         finally:
             if alone:

@@ -1,4 +1,4 @@
-"""What every route is made with: who may call it, how its body is read, and what its failures look like."""
+"""The parts that every route is built from: roles, body decoding, query checks and the model of failures."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from starlette.responses import Response
 from restante.core.keywords import check_keywords
 from restante.core.stored import decode_json
 from restante.server.access import Caller, Role
-from restante.server.answers import Problem
-from restante.server.office import Office
-from restante.server.shapes import NAME
+from restante.server.requests import NAME
+from restante.server.responses import Problem
+from restante.server.state import ServerState
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
-#: Characters of an unknown query parameter that are compared and quoted; a longer name is no misspelling.
+#: Characters of an unknown query parameter that are compared and quoted. A longer name is no misspelling.
 MOST_COMPARED = 100
 
 
 class NameConvertor(Convertor[str]):
-    """A queue's name or a message's id: a slash in it travels as %2F."""
+    """Path segment that holds a queue name or a message ID. A slash in it is encoded as %2F."""
 
     regex = "[^/]+"
 
@@ -38,30 +38,28 @@ class NameConvertor(Convertor[str]):
 
 register_url_convertor("name", NameConvertor())
 
-QueueName = Annotated[
-    str, Path(pattern=NAME, description="A queue's name; a slash is written %2F.", examples=["orders"])
-]
-MessageName = Annotated[str, Path(pattern=NAME, description="A message's id.", examples=["01HZY5Q3M8A7C2E4"])]
+QueueName = Annotated[str, Path(pattern=NAME, description="Queue name. Encode a slash as %2F.", examples=["orders"])]
+MessageName = Annotated[str, Path(pattern=NAME, description="Message ID.", examples=["01HZY5Q3M8A7C2E4"])]
 
-#: What a status of failure means; FastAPI shows them with every route.
+#: The meaning of each failure status. FastAPI adds them to every route.
 _MEANINGS: dict[int, str] = {
-    400: "The request is not one.",
-    401: "A token is needed.",
-    403: "The token's roles do not allow it.",
-    404: "There is no such queue, message or task.",
-    408: "The headers or the body came too slowly.",
-    409: "The lease is lost, or somebody holds the message.",
+    400: "The request is malformed.",
+    401: "A token is required.",
+    403: "The token lacks the required role.",
+    404: "The queue, message or task does not exist.",
+    408: "The headers or the body arrived too slowly.",
+    409: "The lease is lost, or a consumer holds the message.",
     413: "The body or the payload is too large.",
     414: "The URL is too long.",
-    415: "The body is not JSON, or packed.",
-    422: "The input is not valid; nothing was stored.",
-    429: "The queue is full and nothing was stored; or too many wrong tokens.",
+    415: "The body is not JSON, or is compressed.",
+    422: "The input is invalid; nothing was stored.",
+    429: "The queue is full and nothing was stored, or too many wrong tokens were tried.",
     431: "The headers are too large or too many.",
-    503: "Redis is away, or the server has too much to do.",
+    503: "Redis is unavailable, or the server is overloaded.",
 }
 _PROBLEM: dict[str, Any] = {"application/json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
-#: What a failure looks like, by status. The model stands once, which puts its schema into the description; the others
-#: refer to it: FastAPI makes a validator of every model of every route, which took most of a server's start.
+#: The responses of failures, by status. Only one names the model, which adds its schema to the description; the others
+#: refer to that schema. FastAPI builds a validator per model and route, which took most of a server's start.
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"description": meaning, **({"model": Problem} if status == 400 else {"content": _PROBLEM})}
     for status, meaning in _MEANINGS.items()
@@ -77,13 +75,13 @@ class _Request(Request):
 
 
 def _query_parameters(of: Dependant) -> Iterator[str]:
-    yield from (one.alias for one in of.query_params)
+    yield from (parameter.alias for parameter in of.query_params)
     for other in of.dependencies:
         yield from _query_parameters(other)
 
 
 class Route(APIRoute):
-    """Reads bodies with the fast decoder, exactly."""
+    """Decodes JSON bodies with the core's decoder, which keeps numbers of any size exact."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -95,7 +93,7 @@ class Route(APIRoute):
 
 
 class ApiRoute(Route):
-    """Refuses unknown query parameters and names the closest known one."""
+    """Rejects unknown query parameters and suggests the closest known name."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -111,37 +109,40 @@ class ApiRoute(Route):
 
 
 def router(tag: str, kind: type[Route] = ApiRoute) -> APIRouter:
-    """Routes of one kind."""
+    """A router whose routes share a tag and the responses of failures."""
     return APIRouter(route_class=kind, tags=[tag], responses=PROBLEMS)
 
 
-def office(request: Request) -> Office:
-    """The office of the application."""
-    found: Office = request.app.state.office
-    return found
+def server_state(request: Request) -> ServerState:
+    """The state of the application that serves this request."""
+    state: ServerState = request.app.state.server
+    return state
 
 
 class Needing:
-    """Finds the caller, who must have the role; the documentation asks it which."""
+    """Dependency that returns the caller if it has the role. The documentation reads `role`."""
 
     def __init__(self, role: Role) -> None:
         self.role = role
 
     async def __call__(self, request: Request) -> Caller:
-        return await office(request).need(request, self.role)
+        return await server_state(request).need(request, self.role)
 
 
 def needing(role: Role) -> Any:
-    """The caller, who must have the role."""
+    """The dependency of a route that requires the role."""
     return Depends(Needing(role))
 
 
 def role_of(route: APIRoute) -> Role | None:
-    """The role that a route asks for; None where any token will do, or none is needed."""
-    return next((one.call.role for one in route.dependant.dependencies if isinstance(one.call, Needing)), None)
+    """The role that a route requires; None if any token is accepted, or none is needed."""
+    return next(
+        (dependency.call.role for dependency in route.dependant.dependencies if isinstance(dependency.call, Needing)),
+        None,
+    )
 
 
-Here = Annotated[Office, Depends(office)]
+StateDep = Annotated[ServerState, Depends(server_state)]
 Reader = Annotated[Caller, needing(Role.READ)]
 Sender = Annotated[Caller, needing(Role.SEND)]
 Taker = Annotated[Caller, needing(Role.CONSUME)]
@@ -151,8 +152,8 @@ Operator = Annotated[Caller, needing(Role.OPERATE)]
 def answering(
     method: Callable[..., Any], path: str, answer: Any, *, status_code: int = 200, **options: Any
 ) -> Callable[[Handler], Handler]:
-    """A route that answers JSON of this shape; the model is for the documentation, what is sent is made by hand."""
-    made: Callable[[Handler], Handler] = method(
+    """A route that returns JSON of this model. The model only documents: validating each response would be slow."""
+    decorator: Callable[[Handler], Handler] = method(
         path, response_model=None, status_code=status_code, responses={status_code: {"model": answer}}, **options
     )
-    return made
+    return decorator

@@ -1,6 +1,6 @@
-"""Runs the application: in this process until told to stop, or in a thread beside other work.
+"""Runs the server: in the main thread until a signal, or in a background thread.
 
-On a signal it takes no new requests, ends live connections and waiting receives, lets the others finish, and stops.
+On a signal it accepts no new requests, ends streams and waiting receives, lets other requests finish, and stops.
 """
 
 from __future__ import annotations
@@ -17,30 +17,32 @@ from restante.core.errors import InvalidInput, Unavailable
 from restante.server.access import Tokens, is_loopback
 from restante.server.app import create_app
 from restante.server.http_protocol import ConnectionLimits, default_max_connections, limited
-from restante.server.office import ServerSettings
+from restante.server.state import ServerSettings
 
 log = logging.getLogger("restante")
 
-#: Seconds that requests under way get when the server stops.
+#: Seconds that running requests get when the server stops.
 GRACE = 10
-#: Bytes the kernel keeps for a client that does not read. Left to itself it would be megabytes for each.
+#: Bytes that the kernel buffers for a client that does not read. Its default grows to megabytes per client.
 SEND_BUFFER = 256 * 1024
-#: Connections that wait to be accepted; more are refused while the server is busy.
+#: Connections that wait to be accepted; further ones are refused.
 BACKLOG = 1024
-#: Seconds the server gets to begin.
+#: Seconds to wait for the server to start.
 STARTING = 30.0
 
 
 def _limits(settings: ServerSettings) -> ConnectionLimits:
     most = settings.max_connections
     return ConnectionLimits(
-        head_seconds=settings.head_seconds, body_seconds=settings.body_seconds, write_seconds=settings.write_seconds,
+        head_seconds=settings.head_seconds,
+        body_seconds=settings.body_seconds,
+        write_seconds=settings.write_seconds,
         max_connections=default_max_connections() if most is None else most,
-    )  # fmt: skip
+    )
 
 
 class _Server(uvicorn.Server):
-    """Tells the application of the end before it waits for connections: live ones would never end by themselves."""
+    """Signals the application before it waits for connections: streams would never end by themselves."""
 
     def __init__(self, config: uvicorn.Config, closing: Any) -> None:
         super().__init__(config)
@@ -52,46 +54,53 @@ class _Server(uvicorn.Server):
 
 
 class Serving:
-    """A server at work: `with Serving(url, settings) as server: print(server.address)`."""
+    """A running server: `with Serving(url, settings) as server: print(server.address)`."""
 
     def __init__(self, url: str, settings: ServerSettings | None = None) -> None:
         self.settings = settings or ServerSettings()
         self._app = create_app(url, self.settings)
-        self.office = self._app.office
+        self.state = self._app.state
         self._socket: socket.socket | None = None
         self._thread: threading.Thread | None = None
         config = uvicorn.Config(
-            self._app, log_config=None, access_log=False, timeout_graceful_shutdown=GRACE, timeout_keep_alive=75,
-            limit_concurrency=None, server_header=False, ws="none", backlog=BACKLOG,
+            self._app,
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=GRACE,
+            timeout_keep_alive=75,
+            limit_concurrency=None,
+            server_header=False,
+            ws="none",
+            backlog=BACKLOG,
             http=limited(_limits(self.settings)),
-        )  # fmt: skip
+        )
         self._server = _Server(config, self._close)
 
     def check(self) -> None:
-        """Refuses to be reached from elsewhere while anybody may do everything."""
+        """Refuses to listen beyond this machine while no token exists, since every caller could then do everything."""
         if is_loopback(self.settings.host):
             return
-        if not Tokens(self.office.post).any():
+        if not Tokens(self.state.client).any():
             raise InvalidInput(
-                f"{self.settings.host} can be reached from other machines and there are no tokens: make one with "
+                f"{self.settings.host} can be reached from other machines and there are no tokens: create one with "
                 "`restante token create NAME --role operate`, or listen on 127.0.0.1"
             )
 
     def bind(self) -> str:
-        """Takes the port; returns the address to open in a browser."""
+        """Binds the port and returns the address to open in a browser."""
         family = socket.AF_INET6 if ":" in self.settings.host else socket.AF_INET
-        made = socket.socket(family, socket.SOCK_STREAM)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)  # connections inherit it
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)  # connections inherit it
         try:
-            made.bind((self.settings.host, self.settings.port))
-            # Only now is the port ours: two sockets may be bound to one port until one of them listens.
-            made.listen(BACKLOG)
+            listener.bind((self.settings.host, self.settings.port))
+            # Two sockets may be bound to one port until one of them listens.
+            listener.listen(BACKLOG)
         except OSError as error:
-            made.close()
+            listener.close()
             where = f"{self.settings.host}:{self.settings.port}"
-            raise Unavailable(f"cannot listen on {where}: {error.strerror}; choose another by --port") from None
-        self._socket = made
+            raise Unavailable(f"cannot listen on {where}: {error.strerror}; choose another port with --port") from None
+        self._socket = listener
         return self.address
 
     @property
@@ -106,7 +115,7 @@ class Serving:
         return f"http://{shown}:{self.port}"
 
     def run(self) -> None:
-        """Serves until a signal or `stop`."""
+        """Serves until a signal, or until `stop` is called."""
         self.check()
         if self._socket is None:
             self.bind()
@@ -114,12 +123,12 @@ class Serving:
         self._server.run(sockets=[self._socket])
 
     def _close(self) -> None:
-        self.office.closing.set()
+        self.state.closing.set()
 
     def stop(self) -> None:
-        """Ends `run` from another thread."""
+        """Stops `run` from another thread."""
         self._server.should_exit = True
-        loop = self.office.loop
+        loop = self.state.loop
         if loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(self._close)
 

@@ -84,7 +84,7 @@ FAULTS: Final = (
     Fault(
         "server",
         "the end of the last token opens a server for other machines",
-        "Office._anybody",
+        "ServerState._anybody",
         "if not is_loopback(self.settings.host):",
         "if False:",
         _TOKENS,

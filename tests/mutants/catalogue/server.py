@@ -10,12 +10,12 @@ _ACCESS = "tests/server/test_access.py"
 _TOKENS = (f"{_ACCESS}::TestTokens",)
 _BROWSERS = (f"{_ACCESS}::TestBrowsers",)
 _ROLES = (f"{_ACCESS}::test_every_route_asks_for_its_role",)
-_TRAFFIC = "tests/server/test_traffic.py"
+_MESSAGES = "tests/server/test_messages.py"
 _HOSTILE = "tests/server/test_hostile.py"
 _CONNECTIONS = "tests/server/test_connections.py"
-_OPERATING = "tests/server/test_operating.py"
-_SAMPLING = ("tests/server/test_sampling.py",)
-_LIVE = "tests/server/test_live.py"
+_READ_AND_ADMIN = "tests/server/test_read_and_admin.py"
+_MONITOR = ("tests/server/test_monitor.py",)
+_JOURNAL_FEED = "tests/server/test_journal_feed.py"
 
 FAULTS: Final = (
     Fault(
@@ -24,7 +24,7 @@ FAULTS: Final = (
         "_wait",
         "if leaving.done() or not may:",
         "if not may:",
-        (f"{_TRAFFIC}::TestReceive",),
+        (f"{_MESSAGES}::TestReceive",),
     ),
     Fault(
         "server",
@@ -32,7 +32,15 @@ FAULTS: Final = (
         "_wait",
         "await asyncio.wait((sleeping, leaving, closing), return_when",
         "await asyncio.wait((sleeping, closing), return_when",
-        (f"{_TRAFFIC}::TestReceive",),
+        (f"{_MESSAGES}::TestReceive",),
+    ),
+    Fault(
+        "server",
+        "a receive that waits names no ack whose lease is lost",
+        "_collect_lost",
+        "lost += result.lost",
+        "lost[:] = result.lost",
+        (f"{_MESSAGES}::TestReceive::test_acks_whose_lease_is_lost_are_named_by_a_wait_that_ends_empty",),
     ),
     Fault(
         "server",
@@ -46,7 +54,7 @@ FAULTS: Final = (
         "server",
         "the live connection of a revoked token stays open",
         "_stream",
-        "if not await here.still_may(request, Role.READ):",
+        "if not await state.still_may(request, Role.READ):",
         "if False:",
         _TOKENS,
     ),
@@ -88,7 +96,7 @@ FAULTS: Final = (
         "server",
         "signing out leaves the session usable",
         "sign_out",
-        "await here.call(here.tokens.sign_out, cookie)",
+        "await state.call(state.tokens.sign_out, cookie)",
         "pass",
         _BROWSERS,
     ),
@@ -96,7 +104,7 @@ FAULTS: Final = (
         "server",
         "signing in leaves no line in the audit",
         "sign_in",
-        '    await here.call(here.admin(caller).note, "sign in")\n',
+        '    await state.call(state.admin(caller).note, "sign in")\n',
         "",
         _BROWSERS,
     ),
@@ -119,7 +127,7 @@ FAULTS: Final = (
     Fault(
         "server",
         "a server without tokens answers to any name that ends as its own",
-        "Office._anybody",
+        "ServerState._anybody",
         "if name.lower() not in self.settings.open_hosts:",
         "if not name.lower().endswith(tuple(self.settings.open_hosts)):",
         _BROWSERS,
@@ -130,7 +138,7 @@ FAULTS: Final = (
         "send",
         "if idempotency_key is None:",
         "if True:",
-        (f"{_TRAFFIC}::TestIdempotencyKey",),
+        (f"{_MESSAGES}::TestIdempotencyKey",),
     ),
     Fault(
         "server",
@@ -138,7 +146,7 @@ FAULTS: Final = (
         "_send_once",
         "item.draft(_id_from(digest, number))",
         "item.draft()",
-        (f"{_TRAFFIC}::TestIdempotencyKey",),
+        (f"{_MESSAGES}::TestIdempotencyKey",),
     ),
     Fault(
         "server",
@@ -146,7 +154,7 @@ FAULTS: Final = (
         "_nack",
         "held, delay=body.delay_seconds,",
         "held, delay=None,",
-        (f"{_TRAFFIC}::TestVerdicts",),
+        (f"{_MESSAGES}::TestVerdicts",),
     ),
     Fault(
         "server",
@@ -155,31 +163,31 @@ FAULTS: Final = (
         "                    if message is not page.messages[-1]:\n"
         "                        place = message.place_after\n",
         "",
-        (f"{_OPERATING}::TestLists",),
+        (f"{_READ_AND_ADMIN}::TestLists",),
     ),
     Fault(
         "server",
         "a live journal that is resumed by Last-Event-ID skips one line",
         "Hub._catch_up",
-        "place = {name: then.get(name, 0) for name in here}",
-        "place = {name: then.get(name, -1) + 1 for name in here}",
-        (f"{_LIVE}::TestFollowing",),
+        "place = {name: then.get(name, 0) for name in present}",
+        "place = {name: then.get(name, -1) + 1 for name in present}",
+        (f"{_JOURNAL_FEED}::TestFollowing",),
     ),
     Fault(
         "server",
         "a client that does not read its live journal fills the server's memory",
-        "Watcher.hear",
+        "Watcher.add",
         "if self.held > BUFFER:",
         "if False:",
-        (f"{_LIVE}::TestBounded::test_one_who_is_slow_is_told_to_look_anew_and_goes_on",),
+        (f"{_JOURNAL_FEED}::TestBounded::test_one_who_is_slow_is_told_to_look_anew_and_goes_on",),
     ),
     Fault(
         "server",
         "a client that was too slow is not told that lines are missing",
         "Hub.follow",
-        'yield write_event("resync", {"reason": reason}, write_position(self._here(chosen)))',
+        'yield write_event("resync", {"reason": reason}, write_position(self._places_of(chosen)))',
         "pass",
-        (f"{_LIVE}::TestBounded::test_one_who_is_slow_is_told_to_look_anew_and_goes_on",),
+        (f"{_JOURNAL_FEED}::TestBounded::test_one_who_is_slow_is_told_to_look_anew_and_goes_on",),
     ),
     Fault(
         "server",
@@ -219,7 +227,7 @@ FAULTS: Final = (
         "_Counts.collect",
         "-age if family is ahead else age",
         "age",
-        (f"{_OPERATING}::TestFigures",),
+        (f"{_READ_AND_ADMIN}::TestFigures",),
     ),
     Fault(
         "server",
@@ -227,23 +235,23 @@ FAULTS: Final = (
         "_Counts.collect",
         "events.add_metric((row.queue, event), count)",
         "events.add_metric((row.queue, event), 1)",
-        (f"{_OPERATING}::TestFigures",),
+        (f"{_READ_AND_ADMIN}::TestFigures",),
     ),
     Fault(
         "server",
         "a message whose consumer is gone is no anomaly",
-        "Sampler.flags",
+        "Monitor.flags",
         "gone = self.consumers and message.consumer not in self.consumers",
         "gone = False",
-        (f"{_OPERATING}::TestFigures",),
+        (f"{_READ_AND_ADMIN}::TestFigures",),
     ),
     Fault(
         "server",
         "a queue that nobody consumes is shown without trouble",
-        "Sampler.trouble",
+        "Monitor.trouble",
         "if counts.ready and not attended and not counts.paused",
         "if counts.ready and attended and not counts.paused",
-        _SAMPLING,
+        _MONITOR,
     ),
     Fault(
         "server",
@@ -251,7 +259,7 @@ FAULTS: Final = (
         "Trend.add",
         "seconds = (at - self.before[0]) / 1000",
         "seconds = 2.0",
-        _SAMPLING,
+        _MONITOR,
     ),
     Fault(
         "server",
@@ -259,7 +267,7 @@ FAULTS: Final = (
         "Trend.add",
         "sum(totals[event] for event in _FAILURES)",
         "sum(totals[event] for event in _FAILURES[:2])",
-        _SAMPLING,
+        _MONITOR,
     ),
     Fault(
         "server",
@@ -267,15 +275,15 @@ FAULTS: Final = (
         "_stream",
         "elif clock.time() >= hello_at:",
         "elif False:",
-        (f"{_LIVE}::TestFollowing::test_a_stream_without_news_gives_signs_of_life",),
+        (f"{_JOURNAL_FEED}::TestFollowing::test_a_stream_without_news_gives_signs_of_life",),
     ),
     Fault(
         "server",
         "an import leaves no line in the audit",
         "_send_all",
-        '    await here.call(Admin(here.post, operator=who).note, "import", queue, stored)\n',
+        '    await state.call(Admin(state.client, operator=who).note, "import", queue, stored)\n',
         "",
-        (f"{_OPERATING}::TestFiles",),
+        (f"{_READ_AND_ADMIN}::TestFiles",),
     ),
     Fault(
         "server",
@@ -283,7 +291,7 @@ FAULTS: Final = (
         "_check",
         "    _read(line, before + 1)\n",
         "",
-        (f"{_OPERATING}::TestFiles",),
+        (f"{_READ_AND_ADMIN}::TestFiles",),
     ),
     Fault(
         "server",
@@ -291,7 +299,7 @@ FAULTS: Final = (
         "export",
         "            after = page.next\n",
         "            after = None\n",
-        (f"{_OPERATING}::TestFiles",),
+        (f"{_READ_AND_ADMIN}::TestFiles",),
     ),
     Fault(
         "server",
@@ -299,6 +307,6 @@ FAULTS: Final = (
         "replay",
         '"dry_run": body.dry_run}',
         '"dry_run": False}',
-        (f"{_OPERATING}::TestActs",),
+        (f"{_READ_AND_ADMIN}::TestActs",),
     ),
 )

@@ -1,7 +1,7 @@
-"""Figures over time: counts of every queue every few seconds, times taken from the journal, and what looks wrong.
+"""Counts every queue every few seconds, measures times from the journal, and detects anomalies.
 
-All of it lives in this process and begins anew with it; the lasting figures are those of the data pipeline. On failure
-to reach Redis the figures stand still.
+Its data lives in this process and is lost with it; the data pipeline keeps lasting figures. While Redis is unavailable
+the figures do not change.
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ from restante.core.inspector import CONSUMER_GONE, Counts
 from restante.core.journal import JournalEntry
 from restante.core.message import JournalEvent, Message, State
 from restante.core.settings import QueueSettings
-from restante.server.live import write_event
-from restante.server.telling import counts_out, ms
+from restante.server.journal_feed import write_event
+from restante.server.serializers import counts_out, ms
 
 if TYPE_CHECKING:
-    from restante.server.office import Office
+    from restante.server.state import ServerState
 
 log = logging.getLogger("restante")
 
-#: Seconds between two samples of the trends, and how many are kept.
+#: Seconds between two samples of the trends, and the number of samples kept.
 EVERY, KEPT = 2.0, 60
-#: Seconds between two counts while an overview is watched.
+#: Seconds between two counts while a client follows the counts.
 WATCHED = 0.5
-#: A count may take this share of the time, so that many queues slow the figures and not the server.
+#: Share of the time that counting may take: with many queues the figures get slower, and not the server.
 SHARE = 0.1
-#: Seconds between two counts at most, however long one took: an overview that stands still for minutes looks broken.
+#: Longest pause in seconds between two counts: an overview that does not change for minutes looks broken.
 LONGEST = 10.0
-#: Messages of a queue whose times are remembered.
+#: Messages per queue whose latencies are kept.
 LATEST = 500
-#: Messages whose times are followed from receive to verdict.
+#: Received messages whose verdict is awaited, to measure the time between.
 FOLLOWED = 50_000
-#: Anomalies of the past kept, and for how many seconds they are shown.
+#: Number of past anomalies kept, and the seconds for which they are shown.
 REMEMBERED, SHOWN = 500, 3600.0
-#: Deletions by one operator within a few seconds that count as bulk.
+#: Deletions by one operator within a few seconds that count as a bulk delete.
 BULK = 10
-#: Receives per second that are a burst: so many, and so many times the usual.
+#: A burst is at least this many receives per second, and this many times the usual rate.
 BURST, BURST_TIMES = 200, 10
 #: A payload is large beyond this many bytes.
 LARGE = 1024 * 1024
-#: A message is long at work beyond so many leases, and at least so many seconds.
+#: A message is long-running after this many leases, and at least this many seconds.
 LONG_LEASES, LONG_SECONDS = 5, 300.0
-#: Seconds a message may wait in a queue without consumers before that is trouble.
+#: Seconds a message may wait in a queue without consumers before the queue shows trouble.
 UNATTENDED = 30.0
-#: Messages of a state that are looked through for anomalies.
+#: Messages per state that are checked for anomalies.
 LOOKED = 200
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)
 _TIMED = (State.SCHEDULED.value, State.LEASED.value, State.RETRYING.value)
@@ -64,7 +64,7 @@ _FAILURES = (JournalEvent.NACKED, JournalEvent.BURIED, JournalEvent.EXPIRED)
 
 @dataclass(slots=True)
 class Anomaly:
-    """Something that happened and should be looked at."""
+    """An event or condition that an operator should look at."""
 
     kind: str
     queue: str
@@ -76,9 +76,14 @@ class Anomaly:
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "kind": self.kind, "queue": self.queue, "message_id": self.message_id, "who": self.who, "at": self.at,
-            "count": self.count, "text": self.text,
-        }  # fmt: skip
+            "kind": self.kind,
+            "queue": self.queue,
+            "message_id": self.message_id,
+            "who": self.who,
+            "at": self.at,
+            "count": self.count,
+            "text": self.text,
+        }
 
 
 @dataclass(slots=True)
@@ -109,30 +114,33 @@ class Trend:
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "at": list(self.at), "ready": list(self.ready), "sent": list(self.sent), "acked": list(self.acked),
+            "at": list(self.at),
+            "ready": list(self.ready),
+            "sent": list(self.sent),
+            "acked": list(self.acked),
             "failed": list(self.failed),
-        }  # fmt: skip
+        }
 
 
 def totals_of(rows: Sequence[Counts]) -> dict[str, int]:
-    """Messages of all queues by state."""
-    made = {state.value: sum(getattr(row, state.value) for row in rows) for state in State}
-    return {**made, "overdue": sum(row.overdue for row in rows)}
+    """Number of messages of all queues by state."""
+    totals = {state.value: sum(getattr(row, state.value) for row in rows) for state in State}
+    return {**totals, "overdue": sum(row.overdue for row in rows)}
 
 
 def _differ(before: dict[str, Any] | None, now: dict[str, Any]) -> bool:
-    """Whether there is news; that time has passed is none."""
+    """Whether counts changed, apart from the passing of time."""
     return before is None or {**before, "waited_seconds": 0} != {**now, "waited_seconds": 0}
 
 
 _NO_TREND = Trend().as_dict()
 
 
-class Sampler:
-    """What the process remembers of the last minutes."""
+class Monitor:
+    """Figures of the last minutes, as far as this process has seen them."""
 
-    def __init__(self, office: Office) -> None:
-        self._office = office
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
         self.started = time.monotonic()
         self._trends: dict[str, Trend] = {}
         self._sampled_at = float("-inf")
@@ -142,8 +150,8 @@ class Sampler:
         #: Queue → seconds since a consumer was last seen there.
         self.seen: dict[str, float] = {}
         self.consumers: frozenset[str] = frozenset()
-        #: The latest counts as told, their number, and what changed with it.
-        self.told: dict[str, dict[str, Any]] = {}
+        #: The latest counts as sent to clients, the number of the change, and the change as an event.
+        self.sent: dict[str, dict[str, Any]] = {}
         self.number = 0
         self.change = b""
         self._watching: set[asyncio.Event] = set()
@@ -169,16 +177,16 @@ class Sampler:
         """Counts until cancelled."""
         failures = 0
         while True:
-            self._stirred.clear()  # before the count: whoever begins to watch during it wants another
+            self._stirred.clear()  # before the count: a client that starts watching during it needs another
             try:
                 started = time.monotonic()
                 await self.count()
                 took = time.monotonic() - started
                 pause, failures = min(LONGEST, max(WATCHED if self._watching else EVERY, took / SHARE)), 0
-            except Exception as error:  # whatever it meets, the figures must go on
+            except Exception as error:  # an unforeseen error must not end the figures
                 failures += 1
                 pause = away(failures)
-                log.warning("counting failed error=%s", error, exc_info=not isinstance(error, RestanteError))
+                log.warning("count failed error=%s", error, exc_info=not isinstance(error, RestanteError))
             try:
                 async with asyncio.timeout(pause):
                     await self._stirred.wait()
@@ -187,8 +195,8 @@ class Sampler:
 
     async def count(self) -> list[Counts]:
         """Counts every queue now."""
-        places = dict(self._office.hub.places)
-        rows, holders = await self._office.call(self._look)
+        places = dict(self._state.hub.places)
+        rows, holders = await self._state.call(self._look)
         self.rows, self.taken_at = rows, time.monotonic()
         now = max((row.at.timestamp() for row in rows), default=0.0)
         self.consumers = frozenset(holder.name for holder in holders)
@@ -204,44 +212,44 @@ class Sampler:
             for name in self._trends.keys() - {row.queue for row in rows}:
                 del self._trends[name]
         for row in rows:
-            self._office.hub.check(row.queue, row.journal_last, places)
+            self._state.hub.check(row.queue, row.journal_last, places)
         self._compare(rows)
         return rows
 
     def _compare(self, rows: list[Counts]) -> None:
-        """Writes down what is new since the count before, once for all who watch."""
-        told = {row.queue: counts_out(row) for row in rows}
-        fresh = [one for name, one in told.items() if _differ(self.told.get(name), one)]
-        gone = sorted(self.told.keys() - told.keys())
-        self.told = told
+        """Serializes what changed since the previous count, once for all clients."""
+        counts = {row.queue: counts_out(row) for row in rows}
+        fresh = [row for name, row in counts.items() if _differ(self.sent.get(name), row)]
+        gone = sorted(self.sent.keys() - counts.keys())
+        self.sent = counts
         if fresh or gone:
             self.number += 1
-            self.change = self.tell(fresh, gone)
+            self.change = self.event(fresh, gone)
             for woken in self._watching:
                 woken.set()
 
-    def tell(self, fresh: list[dict[str, Any]], gone: Sequence[str] = ()) -> bytes:
-        """Counts as an event."""
+    def event(self, fresh: list[dict[str, Any]], gone: Sequence[str] = ()) -> bytes:
+        """Serializes counts as an event."""
         now = max((ms(row.at) or 0 for row in self.rows), default=0)
         return write_event("counts", {"now": now, "totals": totals_of(self.rows), "queues": fresh, "gone": list(gone)})
 
     def _look(self) -> tuple[list[Counts], list[Any]]:
-        admin = Admin(self._office.post, operator="server")
+        admin = Admin(self._state.client, operator="server")
         return admin.all_counts(), admin.consumers()
 
     def trend(self, queue: str) -> dict[str, Any]:
-        found = self._trends.get(queue)
-        return found.as_dict() if found is not None else _NO_TREND
+        trend = self._trends.get(queue)
+        return trend.as_dict() if trend is not None else _NO_TREND
 
     def latency(self, queue: str) -> dict[str, float | None]:
-        """From send to ack: the middle and the slow end of the last messages this process has seen."""
-        found = sorted(self._latest.get(queue, ()))
-        if not found:
+        """Median and 95th percentile from send to ack of the last messages that this process has seen."""
+        latest = sorted(self._latest.get(queue, ()))
+        if not latest:
             return {"p50_ms": None, "p95_ms": None}
-        return {"p50_ms": round(found[len(found) // 2], 1), "p95_ms": round(found[int(len(found) * 0.95)], 1)}
+        return {"p50_ms": round(latest[len(latest) // 2], 1), "p95_ms": round(latest[int(len(latest) * 0.95)], 1)}
 
     def watch(self) -> asyncio.Event:
-        """An event that is set after each count, for whoever shows them; give it back to `unwatch`."""
+        """Returns an event that is set when counts change. Pass it to `unwatch` at the end."""
         woken = asyncio.Event()
         self._watching.add(woken)
         self._stirred.set()
@@ -251,30 +259,30 @@ class Sampler:
         self._watching.discard(woken)
 
     def trouble(self, counts: Counts) -> list[dict[str, str]]:
-        """What is wrong with a queue, worst first."""
-        found: list[tuple[str, str]] = []
+        """The problems of a queue, worst first."""
+        problems: list[tuple[str, str]] = []
         attended = counts.queue in self.seen
         if counts.dead:
-            found.append(("bad", f"{counts.dead:,} dead {'letter' if counts.dead == 1 else 'letters'}"))
+            problems.append(("bad", f"{counts.dead:,} dead {'letter' if counts.dead == 1 else 'letters'}"))
         if counts.overdue:
-            found.append(("bad", f"{counts.overdue:,} overdue"))
+            problems.append(("bad", f"{counts.overdue:,} overdue"))
         if counts.ready and not attended and not counts.paused and counts.waited > UNATTENDED:
-            found.append(("bad", f"nobody consumes, the next has waited {_span(counts.waited)}"))
+            problems.append(("bad", f"nobody consumes, the next has waited {_span(counts.waited)}"))
         limit = counts.settings.max_length
         if limit is not None and counts.waiting >= 0.8 * limit:
-            found.append(("bad" if counts.waiting >= limit else "warn", f"{counts.waiting:,} of {limit:,} waiting"))
+            problems.append(("bad" if counts.waiting >= limit else "warn", f"{counts.waiting:,} of {limit:,} waiting"))
         if counts.paused:
-            found.append(("warn", "paused"))
+            problems.append(("warn", "paused"))
         if counts.retrying:
-            found.append(("warn", f"{counts.retrying:,} retrying"))
+            problems.append(("warn", f"{counts.retrying:,} retrying"))
         if counts.journal_lost:
-            found.append(("warn", f"{counts.journal_lost:,} journal lines lost by a reader"))
-        return [{"level": level, "text": text} for level, text in found]
+            problems.append(("warn", f"{counts.journal_lost:,} journal lines lost by a reader"))
+        return [{"level": level, "text": text} for level, text in problems]
 
-    # -- what the journal tells ----------------------------------------------------------------------------------
+    # -- journal lines ----------------------------------------------------------------------------------
 
-    def hear(self, lines: list[JournalEntry]) -> None:
-        """Takes times and anomalies from lines as they are written."""
+    def observe(self, lines: list[JournalEntry]) -> None:
+        """Measures times and detects anomalies from new journal lines."""
         removed: dict[tuple[JournalEvent, str, str], list[JournalEntry]] = {}
         falling: dict[str, JournalEntry] = {}
         for entry in lines:
@@ -305,17 +313,22 @@ class Sampler:
                 if begun is not None and entry.event in (JournalEvent.ACKED, JournalEvent.NACKED, JournalEvent.BURIED):
                     self._run.labels(entry.queue).observe(max(0.0, at - begun / 1000))
                 if entry.event is JournalEvent.EXPIRED:
-                    self._remember(Anomaly(
-                        "lease_lost", entry.queue, round(at * 1000),
-                        f"the lease of {entry.consumer or 'a consumer'} ended without a word, attempt {entry.attempts}",
-                        entry.message_id, entry.consumer,
-                    ))  # fmt: skip
+                    self._remember(
+                        Anomaly(
+                            "lease_lost",
+                            entry.queue,
+                            round(at * 1000),
+                            f"the lease of {entry.consumer or 'a consumer'} expired, attempt {entry.attempts}",
+                            entry.message_id,
+                            entry.consumer,
+                        )
+                    )
             elif entry.event in (JournalEvent.DELETED, JournalEvent.PURGED) and entry.error_class != "Lapsed":
                 removed.setdefault((entry.event, entry.queue, entry.consumer), []).append(entry)
         for queue, entry in falling.items():
             assert entry.due_at is not None
-            # Both by the Redis server's clock; what passed since the line was written makes it a little late.
-            self._office.sweeper.expect(queue, (entry.due_at - entry.at).total_seconds())
+            # Both times are of the Redis server's clock. The age of the line makes the sweeper a little late.
+            self._state.sweeper.expect(queue, (entry.due_at - entry.at).total_seconds())
         for (event, queue, who), entries in removed.items():
             if event is JournalEvent.PURGED or len(entries) >= BULK:
                 self._remove(event, queue, who, entries)
@@ -338,10 +351,17 @@ class Sampler:
             usual = self._usual.get(entry.queue, float(total))
             if total >= BURST and total > BURST_TIMES * max(1.0, usual):
                 who, most = counter.most_common(1)[0]
-                self._remember(Anomaly(
-                    "burst", entry.queue, begun * 1000, f"{total:,} received in a second, {most:,} of them by {who}",
-                    None, who, total,
-                ))  # fmt: skip
+                self._remember(
+                    Anomaly(
+                        "burst",
+                        entry.queue,
+                        begun * 1000,
+                        f"{total:,} received in a second, {most:,} of them by {who}",
+                        None,
+                        who,
+                        total,
+                    )
+                )
             self._usual[entry.queue] = 0.9 * usual + 0.1 * total
             counter = Counter()
             self._bursting[entry.queue] = (second, counter)
@@ -352,72 +372,81 @@ class Sampler:
     def _remember(self, anomaly: Anomaly) -> None:
         self._past.appendleft(anomaly)
 
-    # -- what a look finds ---------------------------------------------------------------------------------------
+    # -- stored messages ---------------------------------------------------------------------------------------
 
     def flags(self, message: Message, settings: QueueSettings, now: int) -> list[str]:
-        """What is odd about a message as it lies there."""
-        found = []
+        """The kinds of anomalies that a stored message shows."""
+        kinds = []
         limit = message.max_attempts or settings.max_attempts
         if message.state in (State.READY, State.RETRYING, State.LEASED) and limit > 1:
             spent = message.attempts - (message.state is State.LEASED)
             if spent == limit - 1:
-                found.append("near_dead")
+                kinds.append("near_dead")
         if message.state is State.LEASED:
             gone = self.consumers and message.consumer not in self.consumers
             if gone or now > message.expires_ms + 1000:
-                found.append("zombie")
+                kinds.append("zombie")
             held = (now - message.received_ms) / 1000
             lease = (message.stored.lease_ms or settings.lease * 1000) / 1000
             if message.received_ms and held > max(LONG_SECONDS, LONG_LEASES * lease):
-                found.append("long_running")
+                kinds.append("long_running")
         if message.size > LARGE:
-            found.append("large_payload")
-        return found
+            kinds.append("large_payload")
+        return kinds
 
     def anomalies(self, admin: Admin) -> list[dict[str, Any]]:
-        """What looks wrong now and what did within the hour, newest first."""
+        """Current anomalies and those of the last hour, newest first."""
         now = admin.now_ms()
-        found = [past for past in (*self._past, *_unroutable(admin)) if now - past.at < SHOWN * 1000]
+        anomalies = [past for past in (*self._past, *_unroutable(admin)) if now - past.at < SHOWN * 1000]
         for counts in admin.all_counts():
             for state in (State.LEASED, State.RETRYING, State.READY, State.DEAD):
                 if not getattr(counts, state.value):
                     continue
                 page = admin.messages(counts.queue, state, limit=LOOKED, preview=0)
-                found += self._odd(page.messages, counts.settings, now)
-        for archive in self._office.rabbitmq.look().nearly_full:
-            found.append(Anomaly(
-                "archive_full", archive.queue, now,
-                f"{archive.messages:,} of {archive.limit:,} dead events: replay or purge them; a full archive refuses, "
-                "and what it refuses is tried again and again",
-                None, archive.service, archive.messages or 0,
-            ))  # fmt: skip
-        return [one.as_dict() for one in sorted(found, key=lambda one: one.at, reverse=True)[:REMEMBERED]]
+                anomalies += self._odd(page.messages, counts.settings, now)
+        for archive in self._state.rabbitmq.look().nearly_full:
+            anomalies.append(
+                Anomaly(
+                    "archive_full",
+                    archive.queue,
+                    now,
+                    f"{archive.messages:,} of {archive.limit:,} dead events: replay or purge them; a full archive "
+                    "refuses more, and refused events are retried without end",
+                    None,
+                    archive.service,
+                    archive.messages or 0,
+                )
+            )
+        return [anomaly.as_dict() for anomaly in sorted(anomalies, key=lambda item: item.at, reverse=True)[:REMEMBERED]]
 
     def _odd(self, messages: Sequence[Message], settings: QueueSettings, now: int) -> list[Anomaly]:
-        made = []
+        anomalies = []
         for message in messages:
             for kind in self.flags(message, settings, now):
                 at = message.received_ms or message.stored.sent_ms
-                made.append(
-                    Anomaly(kind, message.queue, at, _SAID[kind](message, now), message.id, message.consumer)
-                )  # fmt: skip
-        return made
+                anomalies.append(
+                    Anomaly(kind, message.queue, at, _TEXTS[kind](message, now), message.id, message.consumer)
+                )
+        return anomalies
 
 
 def _unroutable(admin: Admin) -> list[Anomaly]:
     """Exchanges that dropped messages because no queue was bound."""
     return [
         Anomaly(
-            "unroutable", "", int(one.at.timestamp() * 1000),
-            f"exchange {exchange} dropped {one.count:,} {'message' if one.count == 1 else 'messages'} in all: "
+            "unroutable",
+            "",
+            int(dropped.at.timestamp() * 1000),
+            f"exchange {exchange} dropped {dropped.count:,} {'message' if dropped.count == 1 else 'messages'} in all: "
             "no queue was bound for them",
-            count=one.count,
+            count=dropped.count,
         )
-        for exchange, one in admin.unroutable().items() if one.at is not None
-    ]  # fmt: skip
+        for exchange, dropped in admin.unroutable().items()
+        if dropped.at is not None
+    ]
 
 
-_SAID = {
+_TEXTS = {
     "near_dead": lambda message, now: f"failed {message.attempts - (message.state is State.LEASED)} times, one left",
     "zombie": lambda message, now: f"held by {message.consumer}, which is no longer seen",
     "long_running": lambda message, now: f"at work since {_span((now - message.received_ms) / 1000)}",
@@ -426,7 +455,7 @@ _SAID = {
 
 
 def _span(seconds: float) -> str:
-    """A duration for people."""
+    """A duration as text for the dashboard."""
     for size, word in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:
             return f"{seconds / size:.1f} {word}"

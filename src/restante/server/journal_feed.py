@@ -1,10 +1,10 @@
-"""Follows every journal once for all who watch, and hands each of them what they asked for.
+"""Follows the journals of all queues with one reader per process, and streams the lines to every watcher.
 
-One reader per process asks Redis for new lines of all journals in one call, a few times a second while somebody watches
-and seldom otherwise. A watcher has a bounded buffer: who does not keep up is told to look anew (`resync`) and goes on
-from there; nobody else waits for them. A position names how far every queue was read, so a watcher that comes back,
-to this process or to another, gets what it missed from the journals themselves, each line once. On failure to reach
-Redis the reader waits and goes on where it was.
+The reader fetches new lines of all journals in one call, several times a second while there are watchers and rarely
+otherwise. Each watcher has a bounded buffer. One that does not keep up gets a `resync` event, must reload its state
+and continues from there; it delays nobody else. A position names the last line read of every queue. A client that
+reconnects with one, to any server, gets the lines it missed from the journals, each once. If Redis is unavailable, the
+reader waits and then continues where it stopped.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from restante.core.journal import JournalEntry, Position
 from restante.core.keys import QUEUES, QueueKeys
 from restante.core.names import valid_name
 from restante.core.queue import AsyncClient
-from restante.server.telling import journal_out
+from restante.server.serializers import journal_out
 
 log = logging.getLogger("restante")
 
-#: Seconds between two reads: while somebody watches, and for the figures alone.
+#: Seconds between two reads: with watchers, and for the monitor alone.
 WATCHED, UNWATCHED = 0.04, 0.25
-#: Seconds more for each that watches: with a thousand of them a read costs a thousand writes.
+#: Seconds added per watcher: with a thousand watchers each read costs a thousand writes.
 EACH = 0.0004
-#: Seconds between two looks for queues that are new or gone.
+#: Seconds between two checks for queues that were created or dropped.
 NAMES_EVERY = 1.0
-#: Stream entries asked of all journals by one read, each of which may have a thousand lines: while somebody watches,
-#: and for the figures alone, which under load are a sample.
+#: Stream entries fetched per read from all journals together, each of up to a thousand lines: with watchers, and for
+#: the monitor alone, whose figures under load are a sample.
 ENTRIES, SAMPLED = 200, 20
-#: Lines read before others get their turn, and the most that are read for figures alone.
-BREATH = 1000
-#: Lines of one event of a stream. One event may lie in the buffers of each that does not read.
+#: Lines parsed before other tasks get a turn. For the monitor alone a read stops there.
+LINES_PER_TURN = 1000
+#: Lines per event. Every client that does not read may hold one event in its connection's buffers.
 LINES = 100
-#: Lines kept for a watcher that does not keep up.
+#: Lines buffered per watcher. Beyond it the watcher gets a `resync`.
 BUFFER = 5000
-#: Queues that one watcher may follow: the position it sends back names each.
+#: Queues that one watcher may follow: its position, a header, names each of them.
 MAX_FOLLOWED = 1000
 
 
 class Batch:
-    """The lines of one read, written out once for all who want the same of them."""
+    """The lines of one read, serialized once for all watchers of the same queues."""
 
     def __init__(self, before: dict[str, int], lines: list[JournalEntry]) -> None:
         self._before = before
@@ -56,29 +56,29 @@ class Batch:
         self._written: dict[frozenset[str] | None, list[bytes]] = {}
 
     def events(self, queues: frozenset[str] | None) -> list[bytes]:
-        """As events; each carries the position behind its last line."""
-        found = self._written.get(queues)
-        if found is None:
+        """The lines as events; each event's ID is the position after its last line."""
+        events = self._written.get(queues)
+        if events is None:
             wanted = [line for line in self.lines if queues is None or line.queue in queues]
             place = {name: at for name, at in self._before.items() if queues is None or name in queues}
-            found = self._written[queues] = list(write_lines(wanted, place))
-        return found
+            events = self._written[queues] = list(write_lines(wanted, place))
+        return events
 
 
 @dataclass(eq=False)
 class Watcher:
-    """Somebody who follows journals; `queues` None means all."""
+    """A client that follows journals. `queues` None means all queues."""
 
     queues: frozenset[str] | None
-    #: Queues of which it knows more than this process had read when it came.
+    #: Queue → last line the client has, for queues that this process had not read as far when it connected.
     ahead: dict[str, int] = field(default_factory=dict)
     buffer: deque[Batch] = field(default_factory=deque)
     held: int = 0
-    #: Why the buffer was emptied, until the watcher has been told.
+    #: Why lines were dropped; empty again once the `resync` event is sent.
     resync: str = ""
     woken: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def hear(self, batch: Batch) -> None:
+    def add(self, batch: Batch) -> None:
         self.buffer.append(batch)
         self.held += len(batch.lines)
         if self.held > BUFFER:
@@ -92,7 +92,7 @@ class Watcher:
         self.woken.set()
 
     def take(self) -> list[bytes]:
-        """The next batch as events."""
+        """Removes the next batch and returns it as events."""
         batch = self.buffer.popleft()
         self.held -= len(batch.lines)
         if not self.ahead:
@@ -104,7 +104,7 @@ class Watcher:
             if self.queues is not None and line.queue not in self.queues:
                 continue
             if known is not None and number > known + 1:
-                self.fail("trimmed")  # what lay between was gone before this process could read it
+                self.fail("trimmed")  # the lines between were trimmed before this process read them
                 return []
             if known is None or number > known:
                 fresh.append(line)
@@ -114,16 +114,16 @@ class Watcher:
 
 
 class Hub:
-    """The one reader of a process."""
+    """The journal reader of a process."""
 
-    def __init__(self, post: AsyncClient) -> None:
-        self._connection = post.connection
+    def __init__(self, client: AsyncClient) -> None:
+        self._connection = client.connection
         self._keys: dict[str, QueueKeys] = {}
         #: Queue → number of the last line read.
         self.places: dict[str, int] = {}
         self._watchers: set[Watcher] = set()
-        #: Called with the lines of each read, for figures.
-        self.watchers: list[Callable[[list[JournalEntry]], None]] = []
+        #: Called with the lines of each read.
+        self.listeners: list[Callable[[list[JournalEntry]], None]] = []
         self._ready = asyncio.Event()
         self._stirred = asyncio.Event()
 
@@ -143,10 +143,10 @@ class Hub:
                 self._ready.set()
                 failures = 0
                 pause = 0.0 if full else max(WATCHED, EACH * len(self._watchers)) if self._watchers else UNWATCHED
-            except Exception as error:  # whatever it meets, those who watch must not be left alone
+            except Exception as error:  # an unforeseen error must not end the streams of all watchers
                 failures += 1
                 pause = away(failures)
-                log.warning("following failed error=%s", error, exc_info=not isinstance(error, RestanteError))
+                log.warning("journal read failed error=%s", error, exc_info=not isinstance(error, RestanteError))
             self._stirred.clear()
             try:
                 async with asyncio.timeout(pause):
@@ -159,7 +159,7 @@ class Hub:
         begun = self._ready.is_set()
         for name in sorted(names - self.places.keys()):
             self._keys[name] = QueueKeys(name)
-            # A queue that appears later is followed from its beginning.
+            # A queue created later is followed from its first line.
             self.places[name] = 0 if begun else await self.end_of(name)
         for name in self.places.keys() - names:
             del self.places[name], self._keys[name]
@@ -171,9 +171,10 @@ class Hub:
         return Position.parse(rows[0][0]).sequence if rows else 0
 
     async def _read(self) -> bool:
-        """One read of every journal; whether there is more at once.
+        """Reads every journal once; returns whether more lines are waiting.
 
-        Places move when all is read, together with telling it: who begins to watch meanwhile begins before it.
+        Places advance only when the read is complete and its lines are handed out, so that a watcher that connects
+        meanwhile starts before them.
         """
         by_key = {self._keys[name]["journal"]: name for name in self.places}
         if not by_key:
@@ -190,17 +191,17 @@ class Hub:
                 if len(rows) == most:
                     behind.append(name)
                 for stream_id, fields in rows:
-                    if len(lines) - rested >= BREATH:
+                    if len(lines) - rested >= LINES_PER_TURN:
                         if not self._watchers:
-                            behind.append(name)  # enough for figures; the rest is passed over below
+                            behind.append(name)  # enough for the monitor; the rest is skipped below
                             break
                         rested = len(lines)
                         await asyncio.sleep(0)
                     try:
                         block = JournalEntry.parse_block(name, stream_id, fields[1])
                     except Corrupt as error:
-                        # Passed over, and said so: one line that cannot be read must not hold up every queue.
-                        log.warning("passed over queue=%s error=%s", name, error)
+                        # One damaged entry must not block the lines of all queues.
+                        log.warning("skipped queue=%s error=%s", name, error)
                         places[name] = max(places[name], Position.parse(stream_id).sequence)
                         self._fail("trimmed", name)
                         continue
@@ -211,25 +212,25 @@ class Hub:
                     places[name] = max(places[name], block[-1].position.sequence)
         ends = {} if self._watchers else {name: await self.end_of(name) for name in behind}
         for name, at in places.items():
-            if self.places.get(name) == before[name]:  # else the queue was dropped, or begun anew
+            if self.places.get(name) == before[name]:  # else the queue was dropped or created anew
                 self.places[name] = at if self._watchers else ends.get(name, at)
         if lines:
-            self._tell(before, lines)
+            self._publish(before, lines)
         return bool(behind and self._watchers)
 
-    def _tell(self, before: dict[str, int], lines: list[JournalEntry]) -> None:
-        for watch in self.watchers:
-            watch(lines)
+    def _publish(self, before: dict[str, int], lines: list[JournalEntry]) -> None:
+        for listener in self.listeners:
+            listener(lines)
         batch = Batch(before, lines)
         touched = {line.queue for line in lines}
         for watcher in self._watchers:
             if watcher.queues is None or not watcher.queues.isdisjoint(touched):
-                watcher.hear(batch)
+                watcher.add(batch)
 
     def check(self, queue: str, last: int, before: Mapping[str, int]) -> None:
-        """Told how long a journal was at some time since the places were `before`.
+        """Compares the last line number of a journal, read after the places were `before`, with what was read by then.
 
-        Shorter than what was read by then means that the queue was dropped and made anew.
+        A smaller number means that the queue was dropped and created anew: its watchers get a `resync`.
         """
         then = before.get(queue, 0)
         if then > last and self.places.get(queue, 0) >= then:
@@ -244,53 +245,53 @@ class Hub:
     # -- watching ------------------------------------------------------------------------------------------------
 
     async def follow(self, queues: Collection[str], position: str | None) -> AsyncIterator[bytes]:
-        """Events for one watcher. Nothing is told twice, and a gap is told as `resync`."""
+        """The events of one watcher. No line comes twice, and a gap is reported by a `resync` event."""
         await self._ready.wait()
         chosen = frozenset(queues) if queues else None
         then = read_position(position) if position else {}
         for name in then.keys() - self.places.keys():
-            # Another process has seen a queue that is newer than our last look.
+            # Another process knows a queue that is newer than the last check of this one.
             if await self._connection.command("SISMEMBER", QUEUES, name, key=QUEUES):
                 self._keys.setdefault(name, QueueKeys(name))
                 self.places.setdefault(name, 0)
         if len(chosen if chosen is not None else self.places) > MAX_FOLLOWED:
-            raise InvalidInput(f"more than {MAX_FOLLOWED} queues: name those to follow by ?queue=")
+            raise InvalidInput(f"there are more than {MAX_FOLLOWED} queues: name those to follow with ?queue=")
         watcher = Watcher(chosen)
-        here = self._here(chosen)
+        present = self._places_of(chosen)
         self._watchers.add(watcher)
         self._stirred.set()
         try:
             if position:
-                async for event in self._catch_up(then, here, watcher):
+                async for event in self._catch_up(then, present, watcher):
                     yield event
             else:
-                yield write_event("position", {}, write_position(here))
+                yield write_event("position", {}, write_position(present))
             while True:
                 await watcher.woken.wait()
                 watcher.woken.clear()
                 if watcher.resync:
                     reason, watcher.resync = watcher.resync, ""
                     watcher.ahead.clear()
-                    yield write_event("resync", {"reason": reason}, write_position(self._here(chosen)))
+                    yield write_event("resync", {"reason": reason}, write_position(self._places_of(chosen)))
                 while watcher.buffer and not watcher.resync:
                     for event in watcher.take():
                         yield event
         finally:
             self._watchers.discard(watcher)
 
-    def _here(self, chosen: frozenset[str] | None) -> dict[str, int]:
+    def _places_of(self, chosen: frozenset[str] | None) -> dict[str, int]:
         return {name: at for name, at in self.places.items() if chosen is None or name in chosen}
 
-    async def _catch_up(self, then: dict[str, int], here: dict[str, int], watcher: Watcher) -> AsyncIterator[bytes]:
-        """What was written between a position and now."""
-        place = {name: then.get(name, 0) for name in here}
-        for name, until in sorted(here.items()):
+    async def _catch_up(self, then: dict[str, int], present: dict[str, int], watcher: Watcher) -> AsyncIterator[bytes]:
+        """The lines between a position and the present."""
+        place = {name: then.get(name, 0) for name in present}
+        for name, until in sorted(present.items()):
             if place[name] > until:
                 if await self.end_of(name) < place[name]:
-                    # Numbers went backwards: the queue was dropped, or the server lost its last seconds.
-                    yield write_event("resync", {"reason": "reset"}, write_position(here))
+                    # The numbers went back: the queue was dropped, or Redis lost its last seconds.
+                    yield write_event("resync", {"reason": "reset"}, write_position(present))
                     return
-                watcher.ahead[name] = place[name]  # another process was quicker than this one
+                watcher.ahead[name] = place[name]  # the other process had read further than this one
             while place[name] < until:
                 key = QueueKeys(name)["journal"]
                 rows = await self._connection.command(
@@ -300,11 +301,9 @@ class Hub:
                     blocks = [JournalEntry.parse_block(name, stream_id, fields[1]) for stream_id, fields in rows]
                 except Corrupt:
                     blocks = []
-                lines = [
-                    entry for block in blocks for entry in block if place[name] < entry.position.sequence <= until
-                ]  # fmt: skip
+                lines = [entry for block in blocks for entry in block if place[name] < entry.position.sequence <= until]
                 if not lines or lines[0].position.sequence != place[name] + 1:
-                    yield write_event("resync", {"reason": "trimmed"}, write_position(here))
+                    yield write_event("resync", {"reason": "trimmed"}, write_position(present))
                     return
                 for event in write_lines(lines, place):
                     yield event
@@ -312,7 +311,7 @@ class Hub:
 
 
 def write_lines(lines: list[JournalEntry], place: dict[str, int]) -> Iterator[bytes]:
-    """Lines as events of bounded length; `place` moves along and is each event's position."""
+    """The lines as events of at most LINES lines. Advances `place`, which is the ID of each event."""
     for start in range(0, len(lines), LINES):
         part = lines[start : start + LINES]
         for line in part:
@@ -321,17 +320,17 @@ def write_lines(lines: list[JournalEntry], place: dict[str, int]) -> Iterator[by
 
 
 def write_position(places: dict[str, int]) -> str:
-    """How far each queue was read, as one word."""
+    """A position as text: the last line read of each queue."""
     return ",".join(f"{name}={number}" for name, number in sorted(places.items()))
 
 
 def read_position(text: str) -> dict[str, int]:
-    """Reads `write_position` back; what is not one is refused."""
+    """Parses the text of `write_position`; raises InvalidInput for any other."""
     places: dict[str, int] = {}
     for part in text.split(",") if text else ():
         name, _, number = part.partition("=")
         if not number.isdecimal() or len(number) > 18:
-            raise InvalidInput(f"Last-Event-ID is a position of this stream, not {text[:60]!r}")
+            raise InvalidInput(f"Last-Event-ID must be the id of an event of this stream, not {text[:60]!r}")
         places[valid_name(name)] = int(number)
     if len(places) > MAX_FOLLOWED:
         raise InvalidInput(f"Last-Event-ID names more than {MAX_FOLLOWED} queues")
@@ -339,6 +338,6 @@ def read_position(text: str) -> dict[str, int]:
 
 
 def write_event(name: str, data: Any, id: str = "") -> bytes:
-    """One server-sent event."""
+    """Serializes one server-sent event."""
     head = f"id: {id}\n" if id else ""
     return f"{head}event: {name}\ndata: ".encode() + orjson.dumps(data) + b"\n\n"

@@ -74,8 +74,11 @@ class TestLists:
         message.nack(error=ValueError("boom"), delay=0)
         told = api.get(f"/api/queues/orders/messages/{id}").json["message"]
         assert (told["state"], told["attempts"], told["payload"], told["error_class"]) == (
-            "retrying", 1, {"n": 1}, "ValueError",
-        )  # fmt: skip
+            "retrying",
+            1,
+            {"n": 1},
+            "ValueError",
+        )
         assert [line["event"] for line in told["journal"]] == ["sent", "received", "nacked"]
         assert told["journal_complete"] is True
         assert "boom" in told["history"][0]["error"]
@@ -314,8 +317,11 @@ class TestDocuments:
         node = require("node")
         ran = subprocess.run(
             [node, "--input-type=module", "-e", self._text("javascript", serving)],
-            capture_output=True, text=True, timeout=PATIENCE, check=True,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=True,
+        )
         assert ran.stdout == "shipping order 1\nshipping order 2\n"
         assert admin.counts("orders").totals["acked"] == 2
 

@@ -1,7 +1,7 @@
-"""What the bodies of requests may hold.
+"""Models of request bodies.
 
-Instants are integer milliseconds, durations are seconds; unknown fields are refused, so that a typing slip is an error
-and not a default.
+Instants are integer milliseconds, durations are seconds. Unknown fields are rejected, so that a typing error does not
+silently become a default.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from restante.core.operations import MAX_BATCH
 from restante.core.retry import LONGEST_DELAY, RetryPolicy
 from restante.core.settings import JOURNAL_LEVELS
 
-#: Seconds a receive may wait; longer polls meet the timeouts of proxies in between.
+#: Seconds a receive may wait. Longer polls run into the timeouts of proxies.
 MAX_WAIT = 60.0
-#: The rule of `restante.core.names` as OpenAPI says it.
+#: The rule of `restante.core.names` as a pattern for OpenAPI.
 NAME = r"^[A-Za-z0-9._:@/+][A-Za-z0-9._:@/+-]{0,199}$"
 
 
 def _whole(value: Any) -> Any:
-    """JSON has one kind of number: 7.0 is 7."""
+    """JSON has one number type, so 7.0 is accepted as 7."""
     return int(value) if type(value) is float and value.is_integer() else value
 
 
@@ -40,27 +40,27 @@ Attempts = Annotated[int, Field(ge=1, le=65535), BeforeValidator(_whole)]
 _SPAN = r"([0-9]{1,8}|[12][0-9]{8})(\.[0-9]{1,17})?"
 _FACTOR = r"([1-9][0-9]{0,2}(\.[0-9]{1,17})?|1000(\.0)?)"
 _SHARE = r"(0(\.[0-9]{1,17})?|1(\.0)?)"
-#: `RetryPolicy.text()` as OpenAPI says it.
+#: The format of `RetryPolicy.text()` as a pattern for OpenAPI.
 POLICY = rf"^(exponential:{_SPAN}:{_FACTOR}:{_SPAN}:{_SHARE}|fixed:({_SPAN}(,{_SPAN}){{0,99}})?)$"
 Policy = Annotated[
     str, Field(max_length=2000, pattern=POLICY, examples=["exponential:1.0:2.0:600.0:0.1", "fixed:1.0,5.0"])
 ]
 BASE64 = r"^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 Durability = Annotated[str, Field(pattern=r"^(memory|disk|replica:[1-9][0-9]?|replica:100)$", examples=["memory"])]
-Pid = Annotated[int, Field(ge=0, le=2**31, description="Its process, for the registry."), BeforeValidator(_whole)]
+Pid = Annotated[int, Field(ge=0, le=2**31, description="Process ID, for the registry."), BeforeValidator(_whole)]
 Length = Annotated[int, Field(ge=1, le=2**40), BeforeValidator(_whole)]
 Bytes = Annotated[int, Field(ge=1, le=512 * 1024 * 1024), BeforeValidator(_whole)]
 Leases = Annotated[int, Field(ge=1, le=2**31), BeforeValidator(_whole)]
 Results = Annotated[int, Field(ge=0, le=10_000_000), BeforeValidator(_whole)]
 Lines = Annotated[int, Field(ge=1000, le=2**40), BeforeValidator(_whole)]
-#: An enumeration's member comes as text.
+#: JSON holds an enumeration's member as text, which strict mode would reject.
 AnyState = Annotated[State, Field(strict=False)]
 Count = Annotated[int, Field(ge=1, le=MAX_BATCH), BeforeValidator(_whole)]
 Ids = Annotated[list[Name], Field(min_length=1, max_length=MAX_BATCH)]
 
 
 class Strict(BaseModel):
-    """A request's body."""
+    """A request body: unknown fields and wrong types are rejected."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -105,7 +105,7 @@ class SendOne(Strict):
         return self
 
     def draft(self, id: str | None = None) -> Draft:
-        """The message as the core takes it; `id` stands in where the body names none."""
+        """The message as a `Draft`. `id` is used if the body has none."""
         content: Any = self.payload
         if self.payload_base64 is not None:
             try:
@@ -113,15 +113,25 @@ class SendOne(Strict):
             except (binascii.Error, ValueError) as error:
                 raise InvalidPayload(f"payload_base64 is not base64: {error}") from None
         return Draft(
-            content, self.priority, self.delay_seconds, from_ms(self.due_at), self.id or id, self.kind or "",
-            self.headers, self.content_type, self.lease_seconds, self.max_attempts,
-            RetryPolicy.parse(self.retry) if self.retry is not None else None, self.unique,
-            frozenset(self.unique_states) if self.unique_states else None, self.expires_seconds,
-        )  # fmt: skip
+            content,
+            self.priority,
+            self.delay_seconds,
+            from_ms(self.due_at),
+            self.id or id,
+            self.kind or "",
+            self.headers,
+            self.content_type,
+            self.lease_seconds,
+            self.max_attempts,
+            RetryPolicy.parse(self.retry) if self.retry is not None else None,
+            self.unique,
+            frozenset(self.unique_states) if self.unique_states else None,
+            self.expires_seconds,
+        )
 
 
 class SendMany(Strict):
-    """A batch: all or none are stored."""
+    """A batch. All messages are stored, or none."""
 
     messages: list[SendOne] = Field(min_length=1, max_length=MAX_BATCH)
     durability: Durability | None = None
@@ -142,25 +152,25 @@ Sending = Annotated[
 
 
 class Ticket(Strict):
-    """A held message: its id and the token of its lease."""
+    """A leased message: its ID and lease token."""
 
     id: Name
     lease_token: str = Field(max_length=100_000, examples=["41-9f02c1aa"])
 
 
 class Receive(Strict):
-    """What to take. `acks` are settled before."""
+    """What to receive. `acks` are settled first, in the same call."""
 
     count: Count = 1
     wait_seconds: float = Field(0, ge=0, le=MAX_WAIT, allow_inf_nan=False)
     lease_seconds: Lease | None = None
-    consumer: Name | None = Field(None, description="who takes; the registry and the journal show it")
+    consumer: Name | None = Field(None, description="consumer name, shown in the registry and the journal")
     pid: Pid = 0
     acks: list[Ticket] = Field(default=[], max_length=MAX_BATCH)
 
 
 class ReceiveAny(Strict):
-    """The same from the first of several queues that has something."""
+    """Receives from the first queue that has messages."""
 
     queues: list[Name] = Field(min_length=1, max_length=100)
     count: Count = 1
@@ -171,7 +181,7 @@ class ReceiveAny(Strict):
 
 
 class Failure(Strict):
-    """Why it failed. `error_class` groups dead letters."""
+    """Why the attempt failed. Dead letters are grouped by `error_class`."""
 
     error: str | None = Field(None, max_length=20_000)
     error_class: Annotated[str, Field(max_length=80, pattern=r"^[A-Za-z0-9._]*$")] | None = None
@@ -220,7 +230,7 @@ class Extends(Acks):
 
 
 class Empty(Strict):
-    """Nothing to say."""
+    """An empty body."""
 
 
 class Purge(Strict):
@@ -245,7 +255,7 @@ _IDS_OR_FILTER: dict[str, Any] = {
 
 
 class Replay(Strict):
-    """Named messages, or all dead ones that match; with `task` a replay that was cut short goes on."""
+    """The named messages, or all dead ones that match. `task` resumes an interrupted replay."""
 
     model_config = ConfigDict(json_schema_extra=_IDS_OR_FILTER)
 
@@ -258,7 +268,7 @@ class Replay(Strict):
 
 
 class ReplayEvents(Strict):
-    """Named events, or all dead ones of the service that match."""
+    """The named events, or all dead events of the service that match."""
 
     ids: list[Name] | None = Field(None, min_length=1, max_length=MAX_BATCH)
     subscription: Name | None = None
@@ -267,7 +277,7 @@ class ReplayEvents(Strict):
 
 
 class Edit(Strict):
-    """What to change; what is not named stays."""
+    """The fields to change. Fields that are not named stay."""
 
     model_config = ConfigDict(json_schema_extra={"minProperties": 1})
 
@@ -278,7 +288,7 @@ class Edit(Strict):
 
 
 class Configure(Strict):
-    """Settings of a queue; null puts one back to its default, what is not named stays."""
+    """Settings of a queue. Null restores the default; settings that are not named stay."""
 
     lease_seconds: Lease | None = None
     max_attempts: Attempts | None = None
@@ -296,17 +306,17 @@ class Configure(Strict):
     journal_cap: Lines | None = None
 
     def options(self) -> dict[str, Any]:
-        """As the core's `configure` takes them."""
-        made: dict[str, Any] = {}
+        """The settings as keywords of `Admin.configure`."""
+        options: dict[str, Any] = {}
         for name in self.model_fields_set:
             value = getattr(self, name)
             if name == "retry" and value is not None:
                 value = RetryPolicy.parse(value)
-            made[RENAMED.get(name, name)] = value
-        return made
+            options[RENAMED.get(name, name)] = value
+        return options
 
 
-#: The rules of `restante.rsmq.keys` and of its ids as OpenAPI says them.
+#: The rules of `restante.rsmq.keys` and of RSMQ's IDs as patterns for OpenAPI.
 RSMQ_NAMESPACE = r"^[A-Za-z0-9._:@/+{}-]{1,200}$"
 RSMQ_QUEUE = r"^[A-Za-z0-9._-]{1,160}$"
 RSMQ_ID = r"^[A-Za-z0-9:]{32}$"
@@ -320,7 +330,7 @@ class RsmqSome(Strict):
 
 
 class RsmqMove(Strict):
-    """Messages of an RSMQ queue, and the queue they go to: a native one, or with `rsmq` another of the namespace."""
+    """Messages of an RSMQ queue and their target: a native queue, or with `rsmq` another RSMQ queue."""
 
     ids: RsmqIds
     to: Name
@@ -336,24 +346,24 @@ RENAMED = {"lease_seconds": "lease", "dedup_seconds": "dedup", "max_payload_byte
 
 
 def from_ms(value: int | None) -> datetime | None:
-    """An instant from HTTP."""
+    """Converts an instant from HTTP."""
     return None if value is None else datetime.fromtimestamp(value / 1000, UTC)
 
 
 def check_policy(text: str | None) -> RetryPolicy | None:
-    """A retry policy from HTTP."""
+    """Parses a retry policy from HTTP."""
     return None if text is None else RetryPolicy.parse(text)
 
 
-def one_of(edit: Edit) -> dict[str, Any]:
-    """An edit as the core takes it."""
+def changes_of(edit: Edit) -> dict[str, Any]:
+    """The edit as keywords of `Admin.edit`."""
     if not edit.model_fields_set:
         raise InvalidInput("name at least one of payload, priority, headers and delay_seconds")
-    made: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
     if "payload" in edit.model_fields_set:
-        made["payload"] = edit.payload
+        changes["payload"] = edit.payload
     for theirs, ours in (("priority", "priority"), ("headers", "headers"), ("delay_seconds", "delay")):
         value = getattr(edit, theirs)
         if value is not None:
-            made[ours] = value
-    return made
+            changes[ours] = value
+    return changes

@@ -12,7 +12,7 @@ from restante.core.inspector import Counts
 from restante.core.journal import JournalEntry, Position
 from restante.core.message import JournalEvent, State
 from restante.core.settings import QueueSettings
-from restante.server.sampling import BURST, UNATTENDED, Sampler, Trend
+from restante.server.monitor import BURST, UNATTENDED, Monitor, Trend
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -31,15 +31,24 @@ def line(event: JournalEvent, second: float, **facts: Any) -> JournalEntry:
     told: dict[str, Any] = {"message_id": "m1", "attempts": 1, "consumer": "shop-1", "state": "gone", "sent_at": BEGIN}
     told |= facts
     return JournalEntry(
-        queue="orders", position=Position(1), event=event, at=BEGIN + timedelta(seconds=second), kind="", priority=0,
-        size=1, due_at=None, error_class="", detail="", **told,
-    )  # fmt: skip
+        queue="orders",
+        position=Position(1),
+        event=event,
+        at=BEGIN + timedelta(seconds=second),
+        kind="",
+        priority=0,
+        size=1,
+        due_at=None,
+        error_class="",
+        detail="",
+        **told,
+    )
 
 
 @pytest.fixture
-def sampler() -> Sampler:
-    office: Any = SimpleNamespace(sweeper=SimpleNamespace(expect=lambda queue, seconds: None))
-    return Sampler(office)
+def monitor() -> Monitor:
+    state: Any = SimpleNamespace(sweeper=SimpleNamespace(expect=lambda queue, seconds: None))
+    return Monitor(state)
 
 
 def test_rates_are_per_second_whatever_lies_between_two_samples() -> None:
@@ -60,10 +69,10 @@ def test_totals_that_begin_anew_are_no_negative_rate() -> None:
     assert trend.as_dict()["sent"] == [0.0]
 
 
-def test_the_middle_and_the_slow_end_are_told_apart(sampler: Sampler) -> None:
-    assert sampler.latency("orders") == {"p50_ms": None, "p95_ms": None}
-    sampler.hear([line(JournalEvent.ACKED, number / 1000, message_id=f"m{number}") for number in range(100, 0, -1)])
-    assert sampler.latency("orders") == {"p50_ms": 51.0, "p95_ms": 96.0}
+def test_the_middle_and_the_slow_end_are_told_apart(monitor: Monitor) -> None:
+    assert monitor.latency("orders") == {"p50_ms": None, "p95_ms": None}
+    monitor.observe([line(JournalEvent.ACKED, number / 1000, message_id=f"m{number}") for number in range(100, 0, -1)])
+    assert monitor.latency("orders") == {"p50_ms": 51.0, "p95_ms": 96.0}
 
 
 @pytest.mark.parametrize(
@@ -83,13 +92,13 @@ def test_the_middle_and_the_slow_end_are_told_apart(sampler: Sampler) -> None:
     ],
 )
 def test_what_is_wrong_with_a_queue_is_named(
-    sampler: Sampler, facts: dict[str, Any], seen: bool, trouble: list[tuple[str, str]]
+    monitor: Monitor, facts: dict[str, Any], seen: bool, trouble: list[tuple[str, str]]
 ) -> None:
-    sampler.seen = {"orders": 1.0} if seen else {}
-    assert [(one["level"], one["text"]) for one in sampler.trouble(counts(**facts))] == trouble
+    monitor.seen = {"orders": 1.0} if seen else {}
+    assert [(one["level"], one["text"]) for one in monitor.trouble(counts(**facts))] == trouble
 
 
-def test_a_burst_is_named_with_who_took_most_and_the_usual_is_none(sampler: Sampler) -> None:
+def test_a_burst_is_named_with_who_took_most_and_the_usual_is_none(monitor: Monitor) -> None:
     def received(second: int, count: int, consumer: str) -> list[JournalEntry]:
         return [
             line(JournalEvent.RECEIVED, second, message_id=f"{second}-{consumer}-{n}", consumer=consumer)
@@ -97,16 +106,18 @@ def test_a_burst_is_named_with_who_took_most_and_the_usual_is_none(sampler: Samp
         ]
 
     for second in range(5):
-        sampler.hear(received(second, 5, "steady"))
-    assert list(sampler._past) == []
-    sampler.hear([*received(5, BURST, "greedy"), *received(5, 5, "steady"), *received(6, 1, "steady")])
-    (burst,) = sampler._past
+        monitor.observe(received(second, 5, "steady"))
+    assert list(monitor._past) == []
+    monitor.observe([*received(5, BURST, "greedy"), *received(5, 5, "steady"), *received(6, 1, "steady")])
+    (burst,) = monitor._past
     assert (burst.kind, burst.who, burst.count) == ("burst", "greedy", BURST + 5)
 
 
-def test_a_purge_of_many_lines_is_one_anomaly_with_its_count(sampler: Sampler) -> None:
+def test_a_purge_of_many_lines_is_one_anomaly_with_its_count(monitor: Monitor) -> None:
     for second in (0, 1):
-        sampler.hear([line(JournalEvent.PURGED, second, message_id=f"{second}-{n}", consumer="ann") for n in range(20)])
-    sampler.hear([line(JournalEvent.DELETED, 2, message_id=f"d{n}", consumer="ann") for n in range(9)])
-    (purge,) = sampler._past
+        monitor.observe(
+            [line(JournalEvent.PURGED, second, message_id=f"{second}-{n}", consumer="ann") for n in range(20)]
+        )
+    monitor.observe([line(JournalEvent.DELETED, 2, message_id=f"d{n}", consumer="ann") for n in range(9)])
+    (purge,) = monitor._past
     assert (purge.kind, purge.who, purge.count, purge.text) == ("purge", "ann", 40, "ann purged 40 messages")

@@ -1,4 +1,4 @@
-"""Answers as models: they are the documentation's, and what tests hold the real answers against."""
+"""Models of responses. They document the API, and tests check the real responses against them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from restante.core.message import JournalEvent, State
 
 
 class Problem(BaseModel):
-    """What every failure looks like."""
+    """The body of every failure."""
 
     error: str = Field(examples=["LeaseLost"])
     message: str
@@ -20,7 +20,7 @@ class Problem(BaseModel):
 
 class Sent(BaseModel):
     id: str
-    stored: bool = Field(description="false: an earlier message stood for it already")
+    stored: bool = Field(description="false: an earlier send had already stored this message")
 
 
 class SentMany(BaseModel):
@@ -53,7 +53,7 @@ class ReceivedMessage(BaseModel):
 class Taken(BaseModel):
     now: int
     messages: list[ReceivedMessage]
-    lost: list[str] = Field(description="ids among `acks` whose lease had ended")
+    lost: list[str] = Field(description="IDs among `acks` whose lease was lost")
 
 
 class Settled(BaseModel):
@@ -351,7 +351,7 @@ class Page(BaseModel):
 class Session(BaseModel):
     user: str
     roles: list[str]
-    open: bool = Field(description="no tokens are configured: whoever is on this machine may do everything")
+    open: bool = Field(description="no tokens are configured: any program on this machine may do everything")
     version: str
     server: str
     now: int
@@ -372,14 +372,14 @@ class Imported(BaseModel):
 
 
 class PipelineProgress(BaseModel):
-    #: `lost`: its process ended without a word.
+    #: `lost`: the pipeline stopped reporting without having ended.
     state: Literal["running", "done", "failed", "lost"]
     phase: str
     done: int
     total: int
     rows: int
     rows_expected: int
-    #: Whether the run draws the report too.
+    #: Whether the run also draws the report.
     report: bool
     started_at: int
     updated_at: int

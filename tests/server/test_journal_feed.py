@@ -14,9 +14,8 @@ import pytest
 
 import restante
 from restante import Admin, Client
-from restante.server import ServerSettings, Serving
-from restante.server import live as room
-from restante.server.sampling import Sampler
+from restante.server import ServerSettings, Serving, journal_feed
+from restante.server.monitor import Monitor
 from tests.harness.deadlines import PATIENCE, at_most, wait_until
 from tests.harness.servers import RedisServer
 from tests.server.calls import Api, Up
@@ -29,13 +28,13 @@ def memory(pid: int) -> int:
 
 
 def watching(serving: Serving, count: int = 1) -> None:
-    wait_until(lambda: len(serving.office.hub) >= count)
+    wait_until(lambda: len(serving.state.hub) >= count)
 
 
 def known(serving: Serving, post: Client, *queues: str) -> None:
     """Returns when the server has read the journals of these queues to their ends."""
     admin = Admin(post)
-    places = serving.office.hub.places
+    places = serving.state.hub.places
     wait_until(lambda: all(places.get(name, -1) >= admin.counts(name).journal_last for name in queues), lambda: places)
 
 
@@ -69,18 +68,18 @@ class TestFollowing:
         known(serving, post, "orders")
         stream = api.events("/api/journal?queue=orders")
         stream.until("position")
-        look = Sampler._look
+        look = Monitor._look
 
-        def overtaken(sampler: Sampler) -> Any:
-            counted = look(sampler)
+        def overtaken(monitor: Monitor) -> Any:
+            counted = look(monitor)
             queue.send("while counting")
             known(serving, post, "orders")
             return counted
 
-        monkeypatch.setattr(Sampler, "_look", overtaken)
-        assert serving.office.loop is not None
+        monkeypatch.setattr(Monitor, "_look", overtaken)
+        assert serving.state.loop is not None
         for _ in range(3):
-            asyncio.run_coroutine_threadsafe(serving.office.sampler.count(), serving.office.loop).result(PATIENCE)
+            asyncio.run_coroutine_threadsafe(serving.state.monitor.count(), serving.state.loop).result(PATIENCE)
         lines, _ = stream.lines(3)
         stream.close()
         assert [line["position"] for line in lines] == [2, 3, 4]
@@ -203,7 +202,7 @@ class TestFollowing:
             assert changed == {"orders": 2}
 
     def test_a_stream_without_news_gives_signs_of_life(self, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("restante.server.looking.HELLO_EVERY", 0.05)
+        monkeypatch.setattr("restante.server.routes.read.HELLO_EVERY", 0.05)
         stream = api.events("/api/journal?counts=1")
         instants = [stream.until("hello").data["now"] for _ in range(4)]
         stream.close()
@@ -229,7 +228,7 @@ class TestBounded:
         queue = post.queue("orders")
         queue.send("x")
         server = up()
-        time.sleep(room.NAMES_EVERY + 0.3)
+        time.sleep(journal_feed.NAMES_EVERY + 0.3)
         host, port = server.api.host, server.api.port
         head = b"GET /api/journal?counts=1 HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n"
         deaf = []

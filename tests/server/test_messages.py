@@ -12,10 +12,15 @@ from typing import Any
 import pytest
 
 from restante import Admin, Client, State, fixed
+from restante.core.journal import JournalEntry
+from restante.core.keys import QueueKeys
+from restante.core.message import JournalEvent
 from restante.server import Serving
 from tests.harness.deadlines import PATIENCE, at_most, took_at_most, wait_until
 from tests.harness.servers import RedisServer
 from tests.server.calls import Api, Up
+
+JOURNAL = QueueKeys("orders")["journal"]
 
 
 def take(api: Api, queue: str = "orders", **body: Any) -> dict[str, Any]:
@@ -39,10 +44,20 @@ def long_poll(api: Api) -> socket.socket:
 
 class TestSend:
     def test_one_and_many_with_every_option(self, api: Api, admin: Admin) -> None:
-        one = api.post("/api/queues/orders/messages", {
-            "payload": {"n": 1}, "kind": "order.placed", "priority": 7, "headers": {"a": 1}, "max_attempts": 2,
-            "lease_seconds": 9, "unique": "k", "retry": "fixed:1.0,2.0", "expires_seconds": 60,
-        })  # fmt: skip
+        one = api.post(
+            "/api/queues/orders/messages",
+            {
+                "payload": {"n": 1},
+                "kind": "order.placed",
+                "priority": 7,
+                "headers": {"a": 1},
+                "max_attempts": 2,
+                "lease_seconds": 9,
+                "unique": "k",
+                "retry": "fixed:1.0,2.0",
+                "expires_seconds": 60,
+            },
+        )
         assert one.status == 201
         assert one.json["stored"] is True
         found = admin.show("orders", one.json["id"])
@@ -59,22 +74,33 @@ class TestSend:
         api.post("/api/queues/orders/messages", {"payload_base64": "AP8=", "content_type": "image/png"})
         taken = take(api)
         assert (taken["payload_base64"], taken["content_type"]) == ("AP8=", "image/png")
-        api.call("POST", "/api/queues/orders/messages", raw=b'{"payload": {"n": 123456789012345678901234567890}}',
-                 headers={"Content-Type": "application/json"})  # fmt: skip
+        api.call(
+            "POST",
+            "/api/queues/orders/messages",
+            raw=b'{"payload": {"n": 123456789012345678901234567890}}',
+            headers={"Content-Type": "application/json"},
+        )
         assert take(api)["payload"] == {"n": 123456789012345678901234567890}
 
     @pytest.mark.parametrize(
         ("body", "said"),
         [
-            ({}, "payload"), ({"payload": 1, "payload_base64": "AA=="}, "not both"),
+            ({}, "payload"),
+            ({"payload": 1, "payload_base64": "AA=="}, "not both"),
             ({"payload": 1, "typo": 2}, "typo"),
-            ({"payload_base64": "%%"}, "base64"), ({"payload": 1, "priority": 256}, "priority"),
-            ({"payload": 1, "priority": "7"}, "priority"), ({"payload": 1, "id": "a b"}, "id"),
-            ({"payload": 1, "delay_seconds": -1}, "delay_seconds"), ({"payload": 1, "retry": "sometimes"}, "retry"),
-            ({"messages": []}, "messages"), ({"payload": 1, "durability": "always"}, "durability"),
-            ({"payload": 1, "delay_seconds": 1, "due_at": 5}, "not both"), ([1], "object"), ("x", "object"),
+            ({"payload_base64": "%%"}, "base64"),
+            ({"payload": 1, "priority": 256}, "priority"),
+            ({"payload": 1, "priority": "7"}, "priority"),
+            ({"payload": 1, "id": "a b"}, "id"),
+            ({"payload": 1, "delay_seconds": -1}, "delay_seconds"),
+            ({"payload": 1, "retry": "sometimes"}, "retry"),
+            ({"messages": []}, "messages"),
+            ({"payload": 1, "durability": "always"}, "durability"),
+            ({"payload": 1, "delay_seconds": 1, "due_at": 5}, "not both"),
+            ([1], "object"),
+            ("x", "object"),
         ],
-    )  # fmt: skip
+    )
     def test_bad_input_names_the_remedy_and_stores_nothing(self, api: Api, post: Client, body: Any, said: str) -> None:
         answer = api.post("/api/queues/orders/messages", body)
         assert answer.status == 422
@@ -163,8 +189,8 @@ class TestReceive:
     ) -> None:
         queue = post.queue("orders")
         with long_poll(api):
-            wait_until(lambda: serving.office.waiting == 1)
-        wait_until(lambda: serving.office.waiting == 0)
+            wait_until(lambda: serving.state.waiting == 1)
+        wait_until(lambda: serving.state.waiting == 0)
         queue.send("x")
         message = queue.receive(timeout=PATIENCE)
         assert message is not None
@@ -181,7 +207,7 @@ class TestReceive:
         redis.pause()
         try:
             with long_poll(api):
-                wait_until(lambda: serving.office.waiting == 1)
+                wait_until(lambda: serving.state.waiting == 1)
             wait_until(lambda: not serving._server.server_state.connections)
         finally:
             redis.resume()
@@ -207,8 +233,16 @@ class TestReceive:
         acks = [{"id": first["id"], "lease_token": first["lease_token"]}, {"id": "none", "lease_token": "x"}]
         answer = api.post("/api/queues/orders/receive", {"acks": acks})
         assert answer.json["lost"] == ["none"]
+        entries = post.connection.command("XREVRANGE", JOURNAL, "+", "-", "COUNT", 1, key=JOURNAL)
+        events = [line.event for line in JournalEntry.parse_block("orders", entries[0][0], entries[0][1][1])]
+        assert events == [JournalEvent.ACKED, JournalEvent.RECEIVED]  # one entry: one call to Redis did both
         assert len(answer.json["messages"]) == 1
         assert admin.counts("orders").totals["acked"] == 1
+
+    def test_acks_whose_lease_is_lost_are_named_by_a_wait_that_ends_empty(self, api: Api) -> None:
+        body = {"acks": [{"id": "none", "lease_token": "x"}], "wait_seconds": 0.2}
+        answer = api.post("/api/queues/orders/receive", body)
+        assert (answer.json["lost"], answer.json["messages"]) == (["none"], [])
 
     def test_the_consumer_is_known_by_the_name_it_gives(self, api: Api, post: Client) -> None:
         post.queue("orders").send("x")
@@ -236,11 +270,14 @@ class TestVerdicts:
     def test_every_verdict_does_what_it_says(self, api: Api, post: Client, admin: Admin) -> None:
         queue = post.queue("orders", retry=None)
         for verb, body, state in (
-            ("ack", {}, None), ("nack", {"error": "no", "error_class": "Timeout"}, State.RETRYING),
-            ("nack", {"delay_seconds": 60}, State.RETRYING), ("bury", {"error": "never"}, State.DEAD),
-            ("release", {"delay_seconds": 60}, State.SCHEDULED), ("extend", {"lease_seconds": 99}, State.LEASED),
+            ("ack", {}, None),
+            ("nack", {"error": "no", "error_class": "Timeout"}, State.RETRYING),
+            ("nack", {"delay_seconds": 60}, State.RETRYING),
+            ("bury", {"error": "never"}, State.DEAD),
+            ("release", {"delay_seconds": 60}, State.SCHEDULED),
+            ("extend", {"lease_seconds": 99}, State.LEASED),
             ("extend", {}, State.LEASED),
-        ):  # fmt: skip
+        ):
             id = queue.send(verb)
             taken = take(api)
             answer = api.post(f"/api/queues/orders/messages/{id}/{verb}", {"lease_token": taken["lease_token"], **body})
@@ -303,9 +340,11 @@ class TestKilled:
                     api = current[0].api
                 try:
                     answer = api.post(
-                        "/api/queues/orders/messages", {"payload": number}, headers={"Idempotency-Key": f"k{number}"},
+                        "/api/queues/orders/messages",
+                        {"payload": number},
+                        headers={"Idempotency-Key": f"k{number}"},
                         timeout=60,
-                    )  # fmt: skip
+                    )
                 except (OSError, http.client.HTTPException):  # also one that ended in the middle of an answer
                     time.sleep(0.05)
                     continue

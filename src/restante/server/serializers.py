@@ -1,0 +1,237 @@
+"""Converts values of the core to the JSON values of responses."""
+
+from __future__ import annotations
+
+import base64
+from datetime import datetime
+from typing import Any
+
+import orjson
+
+from restante.core.admin import ReplayTask
+from restante.core.inspector import AuditEntry, Counts
+from restante.core.journal import JournalEntry
+from restante.core.message import Attempt, Message, State
+from restante.core.settings import DEFAULT_MAX_ATTEMPTS, QueueSettings
+from restante.rsmq.reading import RsmqMessage
+from restante.rsmq.viewing import RsmqCounts
+from restante.server.requests import RENAMED
+from restante.server.responses import TaskOut
+
+#: Bytes of a payload that a list shows.
+GLANCE = 1024
+
+
+def ms(at: datetime | None) -> int | None:
+    """An instant as milliseconds."""
+    return None if at is None else round(at.timestamp() * 1000)
+
+
+def settings_out(settings: QueueSettings) -> dict[str, Any]:
+    fields = settings.as_dict()
+    for theirs, ours in RENAMED.items():
+        fields[theirs] = fields.pop(ours)
+    del fields["paused"], fields["version"]
+    return fields
+
+
+def counts_out(counts: Counts) -> dict[str, Any]:
+    """The counts of a queue, which change all the time, without its settings and totals."""
+    return {
+        "queue": counts.queue,
+        "states": {state.value: getattr(counts, state.value) for state in State},
+        "overdue": counts.overdue,
+        "waited_seconds": round(counts.waited, 3),
+        "paused": counts.paused,
+    }
+
+
+def journal_out(entry: JournalEntry) -> dict[str, Any]:
+    return {
+        "queue": entry.queue,
+        "position": entry.position.sequence,
+        "event": entry.event.value,
+        "state": entry.state,
+        "at": ms(entry.at),
+        "message_id": entry.message_id,
+        "sent_at": ms(entry.sent_at),
+        "kind": entry.kind,
+        "priority": entry.priority,
+        "size": entry.size,
+        "attempts": entry.attempts,
+        "consumer": entry.consumer,
+        "due_at": ms(entry.due_at),
+        "error_class": entry.error_class,
+        "detail": entry.detail,
+    }
+
+
+def _content(message: Message, *, checked: bool = True) -> dict[str, Any]:
+    """The payload as sent, copied without decoding. One that is not `checked` is bytes unless it is JSON."""
+    stored = message.stored
+    if stored.options.get("e") == "bytes" or (not checked and not _is_json(stored.body)):
+        return {"payload_base64": base64.b64encode(stored.body).decode()}
+    return {"payload": orjson.Fragment(stored.body)}
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        orjson.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def received_out(message: Message, settings: QueueSettings) -> dict[str, Any]:
+    """A message for the consumer that receives it."""
+    stored = message.stored
+    return {
+        "id": message.id,
+        "queue": message.queue,
+        "kind": message.kind,
+        "priority": message.priority,
+        "size": message.size,
+        "attempts": message.attempts,
+        "max_attempts": message.max_attempts or settings.max_attempts,
+        "replays": message.replays,
+        "suspect": message.suspect,
+        "content_type": message.content_type,
+        "headers": message.headers,
+        "sent_at": stored.sent_ms,
+        "received_at": message.received_ms,
+        "lease_expires_at": message.expires_ms,
+        "lease_token": message.lease_token,
+        "expires_at": ms(message.expires_at),
+        "unique": message.unique,
+        "retry": message.retry.text() if message.retry else None,
+        **_content(message),
+    }
+
+
+def message_out(message: Message, settings: QueueSettings | None, anomalies: list[str]) -> dict[str, Any]:
+    """A message for lists, with the start of its payload."""
+    last = message.history[-1] if message.history else None
+    lines = last.error.strip().splitlines() if last else []
+    return {
+        "id": message.id,
+        "queue": message.queue,
+        "state": message.state.value,
+        "kind": message.kind,
+        "priority": message.priority,
+        "size": message.size,
+        "attempts": message.attempts,
+        "max_attempts": message.max_attempts or (settings.max_attempts if settings else DEFAULT_MAX_ATTEMPTS),
+        "replays": message.replays,
+        "consumer": message.consumer,
+        "content_type": message.content_type,
+        "sent_at": message.stored.sent_ms,
+        "due_at": ms(message.due_at),
+        "lease_expires_at": ms(message.lease_expires_at),
+        "received_at": ms(message.received_at),
+        "settled_at": ms(message.settled_at),
+        "expires_at": ms(message.expires_at),
+        "unique": message.unique,
+        "headers": message.headers,
+        "preview": message.preview[:GLANCE].decode(errors="replace"),
+        "whole": message.whole,
+        "error_class": last.error_class if last else "",
+        "error": lines[-1][:500] if lines else "",
+        "anomalies": anomalies,
+    }
+
+
+def whole_out(
+    message: Message, settings: QueueSettings, anomalies: list[str], journal: list[JournalEntry], complete: bool
+) -> dict[str, Any]:
+    """A message with its payload, attempts and journal lines."""
+    return {
+        **message_out(message, settings, anomalies),
+        **_content(message, checked=False),
+        "retry": message.retry.text() if message.retry else None,
+        "history": [attempt_out(attempt) for attempt in message.history],
+        "journal": [journal_out(entry) for entry in journal],
+        "journal_complete": complete,
+    }
+
+
+def attempt_out(attempt: Attempt) -> dict[str, Any]:
+    return {
+        "attempt": attempt.attempt,
+        "received_at": ms(attempt.received_at),
+        "ended_at": ms(attempt.ended_at),
+        "event": attempt.event.value,
+        "consumer": attempt.consumer,
+        "error_class": attempt.error_class,
+        "error": attempt.error,
+    }
+
+
+def task_out(task: ReplayTask) -> dict[str, Any]:
+    return {name: getattr(task, name) for name in TaskOut.model_fields}
+
+
+def audit_out(entry: AuditEntry) -> dict[str, Any]:
+    return {**entry.as_dict(), "at": ms(entry.at)}
+
+
+def rsmq_out(counts: RsmqCounts) -> dict[str, Any]:
+    """An RSMQ queue with its counts."""
+    return {
+        "queue": counts.queue,
+        "namespace": counts.namespace,
+        "messages": counts.messages,
+        "hidden": counts.hidden,
+        "lease_seconds": counts.lease_seconds,
+        "delay_seconds": counts.delay_seconds,
+        "max_payload_bytes": counts.max_payload_bytes,
+        "sent": counts.sent,
+        "received": counts.received,
+        "created_at": counts.created_ms,
+        "modified_at": counts.modified_ms,
+    }
+
+
+def rsmq_message_out(message: RsmqMessage, queue: str, namespace: str) -> dict[str, Any]:
+    """A message of an RSMQ queue for lists, with the start of its payload."""
+    start = message.payload[:GLANCE].decode(errors="replace")
+    return {
+        "id": message.id,
+        "queue": queue,
+        "namespace": namespace,
+        "state": message.state.value,
+        "size": len(message.payload),
+        "attempts": message.attempts,
+        "sent_at": message.sent_ms,
+        "first_received_at": message.first_received_ms,
+        "due_at": message.due_ms,
+        "preview": start,
+        "whole": len(message.payload) <= GLANCE,
+    }
+
+
+def rsmq_whole_out(message: RsmqMessage, queue: str, namespace: str) -> dict[str, Any]:
+    """A message of an RSMQ queue with its payload, as text or as bytes."""
+    fields = rsmq_message_out(message, queue, namespace)
+    try:
+        return fields | {"payload": message.payload.decode()}
+    except UnicodeDecodeError:
+        return fields | {"payload_base64": base64.b64encode(message.payload).decode()}
+
+
+def export_out(message: Message) -> dict[str, Any]:
+    """A line of an export: the fields that an import needs to send the message again."""
+    stored = message.stored
+    line: dict[str, Any] = {"id": message.id, **_content(message, checked=False)}
+    if message.content_type != "application/json":
+        line["content_type"] = message.content_type
+    optional = {
+        "kind": message.kind or None,
+        "priority": message.priority or None,
+        "headers": message.headers or None,
+        "due_at": ms(message.due_at) if message.state is State.SCHEDULED else None,
+        "lease_seconds": stored.lease_ms / 1000 if stored.lease_ms else None,
+        "max_attempts": message.max_attempts,
+        "retry": message.retry.text() if message.retry else None,
+        "unique": message.unique,
+    }
+    return line | {name: value for name, value in optional.items() if value is not None}
