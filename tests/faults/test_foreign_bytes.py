@@ -24,7 +24,7 @@ from restante.core.journal import JournalEntry, Position
 from restante.core.journal_reader import JournalReader
 from restante.core.settings import ClientSettings, QueueSettings
 from restante.core.stored import Stored, encode, readable, sound
-from restante.rsmq import viewing as rsmq_views
+from restante.rsmq import inspector as rsmq_views
 from restante.rsmq.client import Rsmq
 from restante.server.access import Caller, Token, Tokens
 from tests.harness.servers import RedisServer, call

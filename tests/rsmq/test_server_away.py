@@ -14,7 +14,8 @@ import pytest
 import restante
 from restante import Admin, Client, QueueFull
 from restante.core.operations import Script
-from restante.rsmq import AsyncRsmq, Rsmq, RsmqReceived, calls, consuming
+from restante.rsmq import AsyncRsmq, Rsmq, RsmqReceived, calls
+from restante.rsmq import consumer as rsmq_consumer
 from restante.rsmq.bridge import Bridge, Bridged, take_over
 from tests.harness.cluster import RedisCluster3
 from tests.harness.deadlines import PATIENCE, wait_until
@@ -84,7 +85,7 @@ def consuming_one(
 ) -> Iterator[Consuming]:
     """A consumer behind the proxy that has begun its one message, of a queue that hides it for half a minute."""
     caplog.set_level(logging.INFO, "restante")
-    monkeypatch.setattr(consuming, "EXTEND_AFTER", 0.003)  # of the vt, which the server's clock counts
+    monkeypatch.setattr(rsmq_consumer, "EXTEND_AFTER", 0.003)  # of the vt, which the server's clock counts
     ours.create_queue("orders", vt=30)
     ours.send_message("orders", "a")
     running = Consuming(proxy.url, request.param)

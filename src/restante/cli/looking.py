@@ -17,7 +17,7 @@ from restante.cli import texts
 from restante.cli.names import MaybeQueue, OneQueue, complete_queue
 from restante.cli.session import Code, Context, Session, WrongUsage, stopping
 from restante.core.doctor import examine
-from restante.rsmq import viewing as rsmq
+from restante.rsmq import inspector as rsmq
 from restante.rsmq.keys import DEFAULT_NAMESPACE
 
 #: Seconds between two looks while following the journal.

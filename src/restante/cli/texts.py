@@ -17,8 +17,8 @@ from restante import InvalidPayload, JournalEntry, Message, QueueSettings, State
 from restante.cli.session import WrongUsage
 from restante.core.inspector import ConsumerInfo, Counts
 from restante.core.message import Attempt
-from restante.rsmq.reading import RsmqMessage
-from restante.rsmq.viewing import RsmqCounts
+from restante.rsmq.inspector import RsmqCounts
+from restante.rsmq.reader import RsmqMessage
 
 #: The colour of each state, the same in the terminal as in the dashboard; the word always stands beside it.
 COLOURS = {

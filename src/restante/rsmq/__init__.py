@@ -28,7 +28,7 @@ not yet due), ready (due) and leased (received, not yet due again). Nothing in i
 from restante.rsmq.bridge import Bridge, Bridged
 from restante.rsmq.calls import QueueAttributes, RsmqReceived
 from restante.rsmq.client import AsyncRsmq, Rsmq
-from restante.rsmq.consuming import AsyncRsmqConsumer, RsmqConsumer
+from restante.rsmq.consumer import AsyncRsmqConsumer, RsmqConsumer
 from restante.rsmq.errors import (
     BadParameter,
     InvalidFormat,
@@ -42,7 +42,7 @@ from restante.rsmq.errors import (
     ReservedName,
     RsmqError,
 )
-from restante.rsmq.reading import RsmqMessage, queues, split, walk
+from restante.rsmq.reader import RsmqMessage, queues, split, walk
 
 __all__ = [
     "AsyncRsmq",

@@ -9,7 +9,7 @@ different servers: there it is sent under its own id and deleted after that, and
 long after its ack a message is still known that a killed bridge had sent and not yet deleted.
 
 **Back.** A message is leased, put into the RSMQ queue by a script that leaves a marker, then acked. Killed before the
-ack, it comes again and is known by its marker: for `crossing.UNSETTLED` seconds.
+ack, it comes again and is known by its marker: for `transfer.UNSETTLED` seconds.
 
 **Not promised.** The order of RSMQ is by time of receipt and not strict; a bridge keeps no better one. Delays and
 receive counts of an RSMQ message, and priority, kind and headers of a native one, stay behind. Two bridges in opposite
@@ -30,7 +30,7 @@ from restante.core.errors import InvalidInput, LeaseLost, NotFound, PayloadTooLa
 from restante.core.message import State
 from restante.core.queue import Client, LeasedMessage
 from restante.core.settings import whole
-from restante.rsmq import crossing, viewing
+from restante.rsmq import inspector, transfer
 from restante.rsmq.client import Rsmq, RsmqReceived
 from restante.rsmq.keys import DEFAULT_NAMESPACE, bridge_key
 
@@ -87,7 +87,7 @@ class Bridge:
         lease: int = LEASE,
     ) -> None:
         self._post = post
-        self._keys = viewing.keys_of(post, queue, namespace)
+        self._keys = inspector.keys_of(post, queue, namespace)
         self._namespace = namespace
         self._queue = post.queue(to)
         self._back = back
@@ -164,12 +164,12 @@ class Bridge:
         return done
 
     def _forward_at_once(self, one: RsmqReceived) -> bool | None:
-        payload = crossing.payload_of(one.raw, decode=self._decode)
-        made = self._post.connection.run(crossing.forward(self._queue.ref, self._keys, one.id, payload, one.rc))
+        payload = transfer.payload_of(one.raw, decode=self._decode)
+        made = self._post.connection.run(transfer.forward(self._queue.ref, self._keys, one.id, payload, one.rc))
         return None if made is None else made.stored
 
     def _forward_apart(self, one: RsmqReceived) -> bool:
-        payload = crossing.payload_of(one.raw, decode=self._decode)
+        payload = transfer.payload_of(one.raw, decode=self._decode)
         made = self._queue.send(payload, id=one.id, headers={"rsmq_queue": self._keys.queue})
         self._rsmq.delete_message(self._keys.queue, one.id)
         return made.stored
@@ -203,12 +203,12 @@ class Bridge:
         return done
 
     def _bring_one(self, message: LeasedMessage) -> str:
-        id = crossing.id_of(message)
+        id = transfer.id_of(message)
         try:
-            text = crossing.text_of(message)
+            text = transfer.text_of(message)
         except InvalidInput as error:
             return self._refuse(message, error)
-        operation = crossing.bring(self._keys, self._namespace, id, text, channel=self._channel)
+        operation = transfer.bring(self._keys, self._namespace, id, text, channel=self._channel)
         outcome = self._post.connection.run(operation)
         if outcome == "missing":
             raise NotFound(f"the RSMQ queue {self._keys.queue} is gone: create it, then start the bridge again")
@@ -239,8 +239,8 @@ class Bridge:
     def _expiring(self, messages: list[LeasedMessage], lost: set[str]) -> Iterator[Plain]:
         for message in messages:
             if message.id not in lost:
-                key = bridge_key(self._namespace, self._keys.queue, crossing.id_of(message))
-                yield Plain(("EXPIRE", key, crossing.SETTLED), key)
+                key = bridge_key(self._namespace, self._keys.queue, transfer.id_of(message))
+                yield Plain(("EXPIRE", key, transfer.SETTLED), key)
 
 
 def take_over(post: Client, queue: str, to: str, ids: Sequence[str], *, namespace: str = DEFAULT_NAMESPACE) -> int:
@@ -249,23 +249,23 @@ def take_over(post: Client, queue: str, to: str, ids: Sequence[str], *, namespac
     What is scheduled or leased becomes ready there when it would have been here. One that is received or deleted
     while this looks at it stays. In Redis Cluster a kill between the two steps leaves a message in both queues.
     """
-    keys = viewing.keys_of(post, queue, namespace)
+    keys = inspector.keys_of(post, queue, namespace)
     target = post.queue(to)
     apart = not post.connection.same_server(keys.due, target.ref.keys["queue"])
     moved = 0
     for id in ids:
-        message = viewing.find(post, keys, id)
+        message = inspector.find(post, keys, id)
         if message is None:
             continue
         if not target.ref.opened:
             # Not before there is something for it: a target that gets nothing must not come into being.
             target.ensure_open()
-        payload = crossing.payload_of(message.payload)
+        payload = transfer.payload_of(message.payload)
         due_at = None if message.state is State.READY else datetime.fromtimestamp(message.due_ms / 1000, UTC)
         if apart:
             target.send(payload, id=id, headers={"rsmq_queue": queue}, due_at=due_at)
             moved += Rsmq(namespace=namespace, post=post).delete_message(queue, id)
         else:
-            operation = crossing.forward(target.ref, keys, id, payload, message.attempts, due_at=due_at)
+            operation = transfer.forward(target.ref, keys, id, payload, message.attempts, due_at=due_at)
             moved += post.connection.run(operation) is not None
     return moved

@@ -21,7 +21,7 @@ from restante.core.call_retry import Plain
 from restante.core.errors import Corrupt, InvalidInput
 from restante.core.operations import MAX_BATCH, Argument, Operation, Script, declared, sha1
 from restante.core.settings import whole
-from restante.rsmq import checks
+from restante.rsmq import validation
 from restante.rsmq.errors import InvalidValue, MessageTooLong, NoAttributeSupplied, QueueExists, QueueNotFound
 from restante.rsmq.keys import STAMP, RsmqKeys, names_key, valid_namespace
 
@@ -101,14 +101,14 @@ class QueueAttributes:
     hiddenmsgs: int
 
 
-class Book:
+class Namespace:
     """What calls need to know of a namespace: the keys of its queues, and whether sends are announced."""
 
-    __slots__ = ("_places", "names", "namespace", "realtime")
+    __slots__ = ("_places", "name", "names", "realtime")
 
-    def __init__(self, namespace: str, realtime: bool) -> None:
-        self.namespace = valid_namespace(namespace)
-        self.names = names_key(namespace)
+    def __init__(self, name: str, realtime: bool) -> None:
+        self.name = valid_namespace(name)
+        self.names = names_key(name)
         self.realtime = realtime
         self._places: dict[str, tuple[bytes, bytes]] = {}
 
@@ -117,7 +117,7 @@ class Book:
         try:
             return self._places[qname]
         except (KeyError, TypeError):
-            keys = RsmqKeys(checks.queue_name(qname, item), self.namespace)
+            keys = RsmqKeys(validation.queue_name(qname, item), self.name)
             # A program that makes up names without end must not fill its memory with them.
             if len(self._places) >= 10_000:
                 self._places.clear()
@@ -126,7 +126,7 @@ class Book:
 
     def channel(self, qname: str) -> str:
         """Where sends are announced; empty where they are not."""
-        return f"{self.namespace}:rt:{qname}" if self.realtime else ""
+        return f"{self.name}:rt:{qname}" if self.realtime else ""
 
 
 class _Once(Operation[T]):
@@ -174,7 +174,7 @@ def _out_of_range(qname: str) -> InvalidValue:
         "in seconds by set_queue_attributes, or give vt= or delay= with the call"
     )
     log.warning("refused queue=%s error=invalidValue reason=%r", qname, "its vt or delay looks like milliseconds")
-    return InvalidValue("vt", 0, checks.LONGEST, why)
+    return InvalidValue("vt", 0, validation.LONGEST, why)
 
 
 def _refused(code: int, qname: str) -> Exception:
@@ -236,17 +236,17 @@ def _several(reply: Any, qname: str) -> list[RsmqReceived]:
 
 
 def create_queue(
-    book: Book,
+    namespace: Namespace,
     qname: str,
     *,
-    vt: int = checks.DEFAULT_VT,
-    delay: int = checks.DEFAULT_DELAY,
-    maxsize: int = checks.DEFAULT_MAXSIZE,
+    vt: int = validation.DEFAULT_VT,
+    delay: int = validation.DEFAULT_DELAY,
+    maxsize: int = validation.DEFAULT_MAXSIZE,
 ) -> Operation[int]:
     """Makes a queue; 1, or QueueExists."""
-    _, messages = book.place(qname)
+    _, messages = namespace.place(qname)
     args: list[Argument] = [
-        qname, checks.seconds(vt, "vt"), checks.seconds(delay, "delay"), checks.maxsize(maxsize), "0"
+        qname, validation.seconds(vt, "vt"), validation.seconds(delay, "delay"), validation.maxsize(maxsize), "0"
     ]  # fmt: skip
 
     def parse(reply: int) -> int:
@@ -254,59 +254,59 @@ def create_queue(
             raise QueueExists(qname)
         return 1
 
-    return _Repeatable(CREATE, (book.names, messages), args, parse, qname)
+    return _Repeatable(CREATE, (namespace.names, messages), args, parse, qname)
 
 
-def delete_queue(book: Book, qname: str) -> Operation[int]:
+def delete_queue(namespace: Namespace, qname: str) -> Operation[int]:
     """Removes a queue and every message in it; 1, or QueueNotFound."""
-    due, messages = book.place(qname)
+    due, messages = namespace.place(qname)
 
     def parse(reply: int) -> int:
         if not reply and not op.again:
             raise QueueNotFound(qname)
         return 1
 
-    op: _Repeatable[int] = _Repeatable(DROP, (book.names, due, messages), [qname], parse, qname)
+    op: _Repeatable[int] = _Repeatable(DROP, (namespace.names, due, messages), [qname], parse, qname)
     return op
 
 
-def list_queues(book: Book) -> Operation[list[str]]:
+def list_queues(namespace: Namespace) -> Operation[list[str]]:
     """The names of all queues, sorted."""
-    op = Plain(("SMEMBERS", book.names), book.names)
+    op = Plain(("SMEMBERS", namespace.names), namespace.names)
     op.parse = lambda reply: sorted(name.decode("utf-8", "backslashreplace") for name in reply)
     return op
 
 
-def get_queue_attributes(book: Book, qname: str) -> Operation[QueueAttributes]:
+def get_queue_attributes(namespace: Namespace, qname: str) -> Operation[QueueAttributes]:
     """Settings, totals and counts of a queue."""
-    return _attributes(book.place(qname), [], qname)
+    return _attributes(namespace.place(qname), [], qname)
 
 
 def set_queue_attributes(
-    book: Book, qname: str, *, vt: int | None = None, delay: int | None = None, maxsize: int | None = None
+    namespace: Namespace, qname: str, *, vt: int | None = None, delay: int | None = None, maxsize: int | None = None
 ) -> Operation[QueueAttributes]:
     """Changes at least one setting; gives what holds now."""
     if vt is None and delay is None and maxsize is None:
         raise NoAttributeSupplied
-    place = book.place(qname)
+    place = namespace.place(qname)
     args: list[Argument] = []
     if vt is not None:
-        args += ("vt", checks.seconds(vt, "vt"))
+        args += ("vt", validation.seconds(vt, "vt"))
     if maxsize is not None:
-        args += ("maxsize", checks.maxsize(maxsize))
+        args += ("maxsize", validation.maxsize(maxsize))
     if delay is not None:
-        args += ("delay", checks.seconds(delay, "delay"))
+        args += ("delay", validation.seconds(delay, "delay"))
     return _attributes(place, args, qname)
 
 
-def vt_of(book: Book, qname: str) -> Operation[int]:
+def vt_of(namespace: Namespace, qname: str) -> Operation[int]:
     """How long the queue hides what is received from it; refused where a receive would refuse it."""
-    op: Operation[Any] = _attributes(book.place(qname), [], qname)
+    op: Operation[Any] = _attributes(namespace.place(qname), [], qname)
     read = op.parse
 
     def parse(reply: Any) -> int:
         vt: int = read(reply).vt
-        if not 0 <= vt <= checks.LONGEST or (reply[3] == b"0" and vt >= 1000 and vt % 1000 == 0):
+        if not 0 <= vt <= validation.LONGEST or (reply[3] == b"0" and vt >= 1000 and vt % 1000 == 0):
             raise _out_of_range(qname)
         return vt
 
@@ -330,28 +330,30 @@ def _attributes(place: tuple[bytes, bytes], args: list[Argument], qname: str) ->
 # -- messages --------------------------------------------------------------------------------------------------------
 
 
-def send_message(book: Book, qname: str, message: str, *, delay: int | None = None) -> Operation[str]:
+def send_message(namespace: Namespace, qname: str, message: str, *, delay: int | None = None) -> Operation[str]:
     """Stores a message and returns its id. When the answer is lost it raises Unconfirmed, and does not try again."""
-    place = book.place(qname)
-    wait = "" if delay is None else checks.seconds(delay, "delay")
-    size, stored = checks.body(message)
+    place = namespace.place(qname)
+    wait = "" if delay is None else validation.seconds(delay, "delay")
+    size, stored = validation.body(message)
 
     def parse(reply: Any) -> str:
         if type(reply) is int:
             raise _refused(reply, qname)
         return reply.decode()  # type: ignore[no-any-return]
 
-    return _Once(SEND, place, [_tail(), size, wait, book.channel(qname), stored], parse, qname)
+    return _Once(SEND, place, [_tail(), size, wait, namespace.channel(qname), stored], parse, qname)
 
 
-def send_many(book: Book, qname: str, messages: Sequence[str], *, delay: int | None = None) -> Operation[list[str]]:
+def send_many(
+    namespace: Namespace, qname: str, messages: Sequence[str], *, delay: int | None = None
+) -> Operation[list[str]]:
     """Stores up to a thousand messages, all or none, received in this order; returns their ids."""
-    place = book.place(qname)
-    args: list[Argument] = [checks.optional_seconds(delay, "delay"), book.channel(qname)]
+    place = namespace.place(qname)
+    args: list[Argument] = [validation.optional_seconds(delay, "delay"), namespace.channel(qname)]
     if isinstance(messages, str) or not 1 <= len(messages) <= MAX_BATCH:
         raise InvalidInput(f"send_many takes a list of 1 to {MAX_BATCH} messages")
     for message in messages:
-        args += (_tail(), *checks.body(message))
+        args += (_tail(), *validation.body(message))
 
     def parse(reply: Any) -> list[str]:
         if type(reply) is int:
@@ -361,15 +363,15 @@ def send_many(book: Book, qname: str, messages: Sequence[str], *, delay: int | N
     return _Once(SEND_MANY, place, args, parse, qname)
 
 
-def receive_message(book: Book, qname: str, *, vt: int | None = None) -> Operation[RsmqReceived | None]:
+def receive_message(namespace: Namespace, qname: str, *, vt: int | None = None) -> Operation[RsmqReceived | None]:
     """The next message, hidden from others for vt seconds (else the queue's), or None."""
-    args: list[Argument] = ["" if vt is None else checks.seconds(vt, "vt"), "0"]
-    return Operation(RECEIVE, book.place(qname), args, lambda reply: _one(reply, qname), qname)
+    args: list[Argument] = ["" if vt is None else validation.seconds(vt, "vt"), "0"]
+    return Operation(RECEIVE, namespace.place(qname), args, lambda reply: _one(reply, qname), qname)
 
 
-def receive_or_wait(book: Book, qname: str, vt: int | None) -> Operation[RsmqReceived | float | None]:
+def receive_or_wait(namespace: Namespace, qname: str, vt: int | None) -> Operation[RsmqReceived | float | None]:
     """The next message, or the seconds until one is due, or None where the queue is empty."""
-    args: list[Argument] = [checks.optional_seconds(vt, "vt"), "1"]
+    args: list[Argument] = [validation.optional_seconds(vt, "vt"), "1"]
 
     def parse(reply: Any) -> RsmqReceived | float | None:
         if type(reply) is list and len(reply) <= 2:
@@ -377,38 +379,40 @@ def receive_or_wait(book: Book, qname: str, vt: int | None) -> Operation[RsmqRec
             return None if score is None else max(0.0, (float(score) - now) / 1000)
         return _one(reply, qname)
 
-    return Operation(RECEIVE, book.place(qname), args, parse, qname)
+    return Operation(RECEIVE, namespace.place(qname), args, parse, qname)
 
 
-def receive_many(book: Book, qname: str, count: int, *, vt: int | None = None) -> Operation[list[RsmqReceived]]:
+def receive_many(
+    namespace: Namespace, qname: str, count: int, *, vt: int | None = None
+) -> Operation[list[RsmqReceived]]:
     """Up to `count` messages by one call."""
-    args: list[Argument] = [checks.optional_seconds(vt, "vt"), checks.count(count)]
-    return Operation(RECEIVE_MANY, book.place(qname), args, lambda reply: _several(reply, qname), qname)
+    args: list[Argument] = [validation.optional_seconds(vt, "vt"), validation.count(count)]
+    return Operation(RECEIVE_MANY, namespace.place(qname), args, lambda reply: _several(reply, qname), qname)
 
 
-def pop_message(book: Book, qname: str) -> Operation[RsmqReceived | None]:
+def pop_message(namespace: Namespace, qname: str) -> Operation[RsmqReceived | None]:
     """The next message, removed at once, or None. When the answer is lost it raises Unconfirmed: so may be the message.
 
     A program that must not lose any receives, works and deletes.
     """
-    return _Pop(POP, book.place(qname), [], lambda reply: _one(reply, qname), qname)
+    return _Pop(POP, namespace.place(qname), [], lambda reply: _one(reply, qname), qname)
 
 
-def delete_message(book: Book, qname: str, id: str) -> Operation[int]:
+def delete_message(namespace: Namespace, qname: str, id: str) -> Operation[int]:
     """Removes a message; 0 where there is none, and where there is no such queue."""
-    place = book.place(qname)
-    return Operation(DELETE, place, [checks.message_id(id)], _whole, qname)
+    place = namespace.place(qname)
+    return Operation(DELETE, place, [validation.message_id(id)], _whole, qname)
 
 
-def delete_many(book: Book, qname: str, ids: Sequence[str]) -> Operation[int]:
+def delete_many(namespace: Namespace, qname: str, ids: Sequence[str]) -> Operation[int]:
     """Removes up to a thousand messages; how many were there."""
-    return Operation(DELETE, book.place(qname), [*checks.message_ids(ids)], _whole, qname)
+    return Operation(DELETE, namespace.place(qname), [*validation.message_ids(ids)], _whole, qname)
 
 
-def change_message_visibility(book: Book, qname: str, id: str, vt: int) -> Operation[int]:
+def change_message_visibility(namespace: Namespace, qname: str, id: str, vt: int) -> Operation[int]:
     """Hides a message for vt seconds from now; 0 where there is none."""
-    place = book.place(qname)
-    args: list[Argument] = [checks.message_id(id), checks.seconds(vt, "vt")]
+    place = namespace.place(qname)
+    args: list[Argument] = [validation.message_id(id), validation.seconds(vt, "vt")]
     return Operation(VISIBILITY, place, args, _counted(qname), qname)
 
 
@@ -425,36 +429,38 @@ def _counted(qname: str, target: str = "") -> Callable[[int], int]:
     return parse
 
 
-def peek(book: Book, qname: str, count: int = 1) -> Operation[list[RsmqReceived]]:
+def peek(namespace: Namespace, qname: str, count: int = 1) -> Operation[list[RsmqReceived]]:
     """What the next receives would get. Nothing is hidden or counted: rc and fr are those so far, 0 if never."""
-    return Operation(PEEK, book.place(qname), [checks.count(count)], lambda reply: _several(reply, qname), qname)
+    return Operation(
+        PEEK, namespace.place(qname), [validation.count(count)], lambda reply: _several(reply, qname), qname
+    )
 
 
-def purge(book: Book, qname: str) -> Operation[int]:
+def purge(namespace: Namespace, qname: str) -> Operation[int]:
     """Removes every message, also hidden ones, and keeps the queue, its settings and totals; how many there were."""
-    return Operation(PURGE, book.place(qname), [], _counted(qname), qname)
+    return Operation(PURGE, namespace.place(qname), [], _counted(qname), qname)
 
 
 # -- calls of several steps ------------------------------------------------------------------------------------------
 
 
-def move(book: Book, qname: str, target: str, ids: Sequence[str] | None = None) -> Steps[int]:
+def move(namespace: Namespace, qname: str, target: str, ids: Sequence[str] | None = None) -> Steps[int]:
     """Moves messages to another queue, each atomically, as if never received there; returns how many.
 
     With `ids` exactly these, hidden or not. Without, all that can be received now: what a consumer works on and
     what is delayed stays. Ids and times are kept; the target's maxsize is not asked.
     """
-    places = book.place(qname) + book.place(target, "target")
+    places = namespace.place(qname) + namespace.place(target, "target")
     if qname == target:
         raise InvalidInput("the target must be another queue")
     parse = _counted(qname, target)
     moved = 0
     if ids is not None:
-        chosen = checks.message_ids(ids)
+        chosen = validation.message_ids(ids)
         for start in range(0, len(chosen), SLICE):
             moved += yield Operation(MOVE, places, ["0", *chosen[start : start + SLICE]], parse, qname)
         return moved
-    found: QueueAttributes = yield get_queue_attributes(book, qname)
+    found: QueueAttributes = yield get_queue_attributes(namespace, qname)
     # Not more than there were, so that it ends also where producers are quicker.
     while (left := found.msgs - found.hiddenmsgs - moved) > 0 or not moved:
         count: int = yield Operation(MOVE, places, [max(1, min(left, SLICE))], parse, qname)
@@ -465,17 +471,17 @@ def move(book: Book, qname: str, target: str, ids: Sequence[str] | None = None) 
 
 
 def receive_or_dead_letter(
-    book: Book, qname: str, dead: str, max_receives: int, *, vt: int | None = None
+    namespace: Namespace, qname: str, dead: str, max_receives: int, *, vt: int | None = None
 ) -> Steps[RsmqReceived | None]:
     """The next message that was received fewer than `max_receives` times; those of more go to the queue `dead`.
 
     There they keep their counts, so that they tell how often they were tried.
     """
-    places = book.place(qname) + book.place(dead, "dead")
+    places = namespace.place(qname) + namespace.place(dead, "dead")
     if qname == dead:
         raise InvalidInput("the queue for dead letters must be another one")
     args: list[Argument] = [
-        checks.optional_seconds(vt, "vt"), whole(max_receives, "max_receives", 1, MOST_RECEIVES), SLICE
+        validation.optional_seconds(vt, "vt"), whole(max_receives, "max_receives", 1, MOST_RECEIVES), SLICE
     ]  # fmt: skip
 
     def parse(reply: Any) -> Any:

@@ -21,12 +21,12 @@ from restante.core.operations import Operation
 from restante.core.queue import AsyncClient, Client, check_timeout
 from restante.core.settings import ClientSettings
 from restante.rsmq import calls
-from restante.rsmq.calls import Book, RsmqReceived, Steps
+from restante.rsmq.calls import Namespace, RsmqReceived, Steps
 from restante.rsmq.keys import DEFAULT_NAMESPACE
-from restante.rsmq.listening import AsyncEar, Ear
+from restante.rsmq.notifications import AsyncSubscription, Subscription
 
 if TYPE_CHECKING:
-    from restante.rsmq.consuming import AsyncRsmqConsumer, RsmqConsumer
+    from restante.rsmq.consumer import AsyncRsmqConsumer, RsmqConsumer
 
 __all__ = ["LOOK_EVERY", "AsyncRsmq", "Rsmq", "RsmqReceived", "blocking_twin"]
 
@@ -38,32 +38,32 @@ T = TypeVar("T")
 LOOK_EVERY = 1.0
 
 
-def _book(namespace: str, realtime: bool, mode: str) -> Book:
-    made = Book(namespace, realtime)
-    if mode == "cluster" and key_slot(made.names) != key_slot(made.place("any")[0]):
+def _namespace(name: str, realtime: bool, mode: str) -> Namespace:
+    namespace = Namespace(name, realtime)
+    if mode == "cluster" and key_slot(namespace.names) != key_slot(namespace.place("any")[0]):
         raise InvalidInput(
-            f"the keys of the namespace {namespace} lie on different servers of the cluster: use a hash tag, such as "
-            f"namespace='{{{namespace}}}'"
+            f"the keys of the namespace {name} lie on different servers of the cluster: use a hash tag, such as "
+            f"namespace='{{{name}}}'"
         )
-    return made
+    return namespace
 
 
-def _calling(build: Callable[Concatenate[Book, P], Operation[T]]) -> Callable[Concatenate[Rsmq, P], T]:
+def _calling(build: Callable[Concatenate[Namespace, P], Operation[T]]) -> Callable[Concatenate[Rsmq, P], T]:
     """The call as a method that makes it."""
 
     @functools.wraps(build)
     def method(self: Rsmq, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self.run(build(self.book, *args, **kwargs))
+        return self.run(build(self.space, *args, **kwargs))
 
     return method
 
 
-def _stepping(build: Callable[Concatenate[Book, P], Steps[T]]) -> Callable[Concatenate[Rsmq, P], T]:
+def _stepping(build: Callable[Concatenate[Namespace, P], Steps[T]]) -> Callable[Concatenate[Rsmq, P], T]:
     """A call of several steps as a method that makes them."""
 
     @functools.wraps(build)
     def method(self: Rsmq, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        steps = build(self.book, *args, **kwargs)
+        steps = build(self.space, *args, **kwargs)
         try:
             step = next(steps)
             while True:
@@ -75,25 +75,25 @@ def _stepping(build: Callable[Concatenate[Book, P], Steps[T]]) -> Callable[Conca
 
 
 def _awaiting(
-    build: Callable[Concatenate[Book, P], Operation[T]],
+    build: Callable[Concatenate[Namespace, P], Operation[T]],
 ) -> Callable[Concatenate[AsyncRsmq, P], Coroutine[Any, Any, T]]:
     """The call as a coroutine method."""
 
     @functools.wraps(build)
     async def method(self: AsyncRsmq, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self.client.connection.run(build(self.book, *args, **kwargs))
+        return await self.client.connection.run(build(self.space, *args, **kwargs))
 
     return method
 
 
 def _awaiting_steps(
-    build: Callable[Concatenate[Book, P], Steps[T]],
+    build: Callable[Concatenate[Namespace, P], Steps[T]],
 ) -> Callable[Concatenate[AsyncRsmq, P], Coroutine[Any, Any, T]]:
     """A call of several steps as a coroutine method."""
 
     @functools.wraps(build)
     async def method(self: AsyncRsmq, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        steps = build(self.book, *args, **kwargs)
+        steps = build(self.space, *args, **kwargs)
         try:
             step = next(steps)
             while True:
@@ -126,18 +126,18 @@ class Rsmq:
         self.client = connect(url) if post is None else post
         self.run = self.client.connection.run
         try:
-            self.book = _book(namespace, realtime, self.client.connection.endpoint.mode)
+            self.space = _namespace(namespace, realtime, self.client.connection.endpoint.mode)
         except BaseException:
             self.close()
             raise
 
     @property
     def namespace(self) -> str:
-        return self.book.namespace
+        return self.space.name
 
     @property
     def realtime(self) -> bool:
-        return self.book.realtime
+        return self.space.realtime
 
     create_queue = _calling(calls.create_queue)
     delete_queue = _calling(calls.delete_queue)
@@ -163,28 +163,28 @@ class Rsmq:
         A delayed or hidden message is noticed when it becomes due; one sent meanwhile at once where both sides
         have `realtime` on, else at the next look, LOOK_EVERY seconds later at most.
         """
-        with Ear(self.client.connection, self.book, qname) as ear:
-            return self.wait_for(qname, check_timeout(timeout), vt, ear)
+        with Subscription(self.client.connection, self.space, qname) as subscription:
+            return self.wait_for(qname, check_timeout(timeout), vt, subscription)
 
     def wait_for(
         self,
         qname: str,
         timeout: float,
         vt: int | None,
-        ear: Ear,
+        subscription: Subscription,
         waker: Waker | None = None,
         every: float = LOOK_EVERY,
     ) -> RsmqReceived | None:
         deadline = time.monotonic() + timeout
         while True:
-            ear.open()
-            got = self.run(calls.receive_or_wait(self.book, qname, vt))
+            subscription.open()
+            got = self.run(calls.receive_or_wait(self.space, qname, vt))
             if isinstance(got, RsmqReceived):
                 return got
             left = deadline - time.monotonic()
             if left <= 0 or (waker is not None and waker.woken):
                 return None
-            ear.wait(min(left, every if got is None else min(got, every)), waker)
+            subscription.wait(min(left, every if got is None else min(got, every)), waker)
 
     def consume(
         self,
@@ -198,8 +198,8 @@ class Rsmq:
         stop_when_empty: bool = False,
         look_every: float = LOOK_EVERY,
     ) -> RsmqConsumer:
-        """A consumer whose `run()` gives each message to the handler; see `restante.rsmq.consuming.RsmqConsumer`."""
-        from restante.rsmq.consuming import RsmqConsumer  # which is built on this module
+        """A consumer whose `run()` gives each message to the handler; see `restante.rsmq.consumer.RsmqConsumer`."""
+        from restante.rsmq.consumer import RsmqConsumer  # which is built on this module
 
         return RsmqConsumer(
             self, qname, handler, vt=vt, dead=dead, max_receives=max_receives, retry_delay=retry_delay,
@@ -235,15 +235,15 @@ class AsyncRsmq:
 
         self._owned = post is None
         self.client = aio.connect(url) if post is None else post
-        self.book = _book(namespace, realtime, self.client.connection.endpoint.mode)
+        self.space = _namespace(namespace, realtime, self.client.connection.endpoint.mode)
 
     @property
     def namespace(self) -> str:
-        return self.book.namespace
+        return self.space.name
 
     @property
     def realtime(self) -> bool:
-        return self.book.realtime
+        return self.space.realtime
 
     create_queue = _awaiting(calls.create_queue)
     delete_queue = _awaiting(calls.delete_queue)
@@ -265,23 +265,23 @@ class AsyncRsmq:
 
     async def receive_waiting(self, qname: str, timeout: float, *, vt: int | None = None) -> RsmqReceived | None:
         """The next message; waits for it up to `timeout` seconds, as its synchronous namesake."""
-        async with AsyncEar(self.client.connection, self.book, qname) as ear:
-            return await self.wait_for(qname, check_timeout(timeout), vt, ear)
+        async with AsyncSubscription(self.client.connection, self.space, qname) as subscription:
+            return await self.wait_for(qname, check_timeout(timeout), vt, subscription)
 
     async def wait_for(
-        self, qname: str, timeout: float, vt: int | None, ear: AsyncEar,
+        self, qname: str, timeout: float, vt: int | None, subscription: AsyncSubscription,
         stopped: asyncio.Event | None = None, every: float = LOOK_EVERY,
     ) -> RsmqReceived | None:  # fmt: skip
         deadline = time.monotonic() + timeout
         while True:
-            await ear.open()
-            got = await self.client.connection.run(calls.receive_or_wait(self.book, qname, vt))
+            await subscription.open()
+            got = await self.client.connection.run(calls.receive_or_wait(self.space, qname, vt))
             if isinstance(got, RsmqReceived):
                 return got
             left = deadline - time.monotonic()
             if left <= 0 or (stopped is not None and stopped.is_set()):
                 return None
-            await ear.wait(min(left, every if got is None else min(got, every)), stopped)
+            await subscription.wait(min(left, every if got is None else min(got, every)), stopped)
 
     def consume(
         self,
@@ -296,7 +296,7 @@ class AsyncRsmq:
         look_every: float = LOOK_EVERY,
     ) -> AsyncRsmqConsumer:
         """A consumer whose `run()` awaits the handler for each message."""
-        from restante.rsmq.consuming import AsyncRsmqConsumer  # which is built on this module
+        from restante.rsmq.consumer import AsyncRsmqConsumer  # which is built on this module
 
         return AsyncRsmqConsumer(
             self, qname, handler, vt=vt, dead=dead, max_receives=max_receives, retry_delay=retry_delay,

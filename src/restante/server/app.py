@@ -21,7 +21,7 @@ from starlette.staticfiles import StaticFiles
 from restante.bus.registry import Card, cards
 from restante.core import errors
 from restante.core.errors import RestanteError
-from restante.rsmq import viewing
+from restante.rsmq import inspector
 from restante.server import answers, looking, operating, rsmq, shapes, topics, traffic
 from restante.server.access import COOKIE, SESSION_SECONDS, Caller
 from restante.server.guard import BodyRefused, Guard
@@ -195,7 +195,7 @@ async def _told(here: Office, caller: Caller) -> dict[str, Any]:
     services: list[Card] = await here.call(cards, here.post)
     if services or here.rabbitmq.url is not None:
         pages.insert(2, {"id": "topics", "title": "Topics"})
-    if await here.call(viewing.any_queue, here.post):
+    if await here.call(inspector.any_queue, here.post):
         pages.append({"id": "rsmq", "title": "RSMQ"})
     return {
         "user": caller.name, "roles": sorted(caller.roles), "open": caller.open, "version": here.version,

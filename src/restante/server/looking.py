@@ -17,7 +17,7 @@ from restante.core.admin import Admin
 from restante.core.inspector import Counts
 from restante.core.journal import JournalEntry
 from restante.core.message import JournalEvent, Message, State
-from restante.rsmq import viewing as rsmq
+from restante.rsmq import inspector as rsmq
 from restante.server import answers, metrics
 from restante.server.access import CHECKED_EVERY, Caller, Role
 from restante.server.insights import insights_out

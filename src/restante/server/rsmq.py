@@ -11,7 +11,7 @@ from typing import Annotated
 from fastapi import Path, Query
 
 from restante.core.errors import NotFound
-from restante.rsmq import viewing
+from restante.rsmq import inspector
 from restante.rsmq.bridge import take_over
 from restante.rsmq.client import Rsmq
 from restante.rsmq.keys import DEFAULT_NAMESPACE
@@ -35,7 +35,7 @@ Namespace = Annotated[
 @answering(api.get, "/rsmq", answers.RsmqQueues, summary="Every RSMQ queue of a namespace")
 async def rsmq_queues(here: Here, caller: Reader, namespace: Namespace = DEFAULT_NAMESPACE) -> Json:
     """By name; `hidden` counts what is scheduled or leased, exact to the millisecond."""
-    found = await here.call(viewing.every_count, here.post, namespace)
+    found = await here.call(inspector.every_count, here.post, namespace)
     return Json({"now": await here.now_ms(), "queues": [rsmq_out(one) for one in found]})
 
 
@@ -44,17 +44,17 @@ async def rsmq_queue(
     here: Here, caller: Reader, queue: RsmqQueueName, namespace: Namespace = DEFAULT_NAMESPACE
 ) -> Json:
     """Settings, totals and counts; `max_payload_bytes` is null where the queue has no limit."""
-    found = await here.call(viewing.counts, here.post, queue, namespace)
+    found = await here.call(inspector.counts, here.post, queue, namespace)
     return Json({"now": found.now_ms, "queue": rsmq_out(found)})
 
 
 @answering(api.get, "/rsmq/{queue}/messages", answers.RsmqPageOut, summary="Messages of an RSMQ queue, page by page")
 async def rsmq_messages(
     here: Here, caller: Reader, queue: RsmqQueueName, namespace: Namespace = DEFAULT_NAMESPACE,
-    limit: Annotated[int, Query(ge=1, le=viewing.LONGEST_PAGE)] = viewing.PAGE, before: Cursor = None,
+    limit: Annotated[int, Query(ge=1, le=inspector.LONGEST_PAGE)] = inspector.PAGE, before: Cursor = None,
 ) -> Json:  # fmt: skip
     """By when they can be received next. `next` is what to give as `before` for the page behind; null at the end."""
-    page = await here.call(viewing.page, here.post, queue, namespace, limit=limit, after=before)
+    page = await here.call(inspector.page, here.post, queue, namespace, limit=limit, after=before)
     made = [rsmq_message_out(one, queue, namespace) for one in page.messages]
     return Json({"now": page.now_ms, "total": page.total, "messages": made, "next": page.next})
 
@@ -64,7 +64,7 @@ async def rsmq_message(
     here: Here, caller: Reader, queue: RsmqQueueName, id: RsmqId, namespace: Namespace = DEFAULT_NAMESPACE
 ) -> Json:
     """With its whole payload: `payload` where it is text, else `payload_base64`."""
-    found = await here.call(viewing.show, here.post, queue, id, namespace)
+    found = await here.call(inspector.show, here.post, queue, id, namespace)
     return Json({"now": await here.now_ms(), "message": rsmq_whole_out(found, queue, namespace)})
 
 
@@ -87,7 +87,7 @@ async def rsmq_delete_many(
 
 
 def _delete(here: Office, caller: Caller, queue: str, ids: list[str], namespace: str) -> int:
-    viewing.keys_of(here.post, queue, namespace)
+    inspector.keys_of(here.post, queue, namespace)
     done = Rsmq(namespace=namespace, post=here.post).delete_many(queue, ids)
     if done:
         here.admin(caller).note("delete", f"rsmq:{queue}", done, _where(namespace))
@@ -105,9 +105,9 @@ async def rsmq_move(
 
 
 def _move(here: Office, caller: Caller, queue: str, body: shapes.RsmqMove, namespace: str) -> int:
-    viewing.keys_of(here.post, queue, namespace)
+    inspector.keys_of(here.post, queue, namespace)
     if body.rsmq:
-        viewing.keys_of(here.post, body.to, namespace)
+        inspector.keys_of(here.post, body.to, namespace)
         moved = Rsmq(namespace=namespace, post=here.post).move(queue, body.to, body.ids)
     else:
         moved = take_over(here.post, queue, body.to, body.ids, namespace=namespace)

@@ -18,7 +18,7 @@ _INTO = ("tests/rsmq/test_bridge.py::TestInto",)
 _BACK = ("tests/rsmq/test_bridge.py::TestBack",)
 _TAKING = ("tests/rsmq/test_bridge.py::TestTakingOver",)
 _SLIPS = ("tests/rsmq/test_slips.py",)
-_READING = ("tests/rsmq/test_reading.py::TestWhileOthersWork",)
+_READING = ("tests/rsmq/test_reader.py::TestWhileOthersWork",)
 _PYRSMQ = ("tests/rsmq/test_pyrsmq.py",)
 _CTL = ("tests/rsmq/test_rsmqctl.py",)
 
@@ -101,7 +101,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
         "rsmq",
         "a receive with a vt of its own hides for the queue's",
         "receive_message",
-        '"" if vt is None else checks.seconds(vt, "vt")',
+        '"" if vt is None else validation.seconds(vt, "vt")',
         '""',
         _CALLS,
     ),
@@ -136,7 +136,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
         "rsmq",
         "the delay of a send is ignored",
         "send_message",
-        '"" if delay is None else checks.seconds(delay, "delay")',
+        '"" if delay is None else validation.seconds(delay, "delay")',
         '""',
         _CALLS,
     ),

@@ -10,9 +10,9 @@ from typing import Any
 
 from restante.compat.pyrsmq.rsmq import RedisSMQ
 from restante.rsmq.calls import RsmqReceived
-from restante.rsmq.checks import DEFAULT_VT
 from restante.rsmq.client import LOOK_EVERY
-from restante.rsmq.consuming import RsmqConsumer
+from restante.rsmq.consumer import RsmqConsumer
+from restante.rsmq.validation import DEFAULT_VT
 
 __all__ = ["RedisSMQConsumer", "RedisSMQConsumerThread"]
 

@@ -14,7 +14,7 @@ from redis.cluster import RedisCluster
 import restante
 from restante import Client, Corrupt, InvalidInput, InvalidName, NotFound, State
 from restante.rsmq import Rsmq, RsmqMessage, queues, split, walk
-from restante.rsmq.reading import MAX_PAGE, MAX_PARTS, SMALLEST_PART
+from restante.rsmq.reader import MAX_PAGE, MAX_PARTS, SMALLEST_PART
 from tests.harness.cluster import RedisCluster3
 from tests.harness.servers import HOST, call, require
 from tests.rsmq.clients import Node, Pyrsmq, RsmqClient

@@ -15,9 +15,9 @@ from restante.core.call_retry import Plain
 from restante.core.errors import AccessDenied, Corrupt, InvalidInput, InvalidName, NotFound
 from restante.core.queue import Client
 from restante.core.settings import whole
-from restante.rsmq import reading
+from restante.rsmq import reader
 from restante.rsmq.keys import DEFAULT_NAMESPACE, SETTINGS, RsmqKeys
-from restante.rsmq.reading import RsmqMessage
+from restante.rsmq.reader import RsmqMessage
 
 #: Messages of a page unless asked otherwise.
 PAGE = 50
@@ -60,8 +60,8 @@ class RsmqPage:
 
 def counts(post: Client, queue: str, namespace: str = DEFAULT_NAMESPACE) -> RsmqCounts:
     """One queue that must be there."""
-    keys = reading.existing(post.connection, queue, namespace)
-    now = reading.now_ms(post.connection, keys)
+    keys = reader.existing(post.connection, queue, namespace)
+    now = reader.now_ms(post.connection, keys)
     return _counted(keys, namespace, now, [post.connection.run(one) for one in _counting(keys, now)])
 
 
@@ -91,10 +91,10 @@ def _counted(keys: RsmqKeys, namespace: str, now: int, replies: list[Any]) -> Rs
 
 def every_count(post: Client, namespace: str = DEFAULT_NAMESPACE) -> list[RsmqCounts]:
     """Every queue of the namespace by name; a name without a queue behind it, or that breaks the rule, is left out."""
-    all_keys = list(_sound(reading.queues(post, namespace), namespace))
+    all_keys = list(_sound(reader.queues(post, namespace), namespace))
     if not all_keys:
         return []
-    now = reading.now_ms(post.connection, all_keys[0])
+    now = reader.now_ms(post.connection, all_keys[0])
     asked = [one for keys in all_keys for one in _counting(keys, now)]
     found = []
     try:
@@ -124,7 +124,7 @@ def _sound(names: list[str], namespace: str) -> Iterator[RsmqKeys]:
 def any_queue(post: Client) -> bool:
     """Whether there are RSMQ queues in the namespace all clients use."""
     try:
-        return bool(reading.queues(post))
+        return bool(reader.queues(post))
     except (Corrupt, AccessDenied):
         return False
 
@@ -149,7 +149,7 @@ def page(
     """
     whole(limit, "limit", 1, LONGEST_PAGE)
     connection = post.connection
-    keys = reading.existing(connection, queue, namespace)
+    keys = reader.existing(connection, queue, namespace)
     place = None if after is None else _place(after)
     rank = 0
     if place is not None:
@@ -157,17 +157,17 @@ def page(
         # In a long run of equal scores the place itself, if still there, spares reading the run from its begin.
         if float(connection.command("ZSCORE", keys.due, place.id, key=keys.due) or "nan") == place.score:
             rank = max(rank, connection.command("ZRANK", keys.due, place.id, key=keys.due) or 0)
-    found: list[reading.Place] = []
+    found: list[reader.Place] = []
     more = True
     while more and len(found) <= limit:
         flat = connection.command("ZRANGE", keys.due, rank, rank + limit, "WITHSCORES", key=keys.due)
-        places = [reading.Place(float(score), id) for id, score in zip(flat[::2], flat[1::2], strict=True)]
+        places = [reader.Place(float(score), id) for id, score in zip(flat[::2], flat[1::2], strict=True)]
         found += [one for one in places if place is None or one > place]
         rank += len(places)
         more = len(places) > limit
     shown = found[:limit]
-    now = reading.now_ms(connection, keys)
-    messages = reading.messages_at(connection, keys, shown, now) if shown else []
+    now = reader.now_ms(connection, keys)
+    messages = reader.messages_at(connection, keys, shown, now) if shown else []
     end = f"{shown[-1].score!r}~{shown[-1].id.decode(errors='backslashreplace')}" if len(found) > limit else None
     return RsmqPage(messages, end, connection.command("ZCARD", keys.due, key=keys.due), now)
 
@@ -185,21 +185,21 @@ def find(post: Client, keys: RsmqKeys, id: str) -> RsmqMessage | None:
     score = post.connection.command("ZSCORE", keys.due, id, key=keys.due)
     if score is None:
         return None
-    now = reading.now_ms(post.connection, keys)
-    found = reading.messages_at(post.connection, keys, [reading.Place(float(score), id.encode())], now)
+    now = reader.now_ms(post.connection, keys)
+    found = reader.messages_at(post.connection, keys, [reader.Place(float(score), id.encode())], now)
     return found[0] if found else None
 
 
 def keys_of(post: Client, queue: str, namespace: str = DEFAULT_NAMESPACE) -> RsmqKeys:
     """The keys of a queue that is there."""
-    return reading.existing(post.connection, queue, namespace)
+    return reader.existing(post.connection, queue, namespace)
 
 
-def _place(cursor: str) -> reading.Place:
+def _place(cursor: str) -> reader.Place:
     score, found, id = cursor.partition("~")
     try:
         if found:
-            return reading.Place(float(score), id.encode())
+            return reader.Place(float(score), id.encode())
     except ValueError:
         pass
     raise InvalidInput(f"not a place of an RSMQ queue: {cursor[:60]!r}; give what the page before said")

@@ -14,16 +14,16 @@ from restante.core.call_retry import LOST
 from restante.core.connection import Connection, Link, Waker
 from restante.core.connection_aio import AsyncConnection, AsyncLink
 from restante.core.operations import pack
-from restante.rsmq.calls import Book
+from restante.rsmq.calls import Namespace
 
 
-class Ear:
+class Subscription:
     """A subscription to a queue's channel, on a connection of its own; nothing where realtime is off."""
 
-    def __init__(self, connection: Connection, book: Book, qname: str) -> None:
+    def __init__(self, connection: Connection, namespace: Namespace, qname: str) -> None:
         self._connection = connection
-        self._key = book.place(qname)[0]
-        self._channel = book.channel(qname)
+        self._key = namespace.place(qname)[0]
+        self._channel = namespace.channel(qname)
         self._link: Link | None = None
 
     def open(self) -> None:
@@ -70,13 +70,13 @@ class Ear:
         self.close()
 
 
-class AsyncEar:
+class AsyncSubscription:
     """The same for asyncio."""
 
-    def __init__(self, connection: AsyncConnection, book: Book, qname: str) -> None:
+    def __init__(self, connection: AsyncConnection, namespace: Namespace, qname: str) -> None:
         self._connection = connection
-        self._key = book.place(qname)[0]
-        self._channel = book.channel(qname)
+        self._key = namespace.place(qname)[0]
+        self._channel = namespace.channel(qname)
         self._link: AsyncLink | None = None
         self._reading: asyncio.Task[Any] | None = None
 

@@ -24,10 +24,10 @@ from restante.core.connection import Waker
 from restante.core.consume import stopping_by_signal
 from restante.core.errors import InvalidInput, RestanteError, Unavailable
 from restante.core.settings import whole
-from restante.rsmq import calls, checks
+from restante.rsmq import calls, validation
 from restante.rsmq.calls import MOST_RECEIVES, RsmqReceived
 from restante.rsmq.client import LOOK_EVERY, AsyncRsmq, Rsmq, blocking_twin
-from restante.rsmq.listening import AsyncEar, Ear
+from restante.rsmq.notifications import AsyncSubscription, Subscription
 
 log = logging.getLogger("restante")
 
@@ -97,7 +97,7 @@ class Heartbeat:
         asked = time.monotonic()
         try:
             # Not longer than until the next beat: the handler's end waits for one that is on its way.
-            beat = calls.change_message_visibility(self._rsmq.book, qname, id, vt)
+            beat = calls.change_message_visibility(self._rsmq.space, qname, id, vt)
             if not self._rsmq.run(beat, patience=vt * EXTEND_AFTER):
                 log.warning("extend found nothing queue=%s id=%s", qname, id)
                 return None
@@ -113,13 +113,13 @@ class _Plan:
         self, qname: str, vt: int | None, dead: str | None, max_receives: int | None, retry_delay: int | None,
         stop_when_empty: bool, look_every: float,
     ) -> None:  # fmt: skip
-        self.qname = checks.queue_name(qname)
-        self.vt = None if vt is None else checks.seconds(vt, "vt")
+        self.qname = validation.queue_name(qname)
+        self.vt = None if vt is None else validation.seconds(vt, "vt")
         if (dead is None) != (max_receives is None):
             raise InvalidInput("dead and max_receives belong together: give both or none")
-        self.dead = None if dead is None else checks.queue_name(dead, "dead")
+        self.dead = None if dead is None else validation.queue_name(dead, "dead")
         self.max_receives = None if max_receives is None else whole(max_receives, "max_receives", 1, MOST_RECEIVES)
-        self.retry_delay = None if retry_delay is None else checks.seconds(retry_delay, "retry_delay")
+        self.retry_delay = None if retry_delay is None else validation.seconds(retry_delay, "retry_delay")
         self.stop_when_empty = stop_when_empty
         if not 0 < look_every <= LONGEST_LOOK:
             raise InvalidInput(f"look_every must be a number of seconds up to {LONGEST_LOOK:g}, not {look_every!r}")
@@ -185,14 +185,14 @@ class RsmqConsumer(_Plan):
         """Serves until stopped."""
         heartbeat = Heartbeat(self._rsmq)
         failures = 0
-        ear = Ear(self._rsmq.client.connection, self._rsmq.book, self.qname)
+        subscription = Subscription(self._rsmq.client.connection, self._rsmq.space, self.qname)
         self._waker = Waker()
-        with stopping_by_signal(self.stop), ear, closing(heartbeat), closing(self._waker):
+        with stopping_by_signal(self.stop), subscription, closing(heartbeat), closing(self._waker):
             while not self._stopped:
                 try:
                     if (vt := self._vt()) is None:
-                        vt = self._learn(self._rsmq.run(calls.vt_of(self._rsmq.book, self.qname)))
-                    message = self._next(ear, vt)
+                        vt = self._learn(self._rsmq.run(calls.vt_of(self._rsmq.space, self.qname)))
+                    message = self._next(subscription, vt)
                     failures = 0
                     if message is not None:
                         self._work(message, vt, heartbeat)
@@ -201,18 +201,18 @@ class RsmqConsumer(_Plan):
                 except Unavailable as error:
                     failures += 1
                     log.warning("server away queue=%s error=%s", self.qname, error)
-                    ear.close()
-                    ear.wait(away(failures), self._waker)
+                    subscription.close()
+                    subscription.wait(away(failures), self._waker)
 
-    def _next(self, ear: Ear, vt: int) -> RsmqReceived | None:
+    def _next(self, subscription: Subscription, vt: int) -> RsmqReceived | None:
         if self.dead is not None and self.max_receives is not None:
             got = self._rsmq.receive_or_dead_letter(self.qname, self.dead, self.max_receives, vt=vt)
             if got is None and not self.stop_when_empty:
-                ear.open()
-                ear.wait(self.look_every, self._waker)
+                subscription.open()
+                subscription.wait(self.look_every, self._waker)
             return got
         timeout = 0.0 if self.stop_when_empty else LONGEST_WAIT
-        return self._rsmq.wait_for(self.qname, timeout, vt, ear, self._waker, self.look_every)
+        return self._rsmq.wait_for(self.qname, timeout, vt, subscription, self._waker, self.look_every)
 
     def _work(self, message: RsmqReceived, vt: int, heartbeat: Heartbeat) -> None:
         try:
@@ -277,15 +277,15 @@ class AsyncRsmqConsumer(_Plan):
         twin = blocking_twin(self._rsmq)
         heartbeat = Heartbeat(twin)
         failures = 0
-        ear = AsyncEar(self._rsmq.client.connection, self._rsmq.book, self.qname)
+        subscription = AsyncSubscription(self._rsmq.client.connection, self._rsmq.space, self.qname)
         try:
             with stopping_by_signal(self.stop):
                 while not self._stopped.is_set():
                     try:
                         if (vt := self._vt()) is None:
-                            asked = calls.vt_of(self._rsmq.book, self.qname)
+                            asked = calls.vt_of(self._rsmq.space, self.qname)
                             vt = self._learn(await self._rsmq.client.connection.run(asked))
-                        message = await self._next(ear, vt)
+                        message = await self._next(subscription, vt)
                         failures = 0
                         if message is not None:
                             await self._work(message, vt, heartbeat)
@@ -294,22 +294,22 @@ class AsyncRsmqConsumer(_Plan):
                     except Unavailable as error:
                         failures += 1
                         log.warning("server away queue=%s error=%s", self.qname, error)
-                        await ear.close()
-                        await ear.wait(away(failures), self._stopped)
+                        await subscription.close()
+                        await subscription.wait(away(failures), self._stopped)
         finally:
-            await ear.close()
+            await subscription.close()
             heartbeat.close()
             twin.client.close()
 
-    async def _next(self, ear: AsyncEar, vt: int) -> RsmqReceived | None:
+    async def _next(self, subscription: AsyncSubscription, vt: int) -> RsmqReceived | None:
         if self.dead is not None and self.max_receives is not None:
             got = await self._rsmq.receive_or_dead_letter(self.qname, self.dead, self.max_receives, vt=vt)
             if got is None and not self.stop_when_empty:
-                await ear.open()
-                await ear.wait(self.look_every, self._stopped)
+                await subscription.open()
+                await subscription.wait(self.look_every, self._stopped)
             return got
         timeout = 0.0 if self.stop_when_empty else LONGEST_WAIT
-        return await self._rsmq.wait_for(self.qname, timeout, vt, ear, self._stopped, self.look_every)
+        return await self._rsmq.wait_for(self.qname, timeout, vt, subscription, self._stopped, self.look_every)
 
     async def _work(self, message: RsmqReceived, vt: int, heartbeat: Heartbeat) -> None:
         try:
