@@ -175,10 +175,14 @@ def rates(post: Client, step: Step, rounds: int = 7, **options: Any) -> list[Row
                 server, client, started = server_cpu(post), time.process_time(), time.perf_counter()
                 work(queue, count)
                 wall = time.perf_counter() - started
-                found[name].append((
-                    count / wall, count / wall / limit, (server_cpu(post) - server) / count * 1e6,
-                    (time.process_time() - client) / count * 1e6,
-                ))  # fmt: skip
+                found[name].append(
+                    (
+                        count / wall,
+                        count / wall / limit,
+                        (server_cpu(post) - server) / count * 1e6,
+                        (time.process_time() - client) / count * 1e6,
+                    )
+                )
                 Admin(post, operator="bench").purge(queue.name)
     rows = [Row("redis-benchmark SET, -c 1 -P 1 (rb1)", statistics.median(limits), "requests/s", 1.0)]
     for name, samples in found.items():

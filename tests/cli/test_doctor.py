@@ -84,20 +84,32 @@ def replica(server: RedisServer) -> None:
 #: How the server falls ill; what the doctor must call it, and how bad; parts of what it found and of the remedy.
 AILMENTS: dict[str, tuple[Callable[[RedisServer], None], str, str, str, str]] = {
     "all keys evicted": (
-        setting("maxmemory-policy", "allkeys-lfu"), "eviction", "danger", "allkeys-lfu", "maxmemory-policy noeviction",
+        setting("maxmemory-policy", "allkeys-lfu"),
+        "eviction",
+        "danger",
+        "allkeys-lfu",
+        "maxmemory-policy noeviction",
     ),
     "some keys evicted": (
-        setting("maxmemory-policy", "volatile-lru"), "eviction", "warning", "volatile-lru", "noeviction",
+        setting("maxmemory-policy", "volatile-lru"),
+        "eviction",
+        "warning",
+        "volatile-lru",
+        "noeviction",
     ),
     "no append-only file": (
-        setting("appendonly", "no"), "persistence", "danger", "no append-only file", "appendonly yes",
+        setting("appendonly", "no"),
+        "persistence",
+        "danger",
+        "no append-only file",
+        "appendonly yes",
     ),
     "no fsync": (setting("appendfsync", "no"), "persistence", "warning", "left to the system", "appendfsync everysec"),
     "memory used up": (memory(0.97), "memory", "danger", "97%", "raise maxmemory"),
     "memory nearly used up": (memory(0.88), "memory", "warning", "88%", "raise maxmemory"),
     "no maxmemory": (setting("maxmemory", "0"), "memory", "warning", "no maxmemory", "set maxmemory"),
     "a replica": (replica, "role", "danger", "replica", "point the URL at the master"),
-}  # fmt: skip
+}
 
 
 def test_a_healthy_server_has_no_ailment(well: RedisServer, tmp_path: Path) -> None:

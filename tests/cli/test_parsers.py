@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from restante.cli.entry import _part, app
+from restante.cli.entry import _program_for, app
 
 
 def told(command: Any) -> list[tuple[str, Any]]:
@@ -23,7 +23,7 @@ def test_each_command_is_built_alone_and_is_the_same() -> None:
     whole: Any = get_command(app)
     assert {"send", "ls", "pipeline", "rsmq"} <= set(whole.commands)
     for name, command in whole.commands.items():
-        part: Any = get_command(_part(["--json", "--url", "redis://127.0.0.1:1", name, "--help"]))
+        part: Any = get_command(_program_for(["--json", "--url", "redis://127.0.0.1:1", name, "--help"]))
         assert list(part.commands) == [name]
         assert told(part.commands[name]) == told(command)
 
@@ -32,4 +32,4 @@ def test_each_command_is_built_alone_and_is_the_same() -> None:
     "words", [[], ["--help"], ["--version"], ["--install-completion"], ["nosuch"], ["--url", "ls"]]
 )
 def test_what_names_no_command_gets_the_whole_program(words: list[str]) -> None:
-    assert _part(words) is app
+    assert _program_for(words) is app

@@ -55,9 +55,19 @@ class Programs:
     def worker(self, app: str, *, fresh: bool = False, **env: str) -> PythonProcess:
         """`celery -A app worker`, ready; a `fresh` interpreter has imported nothing before."""
         words = [
-            "-A", app, "worker", "-c", "1", "-l", "INFO", "-n", f"w{next(_numbers)}@test", "--without-mingle",
-            "--without-gossip", "--without-heartbeat",
-        ]  # fmt: skip
+            "-A",
+            app,
+            "worker",
+            "-c",
+            "1",
+            "-l",
+            "INFO",
+            "-n",
+            f"w{next(_numbers)}@test",
+            "--without-mingle",
+            "--without-gossip",
+            "--without-heartbeat",
+        ]
         made = self._running.enter_context(
             PythonProcess(_PROGRAM, *words, env={**self._environment(), **env}, cwd=self.folder, forked=not fresh)
         )
@@ -70,9 +80,13 @@ class Programs:
         environment = {**os.environ, **self._environment(), **env}
         if fresh:
             done = subprocess.run(
-                [sys.executable, "-c", text], cwd=self.folder, env=environment, capture_output=True, text=True,
+                [sys.executable, "-c", text],
+                cwd=self.folder,
+                env=environment,
+                capture_output=True,
+                text=True,
                 timeout=PATIENCE * 2,
-            )  # fmt: skip
+            )
             code, said, errors = done.returncode, done.stdout, done.stderr
         else:
             code, said, errors = run_forked(text, ["-c"], env=environment, cwd=self.folder)
@@ -90,9 +104,10 @@ class Programs:
 
     def wait_rows(self, count: int, kind: str, **facts: Any) -> list[dict[str, Any]]:
         wait_for(
-            lambda: len(self.rows(kind, **facts)) >= count, PATIENCE,
+            lambda: len(self.rows(kind, **facts)) >= count,
+            PATIENCE,
             lambda: f"{len(self.rows(kind, **facts))} of {count} {kind} {json.dumps(facts)}",
-        )  # fmt: skip
+        )
         return self.rows(kind, **facts)
 
     def mend(self) -> None:

@@ -52,8 +52,10 @@ def test_what_our_own_client_wrote_is_read_as_any_others(bench: Bench) -> None:
     bench.clock.advance(2)
     found = all_of(bench.post, "orders")
     assert {id: (one.payload, one.state, one.attempts) for id, one in found.items()} == {
-        ready: (b"a", State.READY, 0), held: (b"b", State.LEASED, 1), later: (b"c", State.SCHEDULED, 0),
-    }  # fmt: skip
+        ready: (b"a", State.READY, 0),
+        held: (b"b", State.LEASED, 1),
+        later: (b"c", State.SCHEDULED, 0),
+    }
 
 
 class TestOneMessage:

@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 
-from restante.cli import texts
+from restante.cli import render
+from restante.cli.arguments import parse_duration
 from restante.cli.session import Context, Session, WrongUsage
 from restante.core.acl import RedisRole, add_rights, rules, set_user
 from restante.core.names import valid_name
 
 Expires = Annotated[
-    float | None, typer.Option(parser=texts.duration, metavar="TIME", help="It ends by itself so long from now.")
+    float | None, typer.Option(parser=parse_duration, metavar="TIME", help="It ends by itself so long from now.")
 ]
 token = typer.Typer(name="token", no_args_is_help=True, help="Tokens of the HTTP API: who may use it, and for what.")
 
@@ -61,7 +62,7 @@ def ls(context: Context) -> None:
         return session.emit({"tokens": [one.as_dict() for one in found]})
     if not found:
         session.nothing("no tokens: the server answers to this machine alone, and asks nobody")
-    made = texts.table("name", "roles", "id", "created", "expires")
+    made = render.table("name", "roles", "id", "created", "expires")
     for one in found:
         ends = "never" if one.expires_at is None else f"{one.expires_at:%Y-%m-%d %H:%M}"
         made.add_row(one.name, ", ".join(sorted(one.roles)), one.id, f"{one.created_at:%Y-%m-%d %H:%M}", ends)
@@ -73,7 +74,7 @@ def rotate(
     context: Context,
     name: Annotated[str, typer.Argument(help="The token's name or id.")],
     overlap: Annotated[
-        float, typer.Option(parser=texts.duration, metavar="TIME", help="The old text works so long more.")
+        float, typer.Option(parser=parse_duration, metavar="TIME", help="The old text works so long more.")
     ] = 3600.0,
     expires: Expires = None,
 ) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import orjson
 import typer
 
-from restante.cli import texts
+from restante.cli import render
 from restante.cli.session import Context, Session, WrongUsage
 from restante.core.embedded import DEFAULT_DIRECTORY, EMBEDDED, tell_private_server
 from restante.core.errors import InvalidInput
@@ -39,7 +39,7 @@ def add_to(app: typer.Typer) -> None:
     app.add_typer(dead, rich_help_panel="Events")
 
 
-def _broker(session: Session, given: str | None) -> str:
+def _broker_url(session: Session, given: str | None) -> str:
     """The broker's URL; with none given, the server that all commands are for."""
     import os
 
@@ -53,7 +53,7 @@ def _broker(session: Session, given: str | None) -> str:
     return f"restante+embedded://{session.directory or DEFAULT_DIRECTORY}"
 
 
-def _value(text: str) -> Any:
+def _parse_data(text: str) -> Any:
     try:
         return decode_json(text.encode())
     except ValueError as error:
@@ -65,7 +65,7 @@ def _client(session: Session, broker: str | None) -> Any:
         from restante.bus.client import BusClient
     except ModuleNotFoundError as error:
         raise WrongUsage(f"the bus needs {error.name}: pip install 'restante[bus]'") from None
-    return BusClient(_broker(session, broker), source="restante-cli")
+    return BusClient(_broker_url(session, broker), source="restante-cli")
 
 
 def publish(
@@ -80,7 +80,7 @@ def publish(
     """Publish an event to every service that has subscribed to its topic."""
     session = context.obj
     with _client(session, broker) as client:
-        made = client.publish(topic, _value(data), delay=delay, id=id, nobody="raise" if must_route else "keep")
+        made = client.publish(topic, _parse_data(data), delay=delay, id=id, nobody="raise" if must_route else "keep")
     if session.json:
         return session.emit({"id": made.id, "subscriptions": made.subscriptions})
     count = made.subscriptions
@@ -104,13 +104,13 @@ def call(
     session = context.obj
     with _client(session, broker) as client:
         if all:
-            answers = client.call_all(topic, _value(data), timeout=timeout)
+            answers = client.call_all(topic, _parse_data(data), timeout=timeout)
             value: Any = {
                 name: {"outcome": one.outcome, "data": decode_json(one.text), "error": one.error}
                 for name, one in answers.items()
             }
         else:
-            value = client.call(topic, _value(data), timeout=timeout)
+            value = client.call(topic, _parse_data(data), timeout=timeout)
     if session.json:
         return session.emit(value)
     session.out.print(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode(), markup=False, soft_wrap=True)
@@ -123,7 +123,7 @@ def topics(context: Context, broker: Broker = None) -> None:
     from restante.bus.registry import cards
 
     session = context.obj
-    url = _broker(session, broker)
+    url = _broker_url(session, broker)
     if url.startswith(("amqp://", "amqps://")):
         known = cards(session.post) if _has_store(session) else []
         rows, more = _rows_on_rabbitmq(url, known)
@@ -134,10 +134,13 @@ def topics(context: Context, broker: Broker = None) -> None:
         return session.emit({"subscriptions": rows, **more})
     if not rows:
         session.nothing("nobody has subscribed to anything yet: start a service with `celery -A module worker`")
-    made = texts.table("topic", "way", "service", "handler", "broker", "waiting", "dead")
+    made = render.table("topic", "way", "service", "handler", "broker", "waiting", "dead")
     for row in sorted(rows, key=lambda row: (str(row["topic"]), str(row["service"]))):
-        made.add_row(*(str(row[name]) for name in ("topic", "way", "service", "handler", "broker")),
-                     _number(row["waiting"]), _number(row["dead"]))  # fmt: skip
+        made.add_row(
+            *(str(row[name]) for name in ("topic", "way", "service", "handler", "broker")),
+            _number(row["waiting"]),
+            _number(row["dead"]),
+        )
     session.out.print(made)
     _show_rabbitmq(session, more)
     if not more and any(row["broker"] == "rabbitmq" for row in rows):
@@ -186,21 +189,27 @@ def _rows_on_rabbitmq(url: str, known: list[Card]) -> tuple[list[dict[str, Any]]
         ],
         "rungs": [{"queue": one.queue, "seconds": one.seconds, "messages": one.messages} for one in found.rungs],
         "unrouted": found.unrouted,
-    }  # fmt: skip
+    }
 
 
 def _row(card: Card) -> dict[str, Any]:
     """On RabbitMQ the dead of a service lie together in its archive."""
     return {
-        "topic": card.answers or card.topic, "way": "call" if card.answers else "event", "service": card.service,
-        "handler": card.handler, "broker": card.broker, "queue": card.queue, "waiting": None, "dead": None,
-    }  # fmt: skip
+        "topic": card.answers or card.topic,
+        "way": "call" if card.answers else "event",
+        "service": card.service,
+        "handler": card.handler,
+        "broker": card.broker,
+        "queue": card.queue,
+        "waiting": None,
+        "dead": None,
+    }
 
 
 def _show_rabbitmq(session: Session, more: dict[str, Any]) -> None:
     if not more:
         return
-    archives = texts.table("archive of", "dead", "limit", "full")
+    archives = render.table("archive of", "dead", "limit", "full")
     for one in more["archives"]:
         dead, limit = one["dead"], one["limit"]
         share = f"{dead / limit:.0%}" if dead is not None and limit else "?"
@@ -210,7 +219,7 @@ def _show_rabbitmq(session: Session, more: dict[str, Any]) -> None:
     session.out.print(archives)
     held = [one for one in more["rungs"] if one["messages"]]
     if held:
-        rungs = texts.table("rung", "holds", "messages")
+        rungs = render.table("rung", "holds", "messages")
         for one in held:
             rungs.add_row(one["queue"], f"{one['seconds']:g} s", str(one["messages"]))
         session.out.print(rungs)
@@ -232,17 +241,17 @@ def ls(
     from restante.bus.dead import Choice, opened
 
     session = context.obj
-    with opened(_broker(session, broker), service) as letters:
+    with opened(_broker_url(session, broker), service) as letters:
         found = letters.list(Choice(None, subscription, error_class), limit)
     if session.json:
         return session.emit({"dead": [one.as_dict() for one in found]})
     if not found:
         session.nothing(f"{service} has no dead events")
-    made = texts.table("id", "topic", "subscription", "attempts", "died", "error", "data")
+    made = render.table("id", "topic", "subscription", "attempts", "died", "error", "data")
     for one in found:
         died = f"{one.died_at:%Y-%m-%d %H:%M:%S}" if one.died_at else ""
         made.add_row(
-            one.id, one.topic, one.subscription, str(one.attempts), died, one.error_class, texts.oneline(one.data, 60)
+            one.id, one.topic, one.subscription, str(one.attempts), died, one.error_class, render.one_line(one.data, 60)
         )
     session.out.print(made)
     return None
@@ -258,7 +267,7 @@ def show(
     from restante.bus.dead import found, opened
 
     session = context.obj
-    with opened(_broker(session, broker), service) as letters:
+    with opened(_broker_url(session, broker), service) as letters:
         one: DeadEvent = found(letters, id)
     if session.json:
         return session.emit(one.as_dict())
@@ -291,14 +300,15 @@ def replay(
         raise WrongUsage("name the service: --service billing")
     columns = (SpinnerColumn(), TextColumn("{task.description}"))
     with (
-        opened(_broker(session, broker), service) as letters,
+        opened(_broker_url(session, broker), service) as letters,
         Progress(*columns, console=session.err, transient=True, disable=session.json) as bar,
     ):
         shown = bar.add_task(f"replaying {service}")
         done = letters.replay(
-            Choice(ids or None, subscription, error_class), dry_run=dry_run,
+            Choice(ids or None, subscription, error_class),
+            dry_run=dry_run,
             progress=lambda count: bar.update(shown, description=f"replaying {service}: {count}"),
-        )  # fmt: skip
+        )
     if session.json:
         return session.emit({"replayed": done, "dry_run": dry_run})
     if not done:

@@ -25,7 +25,7 @@ from typing import Any
 
 import restante
 from restante import Admin, Client, Consumer, JournalEvent, LeasedMessage, RestanteError, Sweeper, Unavailable
-from restante.cli.board import Board, watch
+from restante.cli.live_table import LiveTable, watch
 from restante.cli.session import Session, WrongUsage, stopping
 from restante.core.embedded import answers, socket_path
 from restante.core.journal_reader import JournalReader
@@ -48,11 +48,11 @@ INSIGHTS_AFTER = 6.0
 #: Seconds between two reports of Spark, and the shortest demo for which it is worth starting.
 INSIGHTS_EVERY, LEAST_INSIGHTS = 20.0, 30.0
 #: Seconds between two looks at the children.
-TEND = 0.25
+CHECK_EVERY = 0.25
 #: Seconds children get to hand back what they hold, and the server to write and stop.
 STOP_TIMEOUT, SERVER_TIMEOUT = 3.0, 10.0
 #: Share of payments during which the whole process is killed, as a machine would be.
-CRASHES = 0.004
+CRASH_SHARE = 0.004
 
 
 class CardDeclined(Exception):
@@ -75,9 +75,12 @@ def produce(post: Client, stop: threading.Event) -> None:
         valued = number % 7 == 0
         order = {"order": number, "items": random.randint(1, 9), "total": round(random.uniform(5, 400), 2)}
         orders.send(
-            order, kind="order.placed", priority=200 if valued else 0, headers={"customer": f"c{number % 97}"},
+            order,
+            kind="order.placed",
+            priority=200 if valued else 0,
+            headers={"customer": f"c{number % 97}"},
             delay=random.uniform(3, 15) if number % 10 == 2 else 0,
-        )  # fmt: skip
+        )
         for name in REPORTS if number == 1 else random.sample(REPORTS, 1) if number % 8 == 0 else ():
             reports.send({"report": name}, kind=f"report.{name}", unique=f"report-{name}")
 
@@ -93,9 +96,12 @@ def sell(post: Client) -> list[restante.Queue]:
             raise ConnectionError("the stock service does not answer")
         number = message.payload["order"]
         payments.send(
-            message.payload, kind="payment.due", unique=f"payment-{message.id}", priority=message.priority,
+            message.payload,
+            kind="payment.due",
+            unique=f"payment-{message.id}",
+            priority=message.priority,
             headers={"order": str(number)},
-        )  # fmt: skip
+        )
 
     return [orders]
 
@@ -103,28 +109,28 @@ def sell(post: Client) -> list[restante.Queue]:
 def charge(post: Client) -> list[restante.Queue]:
     """Payments: some are declined for good, some time out, and now and then the process is killed."""
     payments, emails = post.queue("payments"), post.queue("emails")
-    tell = _teller(post.url)
+    publish = _publisher(post.url)
 
     @payments.handler
     def pay(message: LeasedMessage) -> None:
         time.sleep(random.uniform(0.02, 0.15))
         number = message.payload["order"]
-        if random.random() < CRASHES:
+        if random.random() < CRASH_SHARE:
             os.kill(os.getpid(), signal.SIGKILL)
         if number % 25 == 3:
             message.bury(error=CardDeclined(f"card of order {number} declined"))
-            tell("shop.order.declined", {"order": number}, f"declined-{message.id}")
+            publish("shop.order.declined", {"order": number}, f"declined-{message.id}")
             return
         if number % 9 == 5 and random.random() < 0.9:
             raise TimeoutError("the bank took more than its time")
         delay = random.uniform(3, 20) if random.random() < 0.4 else 0
         emails.send({"to": message.headers.get("order"), "text": "thank you"}, kind="email.receipt", delay=delay)
-        tell("shop.order.paid", {"order": number, "total": message.payload["total"]}, f"paid-{message.id}")
+        publish("shop.order.paid", {"order": number, "total": message.payload["total"]}, f"paid-{message.id}")
 
     return [payments]
 
 
-def _teller(url: str) -> Callable[[str, Any, str], None]:
+def _publisher(url: str) -> Callable[[str, Any, str], None]:
     """Publishes events, where there are services that hear them."""
     if not _has_bus():
         return lambda topic, data, name: None
@@ -132,10 +138,10 @@ def _teller(url: str) -> Callable[[str, Any, str], None]:
 
     client = BusClient(url, source="payments")
 
-    def tell(topic: str, data: Any, id: str) -> None:
+    def publish(topic: str, data: Any, id: str) -> None:
         client.publish(topic, data, id=id)
 
-    return tell
+    return publish
 
 
 def _has_bus() -> bool:
@@ -241,7 +247,7 @@ def roles(insights: bool) -> list[str]:
     return made
 
 
-def play(role: str, url: str, lake: Path) -> None:
+def run_role(role: str, url: str, lake: Path) -> None:
     """A child's whole life."""
     stop = threading.Event()
     consumer: Consumer | None = None
@@ -285,16 +291,16 @@ def play(role: str, url: str, lake: Path) -> None:
 # -- the parent ------------------------------------------------------------------------------------------------------
 
 
-class Cast:
+class Supervisor:
     """The children: started, started again when they die, and ended."""
 
-    def __init__(self, url: str, lake: Path, cast: Sequence[str]) -> None:
+    def __init__(self, url: str, lake: Path, role_names: Sequence[str]) -> None:
         self._url = url
         self._lake = lake
-        self._roles = cast
+        self._roles = role_names
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._tend, name="restante-demo", daemon=True)
+        self._thread = threading.Thread(target=self._supervise, name="restante-demo", daemon=True)
         self.crashes = 0
 
     def start(self) -> None:
@@ -306,11 +312,14 @@ class Cast:
         # A group of its own: Ctrl-C in the terminal reaches the parent, which ends the children in order.
         return subprocess.Popen(
             [sys.executable, "-m", "restante.cli.demo", role, self._url, str(self._lake)],
-            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, process_group=0,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            process_group=0,
+        )
 
-    def _tend(self) -> None:
-        while not self._ending.wait(TEND):
+    def _supervise(self) -> None:
+        while not self._ending.wait(CHECK_EVERY):
             for role, child in list(self._children.items()):
                 if child.poll() is not None:
                     if role == "insights":
@@ -342,7 +351,7 @@ def _close_input(child: subprocess.Popen[bytes]) -> None:
     child.stdin.close()
 
 
-def operate(admin: Admin, stop: threading.Event) -> None:
+def replay_dead(admin: Admin, stop: threading.Event) -> None:
     """The shop's operator: puts dead messages back when there are many."""
     while not stop.wait(2.0):
         try:
@@ -364,8 +373,8 @@ def run(session: Session, seconds: float | None, port: int | None, *, insights: 
         try:
             post = restante.connect(directory=directory)
             try:
-                cast = roles(insights and (seconds is None or seconds >= LEAST_INSIGHTS))
-                _open_shop(session, post, directory, stop, seconds, port, cast)
+                role_names = roles(insights and (seconds is None or seconds >= LEAST_INSIGHTS))
+                _open_shop(session, post, directory, stop, seconds, port, role_names)
             finally:
                 post.close()
                 wait_for_server(directory)
@@ -375,7 +384,7 @@ def run(session: Session, seconds: float | None, port: int | None, *, insights: 
 
 
 @contextmanager
-def _doors(url: str, lake: Path, port: int | None) -> Iterator[str]:
+def _http_server(url: str, lake: Path, port: int | None) -> Iterator[str]:
     """The HTTP server with its sweeper; without what it needs, a sweeper alone."""
     try:
         from restante.server import ServerSettings, Serving
@@ -399,9 +408,14 @@ def _doors(url: str, lake: Path, port: int | None) -> Iterator[str]:
 
 
 def _open_shop(
-    session: Session, post: Client, directory: Path, stop: threading.Event, seconds: float | None, port: int | None,
-    cast_of: Sequence[str],
-) -> None:  # fmt: skip
+    session: Session,
+    post: Client,
+    directory: Path,
+    stop: threading.Event,
+    seconds: float | None,
+    port: int | None,
+    role_names: Sequence[str],
+) -> None:
     admin = Admin(post, operator="shop")
     for name, options in QUEUES.items():
         admin.configure(name, **options)
@@ -414,24 +428,24 @@ def _open_shop(
             bus.declare()
             bus.close()
     lake = directory / "lake"
-    cast = Cast(post.url, lake, cast_of)
-    operator = threading.Thread(target=operate, args=(admin, stop), daemon=True)
-    with _doors(post.url, lake, port) as address:
+    children = Supervisor(post.url, lake, role_names)
+    operator = threading.Thread(target=replay_dead, args=(admin, stop), daemon=True)
+    with _http_server(post.url, lake, port) as address:
         session.note(address)
         hint = f"{address}      look closer: restante --directory {directory} ls · show      Ctrl-C to stop"
         try:
-            cast.start()
+            children.start()
             operator.start()
-            watch(session, Board(admin, "Restante: a sample shop", hint), stop, seconds=seconds)
+            watch(session, LiveTable(admin, "Restante: a sample shop", hint), stop, seconds=seconds)
         finally:
             stop.set()
-            cast.end()
+            children.end()
             operator.join(STOP_TIMEOUT)
     total = {event: sum(row.totals[event.value] for row in admin.all_counts()) for event in JournalEvent}
     session.note(
         f"closed: {total[JournalEvent.SENT]:,} sent, {total[JournalEvent.ACKED]:,} acked, "
         f"{total[JournalEvent.NACKED]:,} nacked, {total[JournalEvent.BURIED]:,} buried, "
-        f"{total[JournalEvent.EXPIRED]:,} expired, {cast.crashes} processes died"
+        f"{total[JournalEvent.EXPIRED]:,} expired, {children.crashes} processes died"
     )
 
 
@@ -443,4 +457,4 @@ def wait_for_server(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    play(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
+    run_role(sys.argv[1], sys.argv[2], Path(sys.argv[3]))

@@ -15,16 +15,16 @@ from typer.main import get_command_name
 
 from restante.cli import (
     access,
-    bridging,
+    admin,
     bus,
-    looking,
-    migrating,
-    operating,
+    inspect,
+    long_running,
+    messages,
+    migrate,
     pipeline,
     rabbitmq,
     rsmq,
-    running,
-    traffic,
+    rsmq_bridge,
 )
 from restante.cli.session import Code, Context, Session, WrongUsage, code_of
 from restante.core.errors import RestanteError
@@ -38,7 +38,7 @@ EPILOG = (
 _VALUED = ("--url", "--directory")
 
 app = typer.Typer(name="restante", rich_markup_mode="rich", pretty_exceptions_enable=False)
-for part in (traffic, bus, looking, operating, access, migrating, rabbitmq, rsmq, bridging, running, pipeline):
+for part in (messages, bus, inspect, admin, access, migrate, rabbitmq, rsmq, rsmq_bridge, long_running, pipeline):
     part.add_to(app)
 
 
@@ -69,7 +69,7 @@ def globals_(
     context.obj.url, context.obj.directory, context.obj.json = url, directory, json
 
 
-def hoisted(args: Sequence[str]) -> list[str]:
+def global_options_first(args: Sequence[str]) -> list[str]:
     """The arguments with the global options in front."""
     front: list[str] = []
     rest: list[str] = []
@@ -86,7 +86,7 @@ def hoisted(args: Sequence[str]) -> list[str]:
     return front + rest
 
 
-def _named(args: Sequence[str]) -> str | None:
+def _command_name(args: Sequence[str]) -> str | None:
     """The command that hoisted arguments name; None where an option asks about the program itself."""
     words = iter(args)
     for word in words:
@@ -99,25 +99,27 @@ def _named(args: Sequence[str]) -> str | None:
     return None
 
 
-def _part(args: Sequence[str]) -> typer.Typer:
+def _program_for(args: Sequence[str]) -> typer.Typer:
     """The program with only the command that the arguments name, or the whole one.
 
     Typer builds the parser of every command before it looks for the one to run. That takes longer than most commands.
     """
-    name = _named(args)
+    name = _command_name(args)
     part = copy.copy(app)
     part.registered_commands = [
-        one for one in app.registered_commands
+        one
+        for one in app.registered_commands
         if one.callback is not None and name == (one.name or get_command_name(one.callback.__name__))
-    ]  # fmt: skip
+    ]
     part.registered_groups = [
-        one for one in app.registered_groups
+        one
+        for one in app.registered_groups
         if one.typer_instance is not None and name == (one.name or one.typer_instance.info.name)
-    ]  # fmt: skip
+    ]
     return part if part.registered_commands or part.registered_groups else app
 
 
-def complain(name: str, message: str, *, json: bool) -> None:
+def print_error(name: str, message: str, *, json: bool) -> None:
     """One line on standard error."""
     line = " ".join(message.split())
     text = orjson.dumps({"error": name, "message": line}).decode() if json else f"error: {line}"
@@ -130,19 +132,19 @@ def run(args: Sequence[str], *, program: typer.Typer = app, name: str = "restant
     try:
         # Completion asks with its own variable and no arguments: it must not become a call for help.
         completing = f"_{name.upper()}_COMPLETE" in os.environ
-        asked = (hoisted(args) if program is app else list(args)) or ([] if completing else ["--help"])
+        asked = (global_options_first(args) if program is app else list(args)) or ([] if completing else ["--help"])
         if program is app:
-            program = _part(asked)
+            program = _program_for(asked)
         result = program(asked, prog_name=name, standalone_mode=False, obj=session)
         return int(result or Code.OK)
     except WrongUsage as error:
-        complain("WrongUsage", str(error), json=session.json)
+        print_error("WrongUsage", str(error), json=session.json)
         return Code.USAGE
     except RestanteError as error:
-        complain(type(error).__name__, str(error), json=session.json)
+        print_error(type(error).__name__, str(error), json=session.json)
         return code_of(error)
     except (KeyboardInterrupt, typer.Abort):
-        complain("Interrupted", "interrupted", json=session.json)
+        print_error("Interrupted", "interrupted", json=session.json)
         return Code.NOTHING
     except BrokenPipeError:
         # Whoever read us has enough; what is still in the buffer must not fail again at exit.
@@ -153,12 +155,12 @@ def run(args: Sequence[str], *, program: typer.Typer = app, name: str = "restant
         if hasattr(error, "format_message"):
             context = getattr(error, "ctx", None)
             where = f"; see {context.command_path} --help" if context is not None else ""
-            complain("WrongUsage", f"{error.format_message().rstrip('.')}{where}", json=session.json)
+            print_error("WrongUsage", f"{error.format_message().rstrip('.')}{where}", json=session.json)
             return Code.USAGE
         if os.environ.get("RESTANTE_TRACEBACK"):
             raise
         hint = "set RESTANTE_TRACEBACK=1 to see where"
-        complain(type(error).__name__, f"unexpected {type(error).__name__}: {error}; {hint}", json=session.json)
+        print_error(type(error).__name__, f"unexpected {type(error).__name__}: {error}; {hint}", json=session.json)
         return Code.NOTHING
     finally:
         session.close()

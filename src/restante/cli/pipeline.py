@@ -54,9 +54,7 @@ def _need_spark() -> None:
 
 
 @contextmanager
-def _spark(
-    session: Session, master: str | None, registration: Registration | None = None
-) -> Iterator[SparkSession]:  # fmt: skip
+def _spark(session: Session, master: str | None, registration: Registration | None = None) -> Iterator[SparkSession]:
     """A Spark session that ends with the command. Where it does not start, journals need not wait for it."""
     _need_spark()
     from restante.spark.session import session as start
@@ -80,10 +78,14 @@ def _quiet() -> Iterator[None]:
     yield
 
 
-def _bar(session: Session) -> Progress:
+def _progress(session: Session) -> Progress:
     columns = (
-        SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-    )  # fmt: skip
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     return Progress(*columns, console=session.err, transient=True, disable=session.json or not session.err.is_terminal)
 
 
@@ -94,12 +96,14 @@ def _lag(session: Session, queues: str, reader: str) -> dict[str, dict[str, int]
     places = JournalReader(session.post).places(Options(queues=queues).matching(session.admin.queues()))
     return {
         name: {
-            "last": place.last, "read": place.readers.get(reader, 0),
+            "last": place.last,
+            "read": place.readers.get(reader, 0),
             "lag": place.last - max(place.readers.get(reader, 0), place.floor),
-            "lost": place.lost, "incarnation": place.incarnation,
+            "lost": place.lost,
+            "incarnation": place.incarnation,
         }
         for name, place in places.items()
-    }  # fmt: skip
+    }
 
 
 def run(
@@ -135,7 +139,7 @@ def run(
         status.running("starting Spark", report=report_to is not None),
         _spark(session, master, registration) as spark,
         stopping(stop.set),
-        _bar(session) as progress,
+        _progress(session) as progress,
     ):
         bar = progress.add_task("bronze", total=lag or None)
 
@@ -144,10 +148,18 @@ def run(
             progress.update(bar, description=step.name, completed=step.done, total=total)
 
         options = PipelineOptions(
-            url=session.post.url, lake=lake, queues=queues, reader=reader, batch_rows=batch_rows,
-            fail_on_data_loss=not data_loss, compact_from=compact_from, keep_bronze_days=keep_bronze,
-            keep_silver_days=keep_silver, fold_seconds=fold_seconds, report=str(report_to or ""),
-        )  # fmt: skip
+            url=session.post.url,
+            lake=lake,
+            queues=queues,
+            reader=reader,
+            batch_rows=batch_rows,
+            fail_on_data_loss=not data_loss,
+            compact_from=compact_from,
+            keep_bronze_days=keep_bronze,
+            keep_silver_days=keep_silver,
+            fold_seconds=fold_seconds,
+            report=str(report_to or ""),
+        )
         work = Pipeline(spark, options, progress=told, status=status)
         summary = work.run_once(stop=stop.is_set) if once else work.run_continuously(stop=stop.is_set)
     _show_summary(session, lake, summary)
@@ -239,9 +251,15 @@ def report(
     made = write(lake, out, since=_utc(since), until=_utc(until))
     if session.json:
         session.emit(
-            {"path": str(made.path), "bytes": made.size, "queues": made.queues, "adds_up": made.adds_up,
-             "wrong": [list(one) for one in made.wrong], "warnings": [list(one) for one in made.warnings]}
-        )  # fmt: skip
+            {
+                "path": str(made.path),
+                "bytes": made.size,
+                "queues": made.queues,
+                "adds_up": made.adds_up,
+                "wrong": [list(one) for one in made.wrong],
+                "warnings": [list(one) for one in made.warnings],
+            }
+        )
         return
     for queue, sentence in made.wrong:
         session.out.print(f"[red]●[/] {queue + ': ' if queue else ''}{sentence}", highlight=False)
@@ -287,8 +305,9 @@ def _show_findings(session: Session, findings: Findings) -> None:
     for one in findings.troubles[:SHOWN]:
         session.out.print(
             f"[red]{one.what}[/] {one.queue} {one.message_id}: journal {one.journal_state or '–'}, "
-            f"Redis {one.redis_state or '–'}; last {one.last_event or '–'} {one.last_at}", highlight=False
-        )  # fmt: skip
+            f"Redis {one.redis_state or '–'}; last {one.last_event or '–'} {one.last_at}",
+            highlight=False,
+        )
     if findings.count > SHOWN:
         session.out.print(f"and {findings.count - SHOWN:,} more; --json names them")
     for queue, lines in findings.gaps.items():
@@ -344,14 +363,16 @@ def replay(
                 told = f"--where {plan.where!r} --fate {','.join(plan.fates)}" + (f" --to {plan.to}" if plan.to else "")
                 raise WrongUsage(f"the replay {name} was planned with {told}: leave these out, or choose another name")
             _show_plan(session, plan)
-        with stopping(stop.set), _bar(session) as progress:
+        with stopping(stop.set), _progress(session) as progress:
             bar = progress.add_task(plan.name, total=plan.total(IN_PLACE, COPY))
             done = work.run(
-                plan, rate=rate, stop=stop.is_set,
+                plan,
+                rate=rate,
+                stop=stop.is_set,
                 progress=lambda told: progress.update(
                     bar, completed=told.done, total=told.total, description=f"{plan.name} {told.rate:,.0f}/s"
                 ),
-            )  # fmt: skip
+            )
     _end_replay(session, plan, done, False)
 
 
@@ -362,9 +383,11 @@ def _show_plan(session: Session, plan: Plan) -> None:
     for heading in ("queue", "error", "what happens", "to", "messages"):
         table.add_column(heading, justify="right" if heading == "messages" else "left")
     words = {
-        "in place": "replayed in place", "copy": "sent again as a copy",
-        "waiting": "passed over: it waits already", "no payload": "passed over: its payload was not kept",
-    }  # fmt: skip
+        "in place": "replayed in place",
+        "copy": "sent again as a copy",
+        "waiting": "passed over: it waits already",
+        "no payload": "passed over: its payload was not kept",
+    }
     for row in plan.counts:
         table.add_row(row["queue"], row["error_class"], words[row["action"]], row["target"], f"{row['messages']:,}")
     session.out.print(table)

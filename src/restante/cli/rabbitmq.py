@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from restante.cli import texts
+from restante.cli import render
+from restante.cli.arguments import parse_duration
 from restante.cli.session import Code, Context, WrongUsage
 from restante.rabbitmq.ladder import RUNG_TYPES, RUNGS
 from restante.rabbitmq.topology import Subscribed, Topology, TopologyOptions
@@ -63,12 +64,12 @@ def topology(
 ) -> None:
     """Show the exchanges, queues and bindings of a service. Asks no broker."""
     session = context.obj
-    made = _made(service, subscription, answer, queue_type, rungs, longest_delay, no_archive)
+    made = _topology(service, subscription, answer, queue_type, rungs, longest_delay, no_archive)
     if session.json:
         return session.emit(made.json())
-    table = texts.table("what", "name", "detail", shrinking=("detail",))
+    table = render.table("what", "name", "detail", shrinking=("detail",))
     for row in made.rows():
-        table.add_row(row.what, texts.cell(row.name, "bold"), texts.cell(row.detail))
+        table.add_row(row.what, render.cell(row.name, "bold"), render.cell(row.detail))
     session.out.print(table)
     return None
 
@@ -86,7 +87,7 @@ def check(
 ) -> None:
     """Name what is missing on a broker, with code 1, and what earlier versions left there. Declares nothing."""
     session = context.obj
-    made = _made(service, subscription, answer, queue_type, rungs, longest_delay, no_archive)
+    made = _topology(service, subscription, answer, queue_type, rungs, longest_delay, no_archive)
     with _connected(broker) as (connection, declaring):
         missing = declaring.verify(connection, made)
         left = _leftovers(connection, service)
@@ -94,7 +95,7 @@ def check(
         session.emit({"missing": missing, "left_over": left})
     for name in () if session.json else missing:
         session.out.print(f"missing: {name}", markup=False, soft_wrap=True)
-    _tell(session, left)
+    _show_leftovers(session, left)
     if missing:
         session.note(f"{len(missing)} missing; restante rabbitmq declare makes them")
         raise typer.Exit(Code.NOTHING)
@@ -114,7 +115,7 @@ def declare(
 ) -> None:
     """Declare what a service needs on a broker; what is there already must be the same, or it ends with code 4."""
     session = context.obj
-    made = _made(service, subscription, answer, queue_type, rungs, longest_delay, no_archive)
+    made = _topology(service, subscription, answer, queue_type, rungs, longest_delay, no_archive)
     with _connected(broker) as (connection, declaring):
         declaring.declare(connection, made)
         left = _leftovers(connection, service)
@@ -122,7 +123,7 @@ def declare(
     if session.json:
         return session.emit({"declared": told, "left_over": left})
     session.note("declared " + ", ".join(f"{count} {name}" for name, count in told.items()))
-    _tell(session, left)
+    _show_leftovers(session, left)
     return None
 
 
@@ -212,7 +213,7 @@ def _leftovers(connection: Any, service: str) -> list[str]:
     return [one.text() for one in leftovers.find(connection, [service])]
 
 
-def _tell(session: Any, left: list[str]) -> None:
+def _show_leftovers(session: Any, left: list[str]) -> None:
     if session.json or not left:
         return
     for name in left:
@@ -222,7 +223,7 @@ def _tell(session: Any, left: list[str]) -> None:
     )
 
 
-def _made(
+def _topology(
     service: str,
     subscription: list[str] | None,
     answer: list[str] | None,
@@ -245,7 +246,7 @@ def _made(
         queue_type="quorum" if queue_type == "quorum" else "classic",
         rungs="quorum" if rungs == "quorum" else "classic",
         archive=not no_archive,
-        longest_delay=texts.duration(longest_delay),
+        longest_delay=parse_duration(longest_delay),
     )
     return topology_of(service, subscribed, answer or (), options=options)
 

@@ -28,11 +28,21 @@ _VALUED = ("-r", "--redis-url", "--ns")
 _FLAGS = ("-v", "--verbose")
 #: Options of commands that take a value, which may look like an option: a message may be "-v".
 _OTHERS = (
-    "-n", "--name", "-i", "--id", "-m", "--message", "--maxsize", "-d", "--delay", "-t", "--vt",
-)  # fmt: skip
+    "-n",
+    "--name",
+    "-i",
+    "--id",
+    "-m",
+    "--message",
+    "--maxsize",
+    "-d",
+    "--delay",
+    "-t",
+    "--vt",
+)
 
 
-class _Hoisting(TyperGroup):
+class _OptionsAnywhere(TyperGroup):
     """Takes the group's own options wherever they stand."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -53,7 +63,7 @@ class _Hoisting(TyperGroup):
         return super().parse_args(ctx, front + rest)
 
 
-rsmq = typer.Typer(name="rsmq", cls=_Hoisting, no_args_is_help=True, rich_markup_mode="rich")
+rsmq = typer.Typer(name="rsmq", cls=_OptionsAnywhere, no_args_is_help=True, rich_markup_mode="rich")
 queue = typer.Typer(name="queue", no_args_is_help=True, help="Queues: list, create, describe, delete, set.")
 message = typer.Typer(name="message", no_args_is_help=True, help="Messages: send, receive, pop, delete, visibility.")
 
@@ -68,11 +78,19 @@ SetMaxsize = Annotated[int | None, typer.Option("--maxsize", "-m", help="1024 to
 def add_to(app: typer.Typer) -> None:
     """Registers the commands."""
     queues: dict[str, Callable[..., None]] = {
-        "list": list_, "create": create, "describe": describe, "delete": delete_queue, "set": set_
-    }  # fmt: skip
+        "list": list_,
+        "create": create,
+        "describe": describe,
+        "delete": delete_queue,
+        "set": set_,
+    }
     messages: dict[str, Callable[..., None]] = {
-        "send": send, "receive": receive, "pop": pop, "delete": delete, "visibility": visibility
-    }  # fmt: skip
+        "send": send,
+        "receive": receive,
+        "pop": pop,
+        "delete": delete,
+        "visibility": visibility,
+    }
     for group, commands in ((queue, queues), (message, messages)):
         for name, command in commands.items():
             group.command(name)(command)
@@ -96,7 +114,7 @@ def globals_(
 
 
 @contextmanager
-def opened(context: Context) -> Iterator[Rsmq]:
+def connected(context: Context) -> Iterator[Rsmq]:
     """The client that the options mean; the protocol's errors end the command with code 1."""
     session: Session = context.obj
     told = context.meta["rsmq"]
@@ -110,9 +128,9 @@ def opened(context: Context) -> Iterator[Rsmq]:
     try:
         yield Rsmq(namespace=told["ns"], post=post)
     except RsmqError as error:
-        from restante.cli.entry import complain  # which imports this module
+        from restante.cli.entry import print_error  # which imports this module
 
-        complain(error.name, str(error), json=session.json)
+        print_error(error.name, str(error), json=session.json)
         raise typer.Exit(Code.NOTHING) from None
     finally:
         if told["verbose"]:
@@ -128,7 +146,7 @@ def _message(found: RsmqReceived | None) -> dict[str, Any] | None:
 
 def list_(context: Context) -> None:
     """List the queues."""
-    with opened(context) as client:
+    with connected(context) as client:
         context.obj.emit(client.list_queues())
 
 
@@ -140,25 +158,25 @@ def create(
     maxsize: Annotated[int, typer.Option("--maxsize", "-m", help="1024 to 65536 characters, or -1: any.")] = 65536,
 ) -> None:
     """Make a queue."""
-    with opened(context) as client:
+    with connected(context) as client:
         context.obj.emit(client.create_queue(name, vt=vt, delay=delay, maxsize=maxsize))
 
 
 def describe(context: Context, name: Name) -> None:
     """Show a queue's settings, totals and counts."""
-    with opened(context) as client:
+    with connected(context) as client:
         context.obj.emit(asdict(client.get_queue_attributes(name)))
 
 
 def delete_queue(context: Context, name: Name) -> None:
     """Delete a queue and every message in it."""
-    with opened(context) as client:
+    with connected(context) as client:
         context.obj.emit(client.delete_queue(name))
 
 
 def set_(context: Context, name: Name, vt: SetVt = None, delay: SetDelay = None, maxsize: SetMaxsize = None) -> None:
     """Change at least one setting of a queue, and show what holds now."""
-    with opened(context) as client:
+    with connected(context) as client:
         context.obj.emit(asdict(client.set_queue_attributes(name, vt=vt, delay=delay, maxsize=maxsize)))
 
 
@@ -171,25 +189,25 @@ def send(
     ] = None,
 ) -> None:
     """Send a message and show its id."""
-    with opened(context) as client:
+    with connected(context) as client:
         context.obj.emit(client.send_message(name, message, delay=delay))
 
 
 def receive(context: Context, name: Name, vt: Vt = None) -> None:
     """Receive the next message, hidden from others for a time; null where there is none."""
-    with opened(context) as client:
+    with connected(context) as client:
         context.obj.emit(_message(client.receive_message(name, vt=vt)))
 
 
 def pop(context: Context, name: Name) -> None:
     """Receive the next message and delete it; null where there is none."""
-    with opened(context) as client:
+    with connected(context) as client:
         context.obj.emit(_message(client.pop_message(name)))
 
 
 def delete(context: Context, name: Name, id: Id) -> None:
     """Delete a message: 1, or 0 where there is none."""
-    with opened(context) as client:
+    with connected(context) as client:
         context.obj.emit(client.delete_message(name, id))
 
 
@@ -200,5 +218,5 @@ def visibility(
     vt: Annotated[int, typer.Option("--vt", "-t", help="Seconds it is hidden from now on; 0 shows it at once.")],
 ) -> None:
     """Change how long a message stays hidden: 1, or 0 where there is none."""
-    with opened(context) as client:
+    with connected(context) as client:
         context.obj.emit(client.change_message_visibility(name, id, vt))

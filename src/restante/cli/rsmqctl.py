@@ -51,7 +51,7 @@ def server(
 
 
 @contextmanager
-def _asked(context: typer.Context, name: str, failure: str) -> Iterator[Rsmq]:
+def _connected(context: typer.Context, name: str, failure: str) -> Iterator[Rsmq]:
     """The client. Errors become `failure`, or the texts for a queue that is missing or there already."""
     try:
         with restante.connect(context.obj["url"], **QUICK) as post:
@@ -81,14 +81,14 @@ def _print(name: str, found: RsmqReceived | None) -> None:
 @queue.command("list")
 def list_(context: typer.Context) -> None:
     """Print the names of all queues as JSON."""
-    with _asked(context, "", "Failed to list queues") as client:
+    with _connected(context, "", "Failed to list queues") as client:
         print(json.dumps(client.list_queues()))
 
 
 @queue.command()
 def describe(context: typer.Context, name: Name) -> None:
     """Print the attributes of a queue as JSON."""
-    with _asked(context, name, f"Failed to describe queue: {name}") as client:
+    with _connected(context, name, f"Failed to describe queue: {name}") as client:
         found = client.get_queue_attributes(name)
     # PyRSMQ, on which the other program is built, has these two as fractions.
     told: dict[str, Any] = {"vt": float(found.vt), "delay": float(found.delay)}
@@ -108,13 +108,13 @@ def create(
     maxsize: Annotated[int, typer.Option("--maxsize", "-m", help="1024 to 65536 characters, or -1: any.")] = MAXSIZE,
 ) -> None:
     """Create a queue. Prints nothing."""
-    with _asked(context, name, f"Failed to create queue: {name}") as client:
+    with _connected(context, name, f"Failed to create queue: {name}") as client:
         client.create_queue(name, vt=visibility_timeout, delay=delay, maxsize=maxsize)
 
 
 def delete_queue(context: typer.Context, name: Name) -> None:
     """Delete a queue and its messages. Prints nothing."""
-    with _asked(context, name, f"Failed to delete queue: {name}") as client:
+    with _connected(context, name, f"Failed to delete queue: {name}") as client:
         client.delete_queue(name)
 
 
@@ -128,7 +128,7 @@ def send(
     ] = None,
 ) -> None:
     """Send a message and print its ID."""
-    with _asked(context, name, f"Failed to send message: {message}") as client:
+    with _connected(context, name, f"Failed to send message: {message}") as client:
         print(client.send_message(name, message, delay=delay))
 
 
@@ -142,21 +142,21 @@ def receive(
     ] = None,
 ) -> None:
     """Receive the next message, hide it, and print it as JSON."""
-    with _asked(context, name, f"Failed to receive from queue: {name}") as client:
+    with _connected(context, name, f"Failed to receive from queue: {name}") as client:
         _print(name, client.receive_message(name, vt=visibility_timeout))
 
 
 @message.command()
 def pop(context: typer.Context, name: Name) -> None:
     """Receive the next message, delete it, and print it as JSON."""
-    with _asked(context, name, f"Failed to pop from queue: {name}") as client:
+    with _connected(context, name, f"Failed to pop from queue: {name}") as client:
         _print(name, client.pop_message(name))
 
 
 def delete_message(context: typer.Context, name: Name, id: Id) -> None:
     """Delete a message. Prints nothing."""
     failure = f"Failed to delete message ID: {id}"
-    with _asked(context, name, failure) as client:
+    with _connected(context, name, failure) as client:
         # The protocol's own delete does not say that the queue is missing; this one must.
         client.get_queue_attributes(name)
         deleted = client.delete_message(name, id)
@@ -175,7 +175,7 @@ def visibility(
 ) -> None:
     """Change how long a message stays hidden."""
     failure = f"Failed to change visibility timeout for message ID: {id}"
-    with _asked(context, name, failure) as client:
+    with _connected(context, name, failure) as client:
         changed = client.change_message_visibility(name, id, visibility_timeout)
     if not changed:
         _fail(context, failure)

@@ -246,8 +246,12 @@ def create_queue(
     """Makes a queue; 1, or QueueExists."""
     _, messages = namespace.place(qname)
     args: list[Argument] = [
-        qname, validation.seconds(vt, "vt"), validation.seconds(delay, "delay"), validation.maxsize(maxsize), "0"
-    ]  # fmt: skip
+        qname,
+        validation.seconds(vt, "vt"),
+        validation.seconds(delay, "delay"),
+        validation.maxsize(maxsize),
+        "0",
+    ]
 
     def parse(reply: int) -> int:
         if not reply:
@@ -481,8 +485,10 @@ def receive_or_dead_letter(
     if qname == dead:
         raise InvalidInput("the queue for dead letters must be another one")
     args: list[Argument] = [
-        validation.optional_seconds(vt, "vt"), whole(max_receives, "max_receives", 1, MOST_RECEIVES), SLICE
-    ]  # fmt: skip
+        validation.optional_seconds(vt, "vt"),
+        whole(max_receives, "max_receives", 1, MOST_RECEIVES),
+        SLICE,
+    ]
 
     def parse(reply: Any) -> Any:
         if reply == [1]:

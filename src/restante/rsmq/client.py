@@ -172,7 +172,7 @@ class Rsmq:
         timeout: float,
         vt: int | None,
         subscription: Subscription,
-        waker: Waker | None = None,
+        stop: Waker | None = None,
         every: float = LOOK_EVERY,
     ) -> RsmqReceived | None:
         deadline = time.monotonic() + timeout
@@ -182,9 +182,9 @@ class Rsmq:
             if isinstance(got, RsmqReceived):
                 return got
             left = deadline - time.monotonic()
-            if left <= 0 or (waker is not None and waker.woken):
+            if left <= 0 or (stop is not None and stop.woken):
                 return None
-            subscription.wait(min(left, every if got is None else min(got, every)), waker)
+            subscription.wait(min(left, every if got is None else min(got, every)), stop)
 
     def consume(
         self,
@@ -202,9 +202,16 @@ class Rsmq:
         from restante.rsmq.consumer import RsmqConsumer  # which is built on this module
 
         return RsmqConsumer(
-            self, qname, handler, vt=vt, dead=dead, max_receives=max_receives, retry_delay=retry_delay,
-            stop_when_empty=stop_when_empty, look_every=look_every,
-        )  # fmt: skip
+            self,
+            qname,
+            handler,
+            vt=vt,
+            dead=dead,
+            max_receives=max_receives,
+            retry_delay=retry_delay,
+            stop_when_empty=stop_when_empty,
+            look_every=look_every,
+        )
 
     def close(self) -> None:
         """Closes what the constructor opened."""
@@ -269,9 +276,14 @@ class AsyncRsmq:
             return await self.wait_for(qname, check_timeout(timeout), vt, subscription)
 
     async def wait_for(
-        self, qname: str, timeout: float, vt: int | None, subscription: AsyncSubscription,
-        stopped: asyncio.Event | None = None, every: float = LOOK_EVERY,
-    ) -> RsmqReceived | None:  # fmt: skip
+        self,
+        qname: str,
+        timeout: float,
+        vt: int | None,
+        subscription: AsyncSubscription,
+        stop: asyncio.Event | None = None,
+        every: float = LOOK_EVERY,
+    ) -> RsmqReceived | None:
         deadline = time.monotonic() + timeout
         while True:
             await subscription.open()
@@ -279,9 +291,9 @@ class AsyncRsmq:
             if isinstance(got, RsmqReceived):
                 return got
             left = deadline - time.monotonic()
-            if left <= 0 or (stopped is not None and stopped.is_set()):
+            if left <= 0 or (stop is not None and stop.is_set()):
                 return None
-            await subscription.wait(min(left, every if got is None else min(got, every)), stopped)
+            await subscription.wait(min(left, every if got is None else min(got, every)), stop)
 
     def consume(
         self,
@@ -299,9 +311,16 @@ class AsyncRsmq:
         from restante.rsmq.consumer import AsyncRsmqConsumer  # which is built on this module
 
         return AsyncRsmqConsumer(
-            self, qname, handler, vt=vt, dead=dead, max_receives=max_receives, retry_delay=retry_delay,
-            stop_when_empty=stop_when_empty, look_every=look_every,
-        )  # fmt: skip
+            self,
+            qname,
+            handler,
+            vt=vt,
+            dead=dead,
+            max_receives=max_receives,
+            retry_delay=retry_delay,
+            stop_when_empty=stop_when_empty,
+            look_every=look_every,
+        )
 
     async def close(self) -> None:
         """Closes what the constructor opened."""

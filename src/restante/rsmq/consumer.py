@@ -110,9 +110,15 @@ class _Plan:
     """What both kinds of consumer are told, and how they count."""
 
     def __init__(
-        self, qname: str, vt: int | None, dead: str | None, max_receives: int | None, retry_delay: int | None,
-        stop_when_empty: bool, look_every: float,
-    ) -> None:  # fmt: skip
+        self,
+        qname: str,
+        vt: int | None,
+        dead: str | None,
+        max_receives: int | None,
+        retry_delay: int | None,
+        stop_when_empty: bool,
+        look_every: float,
+    ) -> None:
         self.qname = validation.queue_name(qname)
         self.vt = None if vt is None else validation.seconds(vt, "vt")
         if (dead is None) != (max_receives is None):

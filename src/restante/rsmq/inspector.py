@@ -84,9 +84,19 @@ def _counted(keys: RsmqKeys, namespace: str, now: int, replies: list[Any]) -> Rs
     except (ValueError, OverflowError):
         raise Corrupt(f"the RSMQ queue {keys.queue} has unreadable settings: {told!r}") from None
     return RsmqCounts(
-        keys.queue, namespace, total, hidden, lease, delay, None if longest < 0 else longest, sent, received,
-        created * 1000, modified * 1000, now,
-    )  # fmt: skip
+        keys.queue,
+        namespace,
+        total,
+        hidden,
+        lease,
+        delay,
+        None if longest < 0 else longest,
+        sent,
+        received,
+        created * 1000,
+        modified * 1000,
+        now,
+    )
 
 
 def every_count(post: Client, namespace: str = DEFAULT_NAMESPACE) -> list[RsmqCounts]:

@@ -63,9 +63,13 @@ def forward(
         return None if reply == b"gone" else send.parse(reply)
 
     return Operation(
-        FORWARD, (*send.keys, keys.due, keys.messages), [*send.args, str(attempts)], parse, ref.name,
+        FORWARD,
+        (*send.keys, keys.due, keys.messages),
+        [*send.args, str(attempts)],
+        parse,
+        ref.name,
         durability=send.durability,
-    )  # fmt: skip
+    )
 
 
 def bring(keys: RsmqKeys, namespace: str, id: str, text: str, *, channel: bytes = b"") -> Operation[str]:

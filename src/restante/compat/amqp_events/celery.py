@@ -31,10 +31,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 log = logging.getLogger("restante")
 
 #: Celery's settings of queues and routes, which the bus makes itself.
-_ROUTING = frozenset((
-    "task_queues", "task_routes", "task_default_exchange", "task_default_exchange_type", "task_default_queue",
-    "task_default_routing_key",
-))  # fmt: skip
+_ROUTING = frozenset(
+    (
+        "task_queues",
+        "task_routes",
+        "task_default_exchange",
+        "task_default_exchange_type",
+        "task_default_queue",
+        "task_default_routing_key",
+    )
+)
 
 
 class AlreadyRegistered(InvalidInput, RuntimeError):
@@ -72,9 +78,14 @@ class EventsCelery(Bus):
     """The app of a service. `store=` and `dedup=` are `Bus`'s; every other keyword is a setting of Celery."""
 
     def __init__(
-        self, main: str, *, broker_url: str | None = None, store: str | None = None,
-        dedup: Literal["redis", "memory", "off"] | None = None, **settings: Any,
-    ) -> None:  # fmt: skip
+        self,
+        main: str,
+        *,
+        broker_url: str | None = None,
+        store: str | None = None,
+        dedup: Literal["redis", "memory", "off"] | None = None,
+        **settings: Any,
+    ) -> None:
         check_keywords(settings, SETTING_KEYS | {"broker_url", "store", "dedup"}, "events_app")
         if taken := sorted(_ROUTING & {name for name, value in settings.items() if value}):
             raise InvalidInput(
@@ -86,10 +97,15 @@ class EventsCelery(Bus):
             dedup = "off" if is_rabbitmq(url) and store is None else "redis"
         retries = defaults.AMQP_EVENTS_MAX_RETRIES
         super().__init__(
-            as_word(main), url, store=store, dedup=dedup, max_attempts=retries + 1,
-            retry=exponential(1, cap=_cap(retries), jitter=0), rabbitmq=_archive(is_rabbitmq(url)),
+            as_word(main),
+            url,
+            store=store,
+            dedup=dedup,
+            max_attempts=retries + 1,
+            retry=exponential(1, cap=_cap(retries), jitter=0),
+            rabbitmq=_archive(is_rabbitmq(url)),
             broker_transport_options=settings.pop("broker_transport_options", None),
-        )  # fmt: skip
+        )
         self._bases: dict[str, type[Task]] = {}
         self.conf.update(settings)
 

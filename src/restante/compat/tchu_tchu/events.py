@@ -17,9 +17,14 @@ from restante.compat.tchu_tchu.utils.json_encoder import loads_message
 ContextHelper = Callable[[dict[str, Any]], Any]
 #: What `Meta` may say.
 _META = (
-    "topic", "request_serializer_class", "response_serializer_class", "error_serializer_class", "handler",
-    "celery_options", "skip_authorization",
-)  # fmt: skip
+    "topic",
+    "request_serializer_class",
+    "response_serializer_class",
+    "error_serializer_class",
+    "handler",
+    "celery_options",
+    "skip_authorization",
+)
 #: The fields of the data that say who sent it.
 _SENDER = ("user", "company", "user_company")
 
@@ -46,10 +51,15 @@ class TchuEvent:
         return found
 
     def __init__(
-        self, topic: str | None = None, request_serializer_class: Any = None, response_serializer_class: Any = None,
-        error_serializer_class: Any = None, handler: Callable[[Any], Any] | None = None,
-        context_helper: ContextHelper | None = None, celery_options: dict[str, Any] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        topic: str | None = None,
+        request_serializer_class: Any = None,
+        response_serializer_class: Any = None,
+        error_serializer_class: Any = None,
+        handler: Callable[[Any], Any] | None = None,
+        context_helper: ContextHelper | None = None,
+        celery_options: dict[str, Any] | None = None,
+    ) -> None:
         meta = getattr(self, "Meta", None)
         # A function in Meta is taken as it is and not as a method.
         said = {name: inspect.getattr_static(meta, name, None) if meta else None for name in _META}
@@ -88,9 +98,12 @@ class TchuEvent:
         """Checks the data of a delivery and runs the handler with an event of its own."""
         assert self.handler is not None
         event = type(self)(
-            self.topic, self.request_serializer_class, self.response_serializer_class, self.error_serializer_class,
+            self.topic,
+            self.request_serializer_class,
+            self.response_serializer_class,
+            self.error_serializer_class,
             context_helper=self._own_helper,
-        )  # fmt: skip
+        )
         helper = self._own_helper or self._context_helper
         known = isinstance(data, dict) and any(data.get(name) is not None for name in _SENDER)
         # A helper that fails lets nothing through: without its context a serializer may check less.

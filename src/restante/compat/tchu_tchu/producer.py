@@ -67,9 +67,15 @@ class CeleryProducer:
         return published(lambda: self.client, routing_key, body, content_type, delivery_mode, kwargs)
 
     def call(
-        self, routing_key: str, body: Any, content_type: str = "application/json", delivery_mode: int = 2,
-        timeout: float = 30, allow_join: bool = False, **kwargs: Any,
-    ) -> Any:  # fmt: skip
+        self,
+        routing_key: str,
+        body: Any,
+        content_type: str = "application/json",
+        delivery_mode: int = 2,
+        timeout: float = 30,
+        allow_join: bool = False,
+        **kwargs: Any,
+    ) -> Any:
         """Calls the service that answers, and returns its answer. `allow_join` is not needed: calls may be nested."""
         with told():
             _checked(content_type, delivery_mode)
@@ -89,9 +95,13 @@ class CeleryProducer:
 
 
 def published(
-    client: Callable[[], BusClient], routing_key: str, body: Any, content_type: str, delivery_mode: int,
+    client: Callable[[], BusClient],
+    routing_key: str,
+    body: Any,
+    content_type: str,
+    delivery_mode: int,
     options: dict[str, Any],
-) -> str:  # fmt: skip
+) -> str:
     """Publishes by a client that is made when the arguments are known to be right."""
     with told():
         _checked(content_type, delivery_mode)

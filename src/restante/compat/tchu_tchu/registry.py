@@ -47,9 +47,14 @@ class Registry:
         self._buses: list[Bus] = []
 
     def register(
-        self, routing_key: str, id: str, name: str, function: Callable[[Any], Any],
-        celery_options: dict[str, Any] | None = None, metadata: dict[str, Any] | None = None,
-    ) -> str:  # fmt: skip
+        self,
+        routing_key: str,
+        id: str,
+        name: str,
+        function: Callable[[Any], Any],
+        celery_options: dict[str, Any] | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> str:
         """Registers a handler with every bus of the process; a second one of the same ID and key is refused."""
         options = dict(celery_options or {})
         try:

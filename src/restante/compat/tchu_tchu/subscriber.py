@@ -12,9 +12,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def subscribe(
-    routing_key: str, *, name: str | None = None, handler_id: str | None = None,
-    metadata: dict[str, Any] | None = None, celery_options: dict[str, Any] | None = None,
-) -> Callable[[F], F]:  # fmt: skip
+    routing_key: str,
+    *,
+    name: str | None = None,
+    handler_id: str | None = None,
+    metadata: dict[str, Any] | None = None,
+    celery_options: dict[str, Any] | None = None,
+) -> Callable[[F], F]:
     """Makes a function the handler of a topic or a pattern, for events and for calls; it gets the data."""
 
     def register(function: F) -> F:

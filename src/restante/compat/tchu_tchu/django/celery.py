@@ -36,9 +36,14 @@ class Celery(Bus, _Made):
         self.tchu_include = list(kwargs.get("include") or ())
 
     def message_broker(
-        self, queue_name: str, include: Iterable[str] | None = None, exchange_name: str = "tchu_events",
-        exchange_type: str = "topic", durable: bool = True, auto_delete: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        queue_name: str,
+        include: Iterable[str] | None = None,
+        exchange_name: str = "tchu_events",
+        exchange_type: str = "topic",
+        durable: bool = True,
+        auto_delete: bool = False,
+    ) -> None:
         """Makes the app the bus of a service whose handlers are in the modules of `include`."""
         modules = self.tchu_include if include is None else include
         setup_celery_queue(self, queue_name, modules, exchange_name, exchange_type, durable, auto_delete)
@@ -58,9 +63,14 @@ class Celery(Bus, _Made):
 
 
 def setup_celery_queue(
-    celery_app: Any, queue_name: str, subscriber_modules: Iterable[str], exchange_name: str = "tchu_events",
-    exchange_type: str = "topic", durable: bool = True, auto_delete: bool = False,
-) -> None:  # fmt: skip
+    celery_app: Any,
+    queue_name: str,
+    subscriber_modules: Iterable[str],
+    exchange_name: str = "tchu_events",
+    exchange_type: str = "topic",
+    durable: bool = True,
+    auto_delete: bool = False,
+) -> None:
     """Makes a Celery app the bus of the service `queue_name`; its worker imports the modules of the handlers."""
     if exchange_name != "tchu_events":
         raise InvalidInput("exchange_name cannot be chosen: to part environments give each a virtual host")
@@ -76,11 +86,16 @@ def setup_celery_queue(
     # The object stays the same: whoever imported it, and the worker that finds it by its module, have the bus.
     celery_app.__class__ = Celery
     Bus.__init__(
-        celery_app, as_word(queue_name), url, store=store, retry=no_retry(), max_attempts=1,
+        celery_app,
+        as_word(queue_name),
+        url,
+        store=store,
+        retry=no_retry(),
+        max_attempts=1,
         dedup="off" if is_rabbitmq(url) and store is None else "redis",
         window=window if isinstance(window, int | float | timedelta) and window else timedelta(days=1),
         broker_transport_options=conf.broker_transport_options,
-    )  # fmt: skip
+    )
     conf.broker_url = celery_url(url)
     conf.update({name: DEFAULTS[name] for name in unsaid})
     conf.include = tuple(dict.fromkeys((*(conf.include or ()), *subscriber_modules)))

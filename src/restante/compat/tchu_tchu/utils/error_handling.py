@@ -56,6 +56,4 @@ class TchuRPCException(TchuError):
 
     def to_response_dict(self) -> dict[str, Any]:
         """What the caller gets; override it for another shape."""
-        return {
-            "success": False, "error_message": self.message, "error_code": self.code, "error_details": self.details
-        }  # fmt: skip
+        return {"success": False, "error_message": self.message, "error_code": self.code, "error_details": self.details}

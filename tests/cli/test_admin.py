@@ -131,8 +131,9 @@ def test_drop_removes_a_queue_with_what_it_holds_once_it_is_told_yes(cli: Cli, p
     post.queue("orders").send(3, delay=3600)
     refused = cli.inside("drop", "orders")
     assert (refused.code, refused.error) == (
-        2, "error: Remove orders with its 3 messages (1 scheduled, 2 ready) for good? Say --yes to do it"
-    )  # fmt: skip
+        2,
+        "error: Remove orders with its 3 messages (1 scheduled, 2 ready) for good? Say --yes to do it",
+    )
     assert admin.counts("orders").waiting == 3
     assert "did you mean orders" in cli.inside("drop", "ordrs", "--yes").error
     assert cli("drop", "orders", "--yes", "--json").json == {"queue": "orders", "dropped": True, "messages": 3}
@@ -150,9 +151,7 @@ def test_drop_is_refused_while_messages_are_held_or_consumers_live_unless_forced
     held = queue.receive()
     assert held is not None
     leased = cli.inside("drop", "orders", "--yes")
-    assert (leased.code, leased.error) == (
-        4, "error: orders has 1 leased messages: stop its consumers, or say --force"
-    )  # fmt: skip
+    assert (leased.code, leased.error) == (4, "error: orders has 1 leased messages: stop its consumers, or say --force")
     held.ack()
     used = cli.inside("drop", "orders", "--yes")
     assert (used.code, f"is consumed by {post.consumer}, seen within the last minute" in used.error) == (4, True)

@@ -13,8 +13,8 @@ from rich.panel import Panel
 from rich.text import Text
 
 from restante import Admin, JournalEntry, Position, RestanteError, State
-from restante.cli import texts
-from restante.cli.names import MaybeQueue, OneQueue, complete_queue
+from restante.cli import render
+from restante.cli.arguments import OptionalQueueName, QueueName, complete_queue
 from restante.cli.session import Code, Context, Session, WrongUsage, stopping
 from restante.core.doctor import examine
 from restante.rsmq import inspector as rsmq
@@ -37,7 +37,7 @@ def add_to(app: typer.Typer) -> None:
 
 def ls(
     context: Context,
-    queue: MaybeQueue = None,
+    queue: OptionalQueueName = None,
     state: Annotated[State | None, typer.Option(help="List the messages in this state.")] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="Messages on a page.")] = 20,
     after: Annotated[str | None, typer.Option(metavar="PLACE", help="Continue where the page before said so.")] = None,
@@ -53,20 +53,20 @@ def ls(
         if state is not None or newest:
             raise WrongUsage("RSMQ queues have no states to choose and one order: leave out --state and --newest")
         if queue is None:
-            return list_neighbours(session, namespace)
-        return list_rsmq(session, queue, namespace, limit, after)
+            return list_rsmq_queues(session, namespace)
+        return list_rsmq_messages(session, queue, namespace, limit, after)
     if queue is None:
         return list_queues(session)
     session.existing(queue)
     if state is None:
-        return list_one(session, queue)
+        return show_queue(session, queue)
     page = session.admin.messages(queue, state, limit=limit, after=after, newest_first=newest)
     if session.json:
-        found = [texts.message_dict(message) for message in page.messages]
+        found = [render.message_dict(message) for message in page.messages]
         session.emit({"queue": queue, "state": state.value, "messages": found, "next": page.next})
     elif page.messages:
         counts = session.admin.counts(queue)
-        session.out.print(texts.messages_table(page.messages, counts.at, counts.settings.max_attempts))
+        session.out.print(render.messages_table(page.messages, counts.at, counts.settings.max_attempts))
         if page.next:
             session.note(f"more: restante ls {queue} --state {state.value} --after '{page.next}'")
     if not page.messages:
@@ -79,37 +79,37 @@ def list_queues(session: Session) -> None:
     rows = session.admin.all_counts()
     others = rsmq.neighbours(session.post)
     if session.json:
-        session.emit({"queues": [row.as_dict() for row in rows], "rsmq": [texts.rsmq_dict(one) for one in others]})
+        session.emit({"queues": [row.as_dict() for row in rows], "rsmq": [render.rsmq_dict(one) for one in others]})
     else:
         if rows:
-            session.out.print(texts.queues_table(rows))
+            session.out.print(render.queues_table(rows))
         if rows and others:
             session.out.print()
         if others:
-            session.out.print(texts.rsmq_table(others))
+            session.out.print(render.rsmq_table(others))
     if not rows and not others:
         session.nothing("no queues yet: restante send QUEUE '{\"hello\": 1}'")
 
 
-def list_neighbours(session: Session, namespace: str) -> None:
+def list_rsmq_queues(session: Session, namespace: str) -> None:
     """The RSMQ queues of a namespace."""
     found = rsmq.every_count(session.post, namespace)
     if session.json:
-        session.emit({"namespace": namespace, "rsmq": [texts.rsmq_dict(one) for one in found]})
+        session.emit({"namespace": namespace, "rsmq": [render.rsmq_dict(one) for one in found]})
     elif found:
-        session.out.print(texts.rsmq_table(found))
+        session.out.print(render.rsmq_table(found))
     if not found:
         session.nothing(f"no RSMQ queues in the namespace {namespace}")
 
 
-def list_rsmq(session: Session, queue: str, namespace: str, limit: int, after: str | None) -> None:
+def list_rsmq_messages(session: Session, queue: str, namespace: str, limit: int, after: str | None) -> None:
     """The messages of an RSMQ queue by when they can be received next."""
     page = rsmq.page(session.post, queue, namespace, limit=min(limit, rsmq.LONGEST_PAGE), after=after)
     if session.json:
-        found = [texts.rsmq_message_dict(message) for message in page.messages]
+        found = [render.rsmq_message_dict(message) for message in page.messages]
         session.emit({"queue": queue, "namespace": namespace, "messages": found, "next": page.next})
     elif page.messages:
-        session.out.print(texts.rsmq_messages_table(page.messages, page.now_ms))
+        session.out.print(render.rsmq_messages_table(page.messages, page.now_ms))
         if page.next:
             where = "" if namespace == DEFAULT_NAMESPACE else f" --ns '{namespace}'"
             session.note(f"more: restante ls {queue} --rsmq{where} --after '{page.next}'")
@@ -117,43 +117,43 @@ def list_rsmq(session: Session, queue: str, namespace: str, limit: int, after: s
         session.nothing(f"no messages in the RSMQ queue {queue}")
 
 
-def list_one(session: Session, queue: str) -> None:
+def show_queue(session: Session, queue: str) -> None:
     """One queue: counts, totals since it began, settings."""
     row = session.admin.counts(queue)
     if session.json:
         return session.emit(row.as_dict())
-    session.out.print(texts.queues_table([row]))
+    session.out.print(render.queues_table([row]))
     totals = "  ".join(f"{name} {count:,}" for name, count in row.totals.items() if count)
     session.out.print()
-    session.out.print(texts.facts({"since the start": totals or "nothing", **texts.settings_rows(row.settings)}))
+    session.out.print(render.key_values({"since the start": totals or "nothing", **render.settings_rows(row.settings)}))
     return None
 
 
-def show(context: Context, queue: OneQueue, id: Annotated[str, typer.Argument(help="The message's id.")]) -> None:
+def show(context: Context, queue: QueueName, id: Annotated[str, typer.Argument(help="The message's id.")]) -> None:
     """One message: its payload and one row per attempt."""
     session = context.obj
     message = session.admin.show(session.existing(queue), id)
     if session.json:
-        return session.emit(texts.message_dict(message))
+        return session.emit(render.message_dict(message))
     counts = session.admin.counts(queue)
     rows: dict[str, RenderableType] = {
         "queue": queue,
-        "state": Text.assemble(texts.dotted(message.state), f"  {texts.when(message, counts.at)}"),
+        "state": Text.assemble(render.state_label(message.state), f"  {render.timing(message, counts.at)}"),
         "kind": message.kind,
         "priority": str(message.priority),
         "attempts": f"{message.attempts} / {message.max_attempts or counts.settings.max_attempts}",
         "replays": str(message.replays or ""),
-        "sent": texts.clock(message.sent_at),
+        "sent": render.format_time(message.sent_at),
         "consumer": message.consumer,
         "unique": message.unique or "",
         "headers": Text("  ".join(f"{name}={value}" for name, value in message.headers.items())),
         "content": f"{message.content_type}, {message.size:,} bytes",
     }
     session.out.print(Text(message.id, style="bold"))
-    session.out.print(texts.facts({name: value for name, value in rows.items() if value}))
-    session.out.print(Panel.fit(texts.payload_view(message), title="payload", title_align="left", border_style="dim"))
+    session.out.print(render.key_values({name: value for name, value in rows.items() if value}))
+    session.out.print(Panel.fit(render.payload(message), title="payload", title_align="left", border_style="dim"))
     if message.history:
-        attempts = texts.table(
+        attempts = render.table(
             "attempt",
             "received",
             "took",
@@ -164,15 +164,19 @@ def show(context: Context, queue: OneQueue, id: Annotated[str, typer.Argument(he
             shrinking=("consumer", "error"),
         )
         for one in message.history:
-            took = texts.span((one.ended_at - one.received_at).total_seconds()) if one.received_at else ""
+            took = render.format_duration((one.ended_at - one.received_at).total_seconds()) if one.received_at else ""
             attempts.add_row(
-                str(one.attempt), texts.clock(one.received_at), took, one.event.value, texts.cell(one.consumer),
-                Text(f"{one.error_class}: {texts.last_line(one)}" if one.error else one.error_class),
-            )  # fmt: skip
+                str(one.attempt),
+                render.format_time(one.received_at),
+                took,
+                one.event.value,
+                render.cell(one.consumer),
+                Text(f"{one.error_class}: {render.error_summary(one)}" if one.error else one.error_class),
+            )
         session.out.print(attempts)
         last = message.history[-1]
         if message.state is State.DEAD and "\n" in last.error.strip():
-            text = Text("\n".join(texts.oneline(line, 400) for line in last.error.strip().splitlines()))
+            text = Text("\n".join(render.one_line(line, 400) for line in last.error.strip().splitlines()))
             session.out.print(Panel.fit(text, title=f"error of attempt {last.attempt}", title_align="left"))
     return None
 
@@ -197,7 +201,7 @@ def journal(
             if session.json:
                 session.emit(entry.as_dict())
             else:
-                session.out.print(texts.journal_line(entry), soft_wrap=not session.out.is_terminal)
+                session.out.print(render.journal_line(entry), soft_wrap=not session.out.is_terminal)
     if not seen and not follow:
         session.nothing("the journal is empty")
 
@@ -239,10 +243,10 @@ def consumers(context: Context) -> None:
     session = context.obj
     found = session.admin.consumers()
     if session.json:
-        session.emit({"consumers": [texts.consumer_dict(one) for one in found]})
+        session.emit({"consumers": [render.consumer_dict(one) for one in found]})
     elif found:
-        now = texts.utcnow()
-        made = texts.table(
+        now = render.utcnow()
+        made = render.table(
             "consumer",
             "queues",
             "concurrency",
@@ -254,10 +258,13 @@ def consumers(context: Context) -> None:
         )
         for one in found:
             made.add_row(
-                Text(one.name, style="bold"), texts.cell(", ".join(one.queues)), str(one.concurrency),
-                texts.cell(one.host), str(one.pid),
-                f"{texts.span(max(0.0, (now - one.last_seen).total_seconds()))} ago",
-            )  # fmt: skip
+                Text(one.name, style="bold"),
+                render.cell(", ".join(one.queues)),
+                str(one.concurrency),
+                render.cell(one.host),
+                str(one.pid),
+                f"{render.format_duration(max(0.0, (now - one.last_seen).total_seconds()))} ago",
+            )
         session.out.print(made)
     if not found:
         session.nothing("no consumer was seen within the last minute")
@@ -271,7 +278,7 @@ def doctor(context: Context) -> None:
     if session.json:
         session.emit({"findings": [finding.as_dict() for finding in findings]})
     else:
-        made = texts.table("level", "what", "found", "remedy")
+        made = render.table("level", "what", "found", "remedy")
         made.columns[2].no_wrap = made.columns[3].no_wrap = False
         made.columns[2].overflow = made.columns[3].overflow = "fold"
         for finding in findings:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def add_to(app: typer.Typer) -> None:
     """Registers the command."""
-    app.command("migrate-celery", rich_help_panel="Operating")(migrate_celery)
+    app.command("migrate-celery", rich_help_panel="Operate")(migrate_celery)
 
 
 def migrate_celery(
@@ -62,30 +62,32 @@ def migrate_celery(
             if layout is not None and not back:
                 raise WrongUsage("--layout goes with --back: a move here finds out by itself")
             if back:
-                _back(session, work, names, unacked, yes, layout)
+                _move_back(session, work, names, unacked, yes, layout)
             else:
-                _there(session, work, names, unacked, yes)
+                _move_here(session, work, names, unacked, yes)
         finally:
             work.close()
 
 
-def _there(session: Session, work: Migration, names: list[str], unacked: bool, yes: bool) -> None:
+def _move_here(session: Session, work: Migration, names: list[str], unacked: bool, yes: bool) -> None:
     found = work.look(names or None)
-    _show(session, found)
+    _show_source(session, found)
     total = found.total + (found.unacked if unacked else 0)
     if not total:
         session.nothing("nothing waits there")
     work.check(found)
     session.confirm(f"Move {total:,} messages?", yes=yes, needed=unacked)
     before = {queue: work.waiting_here(queue) for queue in found.waiting}
-    with _bar(session, total) as (advance, stop):
+    with _Progress(session, total) as (advance, stop):
         moved = work.move(list(found.waiting), advance, stop)
         held = work.move_unacked(lambda count: advance(moved.messages + count), stop) if unacked else None
     after = sum(work.waiting_here(queue) - before[queue] for queue in before)
-    _end(session, moved, held, work.look(names or None), after)
+    _report(session, moved, held, work.look(names or None), after)
 
 
-def _back(session: Session, work: Migration, names: list[str], unacked: bool, yes: bool, layout: str | None) -> None:
+def _move_back(
+    session: Session, work: Migration, names: list[str], unacked: bool, yes: bool, layout: str | None
+) -> None:
     if unacked:
         raise WrongUsage("--unacked goes with a move here: what is held by workers of Restante comes back by itself")
     layout = work.layout(layout)
@@ -95,12 +97,12 @@ def _back(session: Session, work: Migration, names: list[str], unacked: bool, ye
     if not total:
         session.nothing("nothing waits here")
     session.confirm(f"Move {total:,} messages out of {', '.join(chosen[:5])} to {layout}?", yes=yes, needed=True)
-    with _bar(session, total) as (advance, stop):
+    with _Progress(session, total) as (advance, stop):
         moved = work.back(chosen, advance, stop, layout=layout)
-    _end(session, moved, None, None, 0)
+    _report(session, moved, None, None, 0)
 
 
-def _show(session: Session, found: Found) -> None:
+def _show_source(session: Session, found: Found) -> None:
     if session.json:
         return
     table = Table(title="waiting at the source", title_justify="left")
@@ -113,12 +115,14 @@ def _show(session: Session, found: Found) -> None:
     session.out.print(table)
 
 
-def _end(session: Session, moved: Moved, held: Moved | None, left: Found | None, arrived: int) -> None:
+def _report(session: Session, moved: Moved, held: Moved | None, left: Found | None, arrived: int) -> None:
     report: dict[str, Any] = {
-        "moved": moved.messages, "unacked": held.unacked if held else 0,
+        "moved": moved.messages,
+        "unacked": held.unacked if held else 0,
         "left": [*moved.left, *(held.left if held else [])],
-        "still_waiting": left.total if left else 0, "waiting_here_since": arrived,
-    }  # fmt: skip
+        "still_waiting": left.total if left else 0,
+        "waiting_here_since": arrived,
+    }
     if session.json:
         session.emit(report)
     else:
@@ -129,14 +133,19 @@ def _end(session: Session, moved: Moved, held: Moved | None, left: Found | None,
         raise typer.Exit(Code.NOTHING)
 
 
-class _bar:  # noqa: N801 - used like a function
+class _Progress:
     """A progress bar and what a signal stops."""
 
     def __init__(self, session: Session, total: int) -> None:
         self._progress = Progress(
-            SpinnerColumn(), TextColumn("moving"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-            console=session.err, disable=session.json or not session.err.is_terminal,
-        )  # fmt: skip
+            SpinnerColumn(),
+            TextColumn("moving"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=session.err,
+            disable=session.json or not session.err.is_terminal,
+        )
         self._task = self._progress.add_task("moving", total=total)
         self._stop = threading.Event()
         self._signals = stopping(self._stop.set)

@@ -11,8 +11,8 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from restante import InUse, MessageLeased, QueueSettings, RetryPolicy, State
-from restante.cli import texts
-from restante.cli.names import OneQueue, complete_queue
+from restante.cli import render
+from restante.cli.arguments import QueueName, complete_queue, parse_duration, parse_json, parse_pair
 from restante.cli.session import Context, Session, WrongUsage, stopping
 from restante.core.admin import ReplayTask
 from restante.core.inspector import ConsumerInfo
@@ -28,7 +28,7 @@ def add_to(app: typer.Typer) -> None:
         app.command(rich_help_panel="Operate")(command)
 
 
-def _bar(session: Session) -> Progress:
+def _progress(session: Session) -> Progress:
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -42,7 +42,7 @@ def _bar(session: Session) -> Progress:
 
 def replay(
     context: Context,
-    queue: OneQueue,
+    queue: QueueName,
     ids: Annotated[list[str] | None, typer.Argument(metavar="[IDS…]", help="Only these.")] = None,
     kind: Annotated[str | None, typer.Option(help="Only messages of this kind.")] = None,
     error: Annotated[str | None, typer.Option(metavar="CLASS", help="Only those that died of this error.")] = None,
@@ -62,22 +62,24 @@ def replay(
         count = _matching(session, queue, task, chosen)
         session.confirm(f"Replay {count:,} dead messages of {queue}?", yes=yes, needed=False)
     stop = threading.Event()
-    with stopping(stop.set), _bar(session) as progress:
+    with stopping(stop.set), _progress(session) as progress:
         bar = progress.add_task("replaying")
 
         def moved(work: ReplayTask) -> None:
             progress.update(bar, completed=work.seen, total=work.total, description=f"{work.replayed:,} replayed")
 
-        done = admin.replay(
-            queue, **chosen, rate=rate, dry_run=dry_run, task=task, progress=moved, cancel=stop.is_set
-        )  # fmt: skip
+        done = admin.replay(queue, **chosen, rate=rate, dry_run=dry_run, task=task, progress=moved, cancel=stop.is_set)
     if session.json:
         session.emit(
             {
-                "queue": queue, "task": done.id, "status": done.status, "seen": done.seen, "replayed": done.replayed,
+                "queue": queue,
+                "task": done.id,
+                "status": done.status,
+                "seen": done.seen,
+                "replayed": done.replayed,
                 "dry_run": done.dry_run,
             }
-        )  # fmt: skip
+        )
     if done.status == "cancelled":
         how = "" if dry_run else f"; go on with: restante replay {queue} --task {done.id}"
         session.nothing(f"stopped after {done.replayed:,} replayed{how}")
@@ -99,7 +101,7 @@ def _matching(session: Session, queue: str, task: str | None, chosen: dict[str, 
     return admin.counts(queue).dead
 
 
-def delete(context: Context, queue: OneQueue, ids: Ids) -> None:
+def delete(context: Context, queue: QueueName, ids: Ids) -> None:
     """Remove messages by id; those a consumer holds stay."""
     session = context.obj
     count = session.admin.delete(session.existing(queue), ids)
@@ -116,7 +118,7 @@ def _report(session: Session, verb: str, queue: str, count: int, otherwise: str,
 
 def purge(
     context: Context,
-    queue: OneQueue,
+    queue: QueueName,
     state: Annotated[list[State] | None, typer.Option(help="Only this state; may be repeated.")] = None,
     yes: Yes = False,
 ) -> None:
@@ -129,7 +131,7 @@ def purge(
     if total:
         words = ", ".join(one.value for one in states)
         session.confirm(f"Remove {total:,} messages ({words}) of {queue} for good?", yes=yes, needed=True)
-    with _bar(session) as progress:
+    with _progress(session) as progress:
         bar = progress.add_task("purging", total=total)
         count = admin.purge(queue, states, progress=lambda gone: progress.update(bar, completed=gone))
     _report(session, "purged", queue, count, f"nothing to purge in {queue}")
@@ -137,7 +139,7 @@ def purge(
 
 def drop(
     context: Context,
-    queue: OneQueue,
+    queue: QueueName,
     force: Annotated[bool, typer.Option("--force", help="Also while consumers take from it or hold messages.")] = False,
     yes: Yes = False,
 ) -> None:
@@ -182,19 +184,19 @@ def is_running(consumer: ConsumerInfo) -> bool:
     return True
 
 
-def pause(context: Context, queue: OneQueue) -> None:
+def pause(context: Context, queue: QueueName) -> None:
     """Let nothing be received until resumed; sends go on."""
     context.obj.admin.pause(context.obj.existing(queue))
-    _settled(context.obj, queue, "paused")
+    _report_pause(context.obj, queue, "paused")
 
 
-def resume(context: Context, queue: OneQueue) -> None:
+def resume(context: Context, queue: QueueName) -> None:
     """End a pause."""
     context.obj.admin.resume(context.obj.existing(queue))
-    _settled(context.obj, queue, "resumed")
+    _report_pause(context.obj, queue, "resumed")
 
 
-def _settled(session: Session, queue: str, event: str) -> None:
+def _report_pause(session: Session, queue: str, event: str) -> None:
     if session.json:
         session.emit({"queue": queue, "paused": event == "paused"})
     session.note(f"{queue} {event}")
@@ -202,7 +204,7 @@ def _settled(session: Session, queue: str, event: str) -> None:
 
 def move(
     context: Context,
-    queue: OneQueue,
+    queue: QueueName,
     target: Annotated[str, typer.Argument(help="The queue to move to.", autocompletion=complete_queue)],
     ids: Ids,
     create: Create = False,
@@ -215,12 +217,12 @@ def move(
 
 def edit(
     context: Context,
-    queue: OneQueue,
+    queue: QueueName,
     id: Annotated[str, typer.Argument(help="The message's id.")],
     payload: Annotated[str | None, typer.Option(metavar="JSON", help="The new payload.")] = None,
     priority: Annotated[int | None, typer.Option(min=0, max=255, help="The new priority.")] = None,
     delay: Annotated[
-        float | None, typer.Option(parser=texts.duration, metavar="TIME", help="Ready so long from now.")
+        float | None, typer.Option(parser=parse_duration, metavar="TIME", help="Ready so long from now.")
     ] = None,
     header: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Headers instead of its own.")] = None,
 ) -> None:
@@ -228,21 +230,21 @@ def edit(
     session = context.obj
     changes: dict[str, Any] = {"priority": priority, "delay": delay}
     if payload is not None:
-        changes["payload"] = texts.parse_json(payload, "the payload")
+        changes["payload"] = parse_json(payload, "the payload")
     if header:
-        changes["headers"] = dict(texts.pair(one, "--header") for one in header)
+        changes["headers"] = dict(parse_pair(one, "--header") for one in header)
     if all(value is None for value in changes.values()) and payload is None:
         raise WrongUsage("name what to change: --payload, --priority, --delay or --header")
     message = session.admin.edit(session.existing(queue), id, **changes)
     if session.json:
-        return session.emit(texts.message_dict(message))
+        return session.emit(render.message_dict(message))
     session.note(f"{id} edited, now {message.state.value}")
     return None
 
 
 def configure(
     context: Context,
-    queue: OneQueue,
+    queue: QueueName,
     pairs: Annotated[
         list[str] | None, typer.Argument(metavar="[NAME=VALUE…]", help="Settings; an empty value restores the default.")
     ] = None,
@@ -254,13 +256,13 @@ def configure(
     """
     session = context.obj
     if pairs:
-        options = {name: _setting(name, value) for name, value in (texts.pair(one, "a setting") for one in pairs)}
+        options = {name: _setting(name, value) for name, value in (parse_pair(one, "a setting") for one in pairs)}
         settings: QueueSettings = session.admin.configure(session.new_or_existing(queue, create=create), **options)
     else:
         settings = session.admin.counts(session.existing(queue)).settings
     if session.json:
         return session.emit({"queue": queue, "settings": settings.as_dict()})
-    session.out.print(texts.facts(texts.settings_rows(settings)))
+    session.out.print(render.key_values(render.settings_rows(settings)))
     return None
 
 
@@ -269,7 +271,7 @@ def _setting(name: str, value: str) -> Any:
     if value in ("", "none", "default"):
         return None
     if name in ("lease", "dedup"):
-        return texts.duration(value)
+        return parse_duration(value)
     if name == "retry":
         return RetryPolicy.parse(value)
     if name == "rate":

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from restante.cli.rsmq import opened, rsmq
+from restante.cli.rsmq import connected, rsmq
 from restante.cli.session import Context, WrongUsage, stopping
 from restante.rsmq.bridge import LEASE, LONGEST, Bridge
 
@@ -40,11 +40,17 @@ def bridge(
     if realtime and not back:
         raise WrongUsage("--realtime is for the way back: into the native queue nobody listens to RSMQ's channel")
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(message)s")
-    with opened(context) as client:
+    with connected(context) as client:
         made = Bridge(
-            client.client, queue, to, namespace=client.namespace, back=back, decode=decode, realtime=realtime,
+            client.client,
+            queue,
+            to,
+            namespace=client.namespace,
+            back=back,
+            decode=decode,
+            realtime=realtime,
             lease=lease,
-        )  # fmt: skip
+        )
         way = f"{to} → rsmq:{queue}" if back else f"rsmq:{queue} → {to}"
         if not once:
             session.note(f"carrying {way}; Ctrl-C ends it")

@@ -31,8 +31,8 @@ from restante import (
     RetryPolicy,
     Unavailable,
 )
-from restante.cli import texts
-from restante.cli.names import OneQueue
+from restante.cli import render
+from restante.cli.arguments import QueueName, parse_duration, parse_json, parse_pair
 from restante.cli.session import QUICK, Context, Session, WrongUsage, stopping
 from restante.core.keywords import resembling
 from restante.core.operations import MAX_BATCH
@@ -51,13 +51,13 @@ def add_to(app: typer.Typer) -> None:
 
 def send(
     context: Context,
-    queue: OneQueue,
+    queue: QueueName,
     payload: Annotated[
         str | None, typer.Argument(metavar="[PAYLOAD]", help="A JSON value; without it one per line of standard input.")
     ] = None,
     priority: Annotated[int, typer.Option(min=0, max=255, help="High first.")] = 0,
     delay: Annotated[
-        float, typer.Option(parser=texts.duration, metavar="TIME", help="Ready after 90, 250ms, 10m, 2h, 3d.")
+        float, typer.Option(parser=parse_duration, metavar="TIME", help="Ready after 90, 250ms, 10m, 2h, 3d.")
     ] = 0.0,
     id: Annotated[str | None, typer.Option(help="The message's id; the same id again stores nothing.")] = None,
     kind: Annotated[str, typer.Option(help="What the message is.")] = "",
@@ -69,7 +69,7 @@ def send(
         Path | None, typer.Option(metavar="FILE", help="Send the file's bytes; - is standard input.")
     ] = None,
     content_type: Annotated[str | None, typer.Option(metavar="TYPE", help="What the bytes of --raw are.")] = None,
-    lease: Annotated[float | None, typer.Option(parser=texts.duration, metavar="TIME", help="Its own lease.")] = None,
+    lease: Annotated[float | None, typer.Option(parser=parse_duration, metavar="TIME", help="Its own lease.")] = None,
     max_attempts: Annotated[int | None, typer.Option(metavar="N", help="Its own limit of attempts.")] = None,
     retry: Annotated[
         str | None,
@@ -80,38 +80,49 @@ def send(
     """Send one message, or one per line of standard input (NDJSON)."""
     session = context.obj
     options: dict[str, Any] = {
-        "priority": priority, "delay": delay, "kind": kind, "unique": unique, "lease": lease,
-        "headers": dict(texts.pair(one, "--header") for one in header or ()) or None, "max_attempts": max_attempts,
+        "priority": priority,
+        "delay": delay,
+        "kind": kind,
+        "unique": unique,
+        "lease": lease,
+        "headers": dict(parse_pair(one, "--header") for one in header or ()) or None,
+        "max_attempts": max_attempts,
         "retry": RetryPolicy.parse(retry) if retry else None,
-    }  # fmt: skip
+    }
     if content_type is not None and raw is None:
         raise WrongUsage("--content-type belongs to --raw")
     if raw is not None:
         if payload is not None:
             raise WrongUsage("give PAYLOAD or --raw, not both")
-        value: Any = _bytes_of(raw)
+        value: Any = _read_bytes(raw)
         options["content_type"] = content_type
     elif payload is not None and payload != "-":
-        value = texts.parse_json(payload, "the payload")
+        value = parse_json(payload, "the payload")
     else:
         if id is not None or unique is not None:
             raise WrongUsage("--id and --unique are for one message, not for every line of standard input")
         if sys.stdin.isatty():
             raise WrongUsage("give PAYLOAD, or lines of JSON on standard input")
         return send_lines(session, queue, cast(BufferedReader, sys.stdin.buffer), options, durability)
+    return _send_one(session, queue, value, id, durability, options)
+
+
+def _send_one(
+    session: Session, queue: str, value: Any, id: str | None, durability: str | None, options: dict[str, Any]
+) -> None:
     near = resembling(queue, known) if queue not in (known := session.admin.queues()) else None
-    made = session.post.queue(queue).send(value, id=id, durability=durability, **options)
+    message_id = session.post.queue(queue).send(value, id=id, durability=durability, **options)
     if session.json:
-        return session.emit({"queue": queue, "id": made, "stored": made.stored})
-    session.out.print(Text(made))
-    if not made.stored:
-        session.note("nothing stored: that message is there already")
+        return session.emit({"queue": queue, "id": message_id, "stored": message_id.stored})
+    session.out.print(Text(message_id))
+    if not message_id.stored:
+        session.note("nothing stored: a message with this id or unique key is there already")
     if near is not None:
-        session.note(f"{queue} is a new queue; there is also {near}")
+        session.note(f"{queue} is a new queue; a queue named {near} exists too")
     return None
 
 
-def _bytes_of(path: Path) -> bytes:
+def _read_bytes(path: Path) -> bytes:
     try:
         return sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
     except OSError as error:
@@ -155,7 +166,7 @@ def _values(lines: list[tuple[int, bytes]]) -> tuple[list[Any], InvalidPayload |
     for number, line in lines:
         if line.strip():
             try:
-                values.append(texts.parse_json(line, f"line {number}"))
+                values.append(parse_json(line, f"line {number}"))
             except InvalidPayload as error:
                 return values, error
     return values, None
@@ -176,13 +187,13 @@ def line_batches(stream: BufferedReader) -> Iterator[list[tuple[int, bytes]]]:
 
 def receive(
     context: Context,
-    queue: OneQueue,
+    queue: QueueName,
     count: Annotated[int, typer.Option("-n", "--count", min=1, help="At most so many.")] = 1,
     timeout: Annotated[
-        float, typer.Option(parser=texts.duration, metavar="TIME", help="Wait so long for the first.")
+        float, typer.Option(parser=parse_duration, metavar="TIME", help="Wait so long for the first.")
     ] = 0.0,
     ack: Annotated[bool, typer.Option("--ack", help="Ack each after it was printed.")] = False,
-    lease: Annotated[float | None, typer.Option(parser=texts.duration, metavar="TIME", help="Hold it so long.")] = None,
+    lease: Annotated[float | None, typer.Option(parser=parse_duration, metavar="TIME", help="Hold it so long.")] = None,
 ) -> None:
     """Receive messages; without --ack they return when their lease ends, with one attempt counted."""
     session = context.obj
@@ -206,16 +217,16 @@ def receive(
             session.nothing(f"{queue} is paused: nothing is received until restante resume {queue}")
         session.nothing(f"nothing to receive in {queue}")
     if not ack:
-        session.note(f"not acked: back in {queue} in {texts.span(lease or opened.settings.lease)}")
+        session.note(f"not acked: back in {queue} in {render.format_duration(lease or opened.settings.lease)}")
 
 
 def _print_received(session: Session, message: LeasedMessage) -> None:
     if session.json:
-        return session.emit(texts.message_dict(message))
+        return session.emit(render.message_dict(message))
     head = Text(message.id, style="bold")
     about = f"  {message.kind}  priority={message.priority}  attempts={message.attempts}"
     session.out.print(head.append(about, style="dim"))
-    session.out.print(texts.payload_view(message))
+    session.out.print(render.payload(message))
     return None
 
 
@@ -227,7 +238,7 @@ def consume(
     concurrency: Annotated[int, typer.Option("-c", "--concurrency", min=1, help="Handlers at a time.")] = 1,
     prefetch: Annotated[int, typer.Option(min=0, max=MAX_BATCH, help="Messages taken ahead at most.")] = 100,
     grace: Annotated[
-        float, typer.Option(parser=texts.duration, metavar="TIME", help="How long a stop waits for what runs.")
+        float, typer.Option(parser=parse_duration, metavar="TIME", help="How long a stop waits for what runs.")
     ] = 30.0,
     stop_when_empty: Annotated[bool, typer.Option("--stop-when-empty", help="End when nothing is left.")] = False,
 ) -> None:
@@ -247,21 +258,21 @@ def consume(
     for queue in dict.fromkeys(found for name in names for found in find_queues(name)):
         groups.setdefault(id(queue.connection), []).append(queue)
     for url in {group[0].connection.url for group in groups.values()}:
-        _check(url)
+        _check_server(url)
     # A consumer has one connection: queues of different posts get one each.
     made = [
         Consumer(group, concurrency=concurrency, prefetch=prefetch, grace=grace, stop_when_empty=stop_when_empty)
         for group in groups.values()
     ]
 
-    def tell() -> None:
+    def announce() -> None:
         for group in groups.values():
             names_ = ", ".join(queue.name for queue in group)
             server = group[0].connection.endpoint.shown
             session.note(f"consuming {names_} on {server} with concurrency {concurrency}; Ctrl-C to stop")
 
     try:
-        run_all(made, tell)
+        run_all(made, announce)
     finally:
         handled, failed = sum(one.handled for one in made), sum(one.failed for one in made)
         if session.json:
@@ -269,7 +280,7 @@ def consume(
         session.note(f"stopped: {handled:,} handled, {failed:,} failed")
 
 
-def _check(url: str) -> None:
+def _check_server(url: str) -> None:
     """Fails soon where the consumers themselves would wait for the server."""
     with restante.connect(url, **QUICK) as post:
         Admin(post).queues()
@@ -283,11 +294,11 @@ def find_queues(name: str) -> list[Queue]:
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
             raise WrongUsage(f"no module {module_name} in this directory or installed") from None
-        raise WrongUsage(f"importing {module_name} failed: {_told(error)}") from None
+        raise WrongUsage(f"importing {module_name} failed: {_error_with_line(error)}") from None
     except RestanteError:
         raise
     except Exception as error:
-        raise WrongUsage(f"importing {module_name} failed: {_told(error)}") from None
+        raise WrongUsage(f"importing {module_name} failed: {_error_with_line(error)}") from None
     if not path:
         found = [value for value in vars(module).values() if isinstance(value, Queue) and value.handlers]
         if not found:
@@ -305,16 +316,16 @@ def find_queues(name: str) -> list[Queue]:
     return [value]
 
 
-def _told(error: Exception) -> str:
+def _error_with_line(error: Exception) -> str:
     """The error and the line it came from; the traceback itself is more than a command line says."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {error} ({Path(last.filename).name} line {last.lineno})"
 
 
-def run_all(consumers: list[Consumer], tell: Callable[[], None]) -> None:
+def run_all(consumers: list[Consumer], announce: Callable[[], None]) -> None:
     """Runs each in a thread of its own, with signals to all; the first that fails stops the others.
 
-    `tell` is called once signals are obeyed, before the first consumer starts.
+    `announce` is called once signals are obeyed, before the first consumer starts.
     """
     failures: list[BaseException] = []
     ended = threading.Semaphore(0)
@@ -334,7 +345,7 @@ def run_all(consumers: list[Consumer], tell: Callable[[], None]) -> None:
 
     threads = [threading.Thread(target=serve, args=(one,), name="restante-consumer", daemon=True) for one in consumers]
     with stopping(stop):
-        tell()
+        announce()
         for thread in threads:
             thread.start()
         for _ in threads:

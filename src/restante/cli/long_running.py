@@ -13,8 +13,8 @@ import typer
 from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn
 
-from restante.cli import texts
-from restante.cli.board import Board, watch
+from restante.cli import render
+from restante.cli.live_table import LiveTable, watch
 from restante.cli.session import Context, WrongUsage, stopping
 from restante.core.settings import DEFAULT_HTTP_PORT
 
@@ -64,7 +64,7 @@ def up(
             while not stop.wait(1.0):
                 pass
         else:
-            watch(session, Board(admin, shown, f"{serving.address}      Ctrl-C to stop"), stop)
+            watch(session, LiveTable(admin, shown, f"{serving.address}      Ctrl-C to stop"), stop)
 
 
 def _raise_descriptors() -> None:
@@ -110,7 +110,7 @@ def bench(
     if session.json:
         return session.emit({"results": [row.as_dict() for row in rows]})
     figures = ("value", "unit", "× limit", "server µs", "client µs")
-    made = texts.table("measure", *figures, right=("value", *figures[2:]))
+    made = render.table("measure", *figures, right=("value", *figures[2:]))
     for row in rows:
         made.add_row(
             row.name, _figure(row.value), row.unit, _figure(row.ratio), _figure(row.server_us), _figure(row.client_us)

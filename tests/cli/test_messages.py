@@ -39,10 +39,30 @@ async def email(message):
 
 def test_a_sent_message_carries_everything_it_was_given(cli: Cli, admin: Admin) -> None:
     ran = cli(
-        "send", "orders", '{"order": 42}', "--priority", "200", "--delay", "10m", "--id", "o-42", "--kind",
-        "order.placed", "--header", "tenant=a=b", "--header", "x=1", "--unique", "order-42", "--max-attempts", "7",
-        "--retry", "fixed:1,5", "--lease", "2h",
-    )  # fmt: skip
+        "send",
+        "orders",
+        '{"order": 42}',
+        "--priority",
+        "200",
+        "--delay",
+        "10m",
+        "--id",
+        "o-42",
+        "--kind",
+        "order.placed",
+        "--header",
+        "tenant=a=b",
+        "--header",
+        "x=1",
+        "--unique",
+        "order-42",
+        "--max-attempts",
+        "7",
+        "--retry",
+        "fixed:1,5",
+        "--lease",
+        "2h",
+    )
     assert (ran.code, ran.out, ran.err) == (0, "o-42\n", "")
     message = admin.show("orders", "o-42")
     assert message.payload == {"order": 42}

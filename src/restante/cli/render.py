@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import base64
-import json
-import re
 from datetime import UTC, datetime
-from typing import Any, NoReturn
+from typing import Any
 
 from rich.console import JustifyMethod, RenderableType
 from rich.json import JSON
 from rich.table import Table
 from rich.text import Text
 
-from restante import InvalidPayload, JournalEntry, Message, QueueSettings, State
-from restante.cli.session import WrongUsage
+from restante import JournalEntry, Message, QueueSettings, State
 from restante.core.inspector import ConsumerInfo, Counts
 from restante.core.message import Attempt
 from restante.rsmq.inspector import RsmqCounts
@@ -30,25 +27,13 @@ COLOURS = {
     State.DONE: "#9ca3af",
 }
 #: Characters of a payload or an error in one row of a table.
-GLANCE = 60
-_UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhd]?)")
+PREVIEW = 60
 
 
-def duration(text: str | float) -> float:
-    """Seconds from `90`, `1.5`, `250ms`, `10m`, `2h` or `3d`; a number is an option's default."""
-    if not isinstance(text, str):
-        return float(text)
-    found = _DURATION.fullmatch(text.strip())
-    if found is None:
-        raise WrongUsage(f"not a duration: {text!r}; write 90, 1.5s, 250ms, 10m, 2h or 3d")
-    return float(found[1]) * _UNITS[found[2]]
-
-
-def span(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """A duration at a glance: 350 ms, 12 s, 4 m 10 s, 3 h 5 m, 2 d 4 h."""
     if seconds < 0:
-        return f"-{span(-seconds)}"
+        return f"-{format_duration(-seconds)}"
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 10:
@@ -61,19 +46,19 @@ def span(seconds: float) -> str:
     return f"{whole} s"
 
 
-def clock(at: datetime | None) -> str:
+def format_time(at: datetime | None) -> str:
     """A moment in this machine's time zone."""
     return at.astimezone().strftime("%Y-%m-%d %H:%M:%S") if at else ""
 
 
-def dotted(state: State | str) -> Text:
+def state_label(state: State | str) -> Text:
     """Dot and word of a state."""
     if state not in set(State):
         return Text(f"○ {state}", style="dim")
     return Text.assemble(("● ", COLOURS[State(state)]), State(state).value)
 
 
-def amount(count: int, state: State) -> Text:
+def count_cell(count: int, state: State) -> Text:
     """A count in its state's colour, quiet when it is none."""
     return Text(f"{count:,}", style=COLOURS[state]) if count else Text("·", style="dim")
 
@@ -93,7 +78,7 @@ def cell(text: str, style: str = "") -> Text:
     return Text(text, style=style, no_wrap=True, overflow="ellipsis")
 
 
-def facts(rows: dict[str, RenderableType]) -> Table:
+def key_values(rows: dict[str, RenderableType]) -> Table:
     """Names and values, one pair per line."""
     made = Table.grid(padding=(0, 2, 0, 0))
     made.add_column(style="dim", no_wrap=True)
@@ -103,7 +88,7 @@ def facts(rows: dict[str, RenderableType]) -> Table:
     return made
 
 
-def oneline(text: str, width: int = GLANCE) -> str:
+def one_line(text: str, width: int = PREVIEW) -> str:
     """The text on one line, cut, without control characters that could play with the terminal."""
     cut = "".join(ch if ch.isprintable() else " " for ch in text[: width + 1])
     return cut[: width - 1] + "…" if len(text) > width else cut
@@ -124,7 +109,7 @@ def queues_table(rows: list[Counts]) -> Table:
     names = [state.value for state in State]
     made = table("queue", *names, "oldest", "", right=(*names, "oldest"), shrinking=("queue",))
     for column, state in zip(made.columns[1:], State, strict=False):
-        column.header = dotted(state)
+        column.header = state_label(state)
     for row in rows:
         flags = Text()
         if row.paused:
@@ -132,9 +117,11 @@ def queues_table(rows: list[Counts]) -> Table:
         if row.overdue:
             flags.append(f"{row.overdue} overdue", style="yellow")
         made.add_row(
-            cell(row.queue, "bold"), *(amount(getattr(row, state.value), state) for state in State),
-            span(row.waited) if row.ready else "", flags,
-        )  # fmt: skip
+            cell(row.queue, "bold"),
+            *(count_cell(getattr(row, state.value), state) for state in State),
+            format_duration(row.waited) if row.ready else "",
+            flags,
+        )
     return made
 
 
@@ -150,12 +137,12 @@ def is_whole(message: Message) -> bool:
     return message.stored.whole
 
 
-def glance(message: Message) -> str:
+def payload_preview(message: Message) -> str:
     """The payload's start on one line."""
-    return oneline(payload_bytes(message)[: 4 * GLANCE].decode("utf-8", "replace"))
+    return one_line(payload_bytes(message)[: 4 * PREVIEW].decode("utf-8", "replace"))
 
 
-def payload_view(message: Message) -> RenderableType:
+def payload(message: Message) -> RenderableType:
     """The payload for reading: JSON highlighted, text as it is, anything else by its size."""
     body = payload_bytes(message)
     if not isinstance(message.payload, bytes):
@@ -166,105 +153,153 @@ def payload_view(message: Message) -> RenderableType:
         return Text(f"{len(body)} bytes of {message.content_type}: {body[:32].hex(' ')}{' …' if body[32:] else ''}")
 
 
-def when(message: Message, now: datetime) -> str:
+def timing(message: Message, now: datetime) -> str:
     """The one time that matters in a state: age, countdown, due in, dead since."""
     if message.state is State.LEASED and message.lease_expires_at:
         left = (message.lease_expires_at - now).total_seconds()
-        return f"lease {span(left)}" if left >= 0 else f"overdue {span(-left)}"
+        return f"lease {format_duration(left)}" if left >= 0 else f"overdue {format_duration(-left)}"
     if message.due_at:
         left = (message.due_at - now).total_seconds()
-        return f"due in {span(left)}" if left >= 0 else f"due {span(-left)} ago"
+        return f"due in {format_duration(left)}" if left >= 0 else f"due {format_duration(-left)} ago"
     if message.settled_at:
-        return f"{message.state} {span((now - message.settled_at).total_seconds())}"
-    return f"sent {span((now - message.sent_at).total_seconds())} ago"
+        return f"{message.state} {format_duration((now - message.settled_at).total_seconds())}"
+    return f"sent {format_duration((now - message.sent_at).total_seconds())} ago"
 
 
 def messages_table(messages: list[Message], now: datetime, max_attempts: int) -> Table:
     """Messages of one state."""
     made = table(
-        "id", "kind", "prio", "attempts", "when", "last error", "payload",
-        right=("prio", "attempts"), shrinking=("kind", "last error", "payload"),
-    )  # fmt: skip
+        "id",
+        "kind",
+        "prio",
+        "attempts",
+        "when",
+        "last error",
+        "payload",
+        right=("prio", "attempts"),
+        shrinking=("kind", "last error", "payload"),
+    )
     for message in messages:
         last = message.history[-1] if message.history else None
         made.add_row(
-            Text(message.id, style="bold"), cell(message.kind), str(message.priority),
-            f"{message.attempts} / {message.max_attempts or max_attempts}", when(message, now),
-            cell(last_line(last), COLOURS[State.DEAD]), cell(glance(message), "dim"),
-        )  # fmt: skip
+            Text(message.id, style="bold"),
+            cell(message.kind),
+            str(message.priority),
+            f"{message.attempts} / {message.max_attempts or max_attempts}",
+            timing(message, now),
+            cell(error_summary(last), COLOURS[State.DEAD]),
+            cell(payload_preview(message), "dim"),
+        )
     return made
 
 
 def rsmq_table(rows: list[RsmqCounts]) -> Table:
     """RSMQ queues."""
-    made = table("RSMQ queue", "messages", "hidden", "sent", "received", "lease", "delay", "largest payload",
-                 right=("messages", "hidden", "sent", "received"), shrinking=("RSMQ queue",))  # fmt: skip
+    made = table(
+        "RSMQ queue",
+        "messages",
+        "hidden",
+        "sent",
+        "received",
+        "lease",
+        "delay",
+        "largest payload",
+        right=("messages", "hidden", "sent", "received"),
+        shrinking=("RSMQ queue",),
+    )
     for row in rows:
         largest = "no limit" if row.max_payload_bytes is None else f"{row.max_payload_bytes:,} bytes"
         made.add_row(
-            cell(row.queue, "bold"), amount(row.messages, State.READY), amount(row.hidden, State.LEASED),
-            f"{row.sent:,}", f"{row.received:,}", span(row.lease_seconds),
-            span(row.delay_seconds) if row.delay_seconds else "", largest,
-        )  # fmt: skip
+            cell(row.queue, "bold"),
+            count_cell(row.messages, State.READY),
+            count_cell(row.hidden, State.LEASED),
+            f"{row.sent:,}",
+            f"{row.received:,}",
+            format_duration(row.lease_seconds),
+            format_duration(row.delay_seconds) if row.delay_seconds else "",
+            largest,
+        )
     return made
 
 
-def rsmq_when(message: RsmqMessage, now_ms: int) -> str:
+def rsmq_timing(message: RsmqMessage, now_ms: int) -> str:
     """How long until an RSMQ message can be received, or since when it can."""
     left = (message.due_ms - now_ms) / 1000
     if message.state is State.READY:
-        return f"waited {span(max(0.0, -left))}"
-    return f"{'lease' if message.state is State.LEASED else 'due in'} {span(max(0.0, left))}"
+        return f"waited {format_duration(max(0.0, -left))}"
+    return f"{'lease' if message.state is State.LEASED else 'due in'} {format_duration(max(0.0, left))}"
 
 
 def rsmq_messages_table(messages: list[RsmqMessage], now_ms: int) -> Table:
     """Messages of an RSMQ queue."""
     made = table(
-        "id", "state", "when", "attempts", "first received", "size", "payload",
-        right=("attempts", "size"), shrinking=("payload",),
-    )  # fmt: skip
+        "id",
+        "state",
+        "when",
+        "attempts",
+        "first received",
+        "size",
+        "payload",
+        right=("attempts", "size"),
+        shrinking=("payload",),
+    )
     for message in messages:
         made.add_row(
-            Text(message.id, style="bold"), dotted(message.state), rsmq_when(message, now_ms), str(message.attempts),
-            clock(_moment(message.first_received_ms)), f"{len(message.payload):,}",
-            cell(oneline(message.payload[: 4 * GLANCE].decode(errors="replace")), "dim"),
-        )  # fmt: skip
+            Text(message.id, style="bold"),
+            state_label(message.state),
+            rsmq_timing(message, now_ms),
+            str(message.attempts),
+            format_time(_instant(message.first_received_ms)),
+            f"{len(message.payload):,}",
+            cell(one_line(message.payload[: 4 * PREVIEW].decode(errors="replace")), "dim"),
+        )
     return made
 
 
-def last_line(attempt: Attempt | None) -> str:
+def error_summary(attempt: Attempt | None) -> str:
     """What an attempt's error comes to in one line."""
     if attempt is None:
         return ""
     lines = attempt.error.strip().splitlines()
-    return oneline(lines[-1] if lines else attempt.error_class or attempt.event.value)
+    return one_line(lines[-1] if lines else attempt.error_class or attempt.event.value)
 
 
 def _iso(at: datetime | None) -> str | None:
     return at.isoformat() if at else None
 
 
-def _moment(at_ms: int | None) -> datetime | None:
+def _instant(at_ms: int | None) -> datetime | None:
     return None if at_ms is None else datetime.fromtimestamp(at_ms / 1000, UTC)
 
 
 def rsmq_dict(row: RsmqCounts) -> dict[str, Any]:
     """An RSMQ queue for programs."""
     return {
-        "queue": row.queue, "namespace": row.namespace, "messages": row.messages, "hidden": row.hidden,
-        "sent": row.sent, "received": row.received, "lease_seconds": row.lease_seconds,
-        "delay_seconds": row.delay_seconds, "max_payload_bytes": row.max_payload_bytes,
-        "created_at": _iso(_moment(row.created_ms)), "modified_at": _iso(_moment(row.modified_ms)),
-    }  # fmt: skip
+        "queue": row.queue,
+        "namespace": row.namespace,
+        "messages": row.messages,
+        "hidden": row.hidden,
+        "sent": row.sent,
+        "received": row.received,
+        "lease_seconds": row.lease_seconds,
+        "delay_seconds": row.delay_seconds,
+        "max_payload_bytes": row.max_payload_bytes,
+        "created_at": _iso(_instant(row.created_ms)),
+        "modified_at": _iso(_instant(row.modified_ms)),
+    }
 
 
 def rsmq_message_dict(message: RsmqMessage) -> dict[str, Any]:
     """A message of an RSMQ queue for programs; what is not text as base64."""
     made: dict[str, Any] = {
-        "id": message.id, "state": message.state.value, "due_at": _iso(_moment(message.due_ms)),
-        "attempts": message.attempts, "first_received_at": _iso(_moment(message.first_received_ms)),
-        "sent_at": _iso(_moment(message.sent_ms)), "size": len(message.payload),
-    }  # fmt: skip
+        "id": message.id,
+        "state": message.state.value,
+        "due_at": _iso(_instant(message.due_ms)),
+        "attempts": message.attempts,
+        "first_received_at": _iso(_instant(message.first_received_ms)),
+        "sent_at": _iso(_instant(message.sent_ms)),
+        "size": len(message.payload),
+    }
     try:
         return made | {"payload": message.payload.decode()}
     except UnicodeDecodeError:
@@ -274,12 +309,23 @@ def rsmq_message_dict(message: RsmqMessage) -> dict[str, Any]:
 def message_dict(message: Message) -> dict[str, Any]:
     """A message for programs; bytes as base64, and a payload a list shows only in part as its start."""
     made: dict[str, Any] = {
-        "id": message.id, "queue": message.queue, "state": message.state.value, "kind": message.kind,
-        "priority": message.priority, "attempts": message.attempts, "max_attempts": message.max_attempts,
-        "replays": message.replays, "size": message.size, "consumer": message.consumer, "unique": message.unique,
-        "sent_at": _iso(message.sent_at), "due_at": _iso(message.due_at), "received_at": _iso(message.received_at),
-        "lease_expires_at": _iso(message.lease_expires_at), "settled_at": _iso(message.settled_at),
-    }  # fmt: skip
+        "id": message.id,
+        "queue": message.queue,
+        "state": message.state.value,
+        "kind": message.kind,
+        "priority": message.priority,
+        "attempts": message.attempts,
+        "max_attempts": message.max_attempts,
+        "replays": message.replays,
+        "size": message.size,
+        "consumer": message.consumer,
+        "unique": message.unique,
+        "sent_at": _iso(message.sent_at),
+        "due_at": _iso(message.due_at),
+        "received_at": _iso(message.received_at),
+        "lease_expires_at": _iso(message.lease_expires_at),
+        "settled_at": _iso(message.settled_at),
+    }
     if message.lease_token:
         made["lease_token"] = message.lease_token
     if not is_whole(message):
@@ -292,19 +338,28 @@ def message_dict(message: Message) -> dict[str, Any]:
             made["payload"] = message.payload
     made["history"] = [
         {
-            "attempt": one.attempt, "received_at": _iso(one.received_at), "ended_at": _iso(one.ended_at),
-            "event": one.event.value, "consumer": one.consumer, "error_class": one.error_class, "error": one.error,
+            "attempt": one.attempt,
+            "received_at": _iso(one.received_at),
+            "ended_at": _iso(one.ended_at),
+            "event": one.event.value,
+            "consumer": one.consumer,
+            "error_class": one.error_class,
+            "error": one.error,
         }
         for one in message.history
-    ]  # fmt: skip
+    ]
     return made
 
 
 def consumer_dict(one: ConsumerInfo) -> dict[str, Any]:
     return {
-        "name": one.name, "queues": list(one.queues), "last_seen_at": one.last_seen.isoformat(), "host": one.host,
-        "pid": one.pid, "concurrency": one.concurrency,
-    }  # fmt: skip
+        "name": one.name,
+        "queues": list(one.queues),
+        "last_seen_at": one.last_seen.isoformat(),
+        "host": one.host,
+        "pid": one.pid,
+        "concurrency": one.concurrency,
+    }
 
 
 def journal_line(entry: JournalEntry) -> Text:
@@ -318,32 +373,15 @@ def journal_line(entry: JournalEntry) -> Text:
         line.append(f" → {entry.state:<9} ", style="dim")
         line.append(entry.message_id)
     for name, value in (
-        ("kind", entry.kind), ("attempts", entry.attempts if entry.attempts else ""), ("consumer", entry.consumer),
-        ("error", entry.error_class), ("", oneline(entry.detail)),
-    ):  # fmt: skip
+        ("kind", entry.kind),
+        ("attempts", entry.attempts if entry.attempts else ""),
+        ("consumer", entry.consumer),
+        ("error", entry.error_class),
+        ("", one_line(entry.detail)),
+    ):
         if value:
             line.append(f"  {name}={value}" if name else f"  {value}", style="dim")
     return line
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not JSON")
-
-
-def parse_json(text: str | bytes, what: str) -> Any:
-    """A JSON value from the command line. Not by the fast decoder, which rounds numbers beyond 64 bits."""
-    try:
-        return json.loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError) as error:
-        raise InvalidPayload(f"{what} is not JSON ({error}); a text is written '\"hello\"'") from None
-
-
-def pair(text: str, what: str) -> tuple[str, str]:
-    """Name and value of `name=value`."""
-    name, found, value = text.partition("=")
-    if not found or not name:
-        raise WrongUsage(f"{what} is written name=value, not {text!r}")
-    return name, value
 
 
 def utcnow() -> datetime:
