@@ -194,7 +194,7 @@ def test_receive_from_a_queue_that_is_not_there_makes_none_and_names_the_nearest
 
 def test_a_queue_made_by_a_slip_is_said(cli: Cli, post: Client) -> None:
     post.queue("orders").configure()
-    assert "ordrs is a new queue; there is also orders" in cli.inside("send", "ordrs", "1").err
+    assert "ordrs is a new queue; a queue named orders exists too" in cli.inside("send", "ordrs", "1").err
     assert cli.inside("send", "quite-different", "1").err == ""
     assert cli.inside("send", "orders", "1").err == ""
 

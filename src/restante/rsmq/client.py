@@ -1,7 +1,7 @@
-"""The RSMQ client, synchronous and asyncio; both are thin: what a call is lies in `calls`.
+"""The RSMQ clients, synchronous and asyncio: they run the calls that `calls` defines.
 
-On failure every method raises a typed error: those of the protocol are in `restante.rsmq.errors`, those of the server
-in `restante.core.errors`. Nothing is half done.
+On failure every method raises a typed error: protocol errors are in `restante.rsmq.errors`, server errors in
+`restante.core.errors`. Each call is atomic.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from restante.core.operations import Operation
 from restante.core.queue import AsyncClient, Client, check_timeout
 from restante.core.settings import ClientSettings
 from restante.rsmq import calls
-from restante.rsmq.calls import Namespace, RsmqReceived, Steps
+from restante.rsmq.calls import RsmqReceived, Steps
 from restante.rsmq.keys import DEFAULT_NAMESPACE
+from restante.rsmq.namespace import Namespace
 from restante.rsmq.notifications import AsyncSubscription, Subscription
 
 if TYPE_CHECKING:
@@ -33,8 +34,8 @@ __all__ = ["LOOK_EVERY", "AsyncRsmq", "Rsmq", "RsmqReceived", "blocking_twin"]
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: Seconds between two looks at a queue where nothing is known to become due: a send that nobody announces is
-#: noticed this late.
+#: Seconds between two polls of a queue where no message is known to become due: an unannounced send is noticed this
+#: late.
 LOOK_EVERY = 1.0
 
 
@@ -42,14 +43,14 @@ def _namespace(name: str, realtime: bool, mode: str) -> Namespace:
     namespace = Namespace(name, realtime)
     if mode == "cluster" and key_slot(namespace.names) != key_slot(namespace.place("any")[0]):
         raise InvalidInput(
-            f"the keys of the namespace {name} lie on different servers of the cluster: use a hash tag, such as "
+            f"the keys of the namespace {name} are on different servers of the cluster: use a hash tag, such as "
             f"namespace='{{{name}}}'"
         )
     return namespace
 
 
 def _calling(build: Callable[Concatenate[Namespace, P], Operation[T]]) -> Callable[Concatenate[Rsmq, P], T]:
-    """The call as a method that makes it."""
+    """Turns a call into a method that runs it."""
 
     @functools.wraps(build)
     def method(self: Rsmq, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -59,7 +60,7 @@ def _calling(build: Callable[Concatenate[Namespace, P], Operation[T]]) -> Callab
 
 
 def _stepping(build: Callable[Concatenate[Namespace, P], Steps[T]]) -> Callable[Concatenate[Rsmq, P], T]:
-    """A call of several steps as a method that makes them."""
+    """Turns a call of several steps into a method that runs them."""
 
     @functools.wraps(build)
     def method(self: Rsmq, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -77,7 +78,7 @@ def _stepping(build: Callable[Concatenate[Namespace, P], Steps[T]]) -> Callable[
 def _awaiting(
     build: Callable[Concatenate[Namespace, P], Operation[T]],
 ) -> Callable[Concatenate[AsyncRsmq, P], Coroutine[Any, Any, T]]:
-    """The call as a coroutine method."""
+    """Turns a call into a coroutine method."""
 
     @functools.wraps(build)
     async def method(self: AsyncRsmq, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -89,7 +90,7 @@ def _awaiting(
 def _awaiting_steps(
     build: Callable[Concatenate[Namespace, P], Steps[T]],
 ) -> Callable[Concatenate[AsyncRsmq, P], Coroutine[Any, Any, T]]:
-    """A call of several steps as a coroutine method."""
+    """Turns a call of several steps into a coroutine method."""
 
     @functools.wraps(build)
     async def method(self: AsyncRsmq, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -108,8 +109,8 @@ def _awaiting_steps(
 class Rsmq:
     """An RSMQ client; safe to share between threads.
 
-    `url` is what `restante.connect` takes; with `post` it uses a server that is open already, and leaves it open.
-    With `realtime` every send is announced on the protocol's channel, and `receive_waiting` listens there.
+    `url` is as for `restante.connect`. With `post` it uses an open client and leaves it open. With `realtime` every
+    send is announced on the protocol's channel, and `receive_waiting` listens there.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class Rsmq:
         post: Client | None = None,
     ) -> None:
         if url is not None and post is not None:
-            raise InvalidInput("give a url or an open post, not both")
+            raise InvalidInput("give a url or an open client (post=), not both")
         self._owned = post is None
         self.client = connect(url) if post is None else post
         self.run = self.client.connection.run
@@ -158,10 +159,10 @@ class Rsmq:
     receive_or_dead_letter = _stepping(calls.receive_or_dead_letter)
 
     def receive_waiting(self, qname: str, timeout: float, *, vt: int | None = None) -> RsmqReceived | None:
-        """The next message; waits for it up to `timeout` seconds.
+        """Receives the next message; waits up to `timeout` seconds for it.
 
-        A delayed or hidden message is noticed when it becomes due; one sent meanwhile at once where both sides
-        have `realtime` on, else at the next look, LOOK_EVERY seconds later at most.
+        A delayed or hidden message is received when it becomes due. A message sent meanwhile is noticed at once if
+        both sides have `realtime` on, else at the next poll, at most LOOK_EVERY seconds later.
         """
         with Subscription(self.client.connection, self.space, qname) as subscription:
             return self.wait_for(qname, check_timeout(timeout), vt, subscription)
@@ -175,6 +176,7 @@ class Rsmq:
         stop: Waker | None = None,
         every: float = LOOK_EVERY,
     ) -> RsmqReceived | None:
+        """Receives the next message; waits until an announcement, `stop` or the timeout, and polls every `every` s."""
         deadline = time.monotonic() + timeout
         while True:
             subscription.open()
@@ -198,8 +200,8 @@ class Rsmq:
         stop_when_empty: bool = False,
         look_every: float = LOOK_EVERY,
     ) -> RsmqConsumer:
-        """A consumer whose `run()` gives each message to the handler; see `restante.rsmq.consumer.RsmqConsumer`."""
-        from restante.rsmq.consumer import RsmqConsumer  # which is built on this module
+        """Returns a consumer whose `run()` calls the handler for each message; see `RsmqConsumer`."""
+        from restante.rsmq.consumer import RsmqConsumer  # imported here because it imports this module
 
         return RsmqConsumer(
             self,
@@ -214,7 +216,7 @@ class Rsmq:
         )
 
     def close(self) -> None:
-        """Closes what the constructor opened."""
+        """Closes the connection, if the constructor opened it."""
         if self._owned:
             self.client.close()
 
@@ -226,7 +228,7 @@ class Rsmq:
 
 
 class AsyncRsmq:
-    """The same for asyncio; belongs to the event loop it is first used in."""
+    """The RSMQ client for asyncio; belongs to the event loop it is first used in."""
 
     def __init__(
         self,
@@ -237,7 +239,7 @@ class AsyncRsmq:
         post: AsyncClient | None = None,
     ) -> None:
         if url is not None and post is not None:
-            raise InvalidInput("give a url or an open post, not both")
+            raise InvalidInput("give a url or an open client (post=), not both")
         from restante import aio
 
         self._owned = post is None
@@ -271,7 +273,7 @@ class AsyncRsmq:
     receive_or_dead_letter = _awaiting_steps(calls.receive_or_dead_letter)
 
     async def receive_waiting(self, qname: str, timeout: float, *, vt: int | None = None) -> RsmqReceived | None:
-        """The next message; waits for it up to `timeout` seconds, as its synchronous namesake."""
+        """Receives the next message; waits up to `timeout` seconds for it, as `Rsmq.receive_waiting` does."""
         async with AsyncSubscription(self.client.connection, self.space, qname) as subscription:
             return await self.wait_for(qname, check_timeout(timeout), vt, subscription)
 
@@ -284,6 +286,7 @@ class AsyncRsmq:
         stop: asyncio.Event | None = None,
         every: float = LOOK_EVERY,
     ) -> RsmqReceived | None:
+        """Receives the next message; waits until an announcement, `stop` or the timeout, and polls every `every` s."""
         deadline = time.monotonic() + timeout
         while True:
             await subscription.open()
@@ -307,8 +310,8 @@ class AsyncRsmq:
         stop_when_empty: bool = False,
         look_every: float = LOOK_EVERY,
     ) -> AsyncRsmqConsumer:
-        """A consumer whose `run()` awaits the handler for each message."""
-        from restante.rsmq.consumer import AsyncRsmqConsumer  # which is built on this module
+        """Returns a consumer whose `run()` awaits the handler for each message."""
+        from restante.rsmq.consumer import AsyncRsmqConsumer  # imported here because it imports this module
 
         return AsyncRsmqConsumer(
             self,
@@ -323,7 +326,7 @@ class AsyncRsmq:
         )
 
     async def close(self) -> None:
-        """Closes what the constructor opened."""
+        """Closes the connection, if the constructor opened it."""
         if self._owned:
             await self.client.close()
 
@@ -335,7 +338,7 @@ class AsyncRsmq:
 
 
 def blocking_twin(client: AsyncRsmq) -> Rsmq:
-    """A synchronous client of the same queues, for threads beside an event loop. Close its post."""
+    """A synchronous client of the same queues, for threads beside an event loop. The caller closes its `client`."""
     settings: ClientSettings = client.client.connection.settings
     post = Client(client.client.url, settings, consumer=client.client.consumer)
     return Rsmq(namespace=client.namespace, realtime=client.realtime, post=post)

@@ -68,8 +68,8 @@ FAULTS: Final[tuple[Fault, ...]] = (
         "rsmq",
         "a message whose handler failed is deleted",
         "RsmqConsumer._work",
-        "            self.told(message, error)\n",
-        "            self.told(message, error)\n            self._rsmq.delete_message(self.qname, message.id)\n",
+        "            self.count_failure(message, error)\n",
+        "            self.count_failure(message, error)\n            self._rsmq.delete_message(self.qname, message.id)\n",
         _CONSUMING,
     ),
     Fault(
@@ -225,7 +225,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
         "rsmq",
         "a message without a body is passed over without a word",
         "_several",
-        'log.error("passed over queue=%s id=%r error=Corrupt reason=%r", qname, reply[place], "it has no body")',
+        'log.error("skipped queue=%s id=%r error=Corrupt reason=%r", qname, reply[place], "it has no body")',
         "pass",
         _SLIPS,
     ),
@@ -273,14 +273,14 @@ FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         "rsmq",
         "the bridge on a cluster deletes before it sends",
-        "Bridge._forward_apart",
+        "Bridge._forward_in_two_steps",
         """
-        made = self._queue.send(payload, id=one.id, headers={"rsmq_queue": self._keys.queue})
-        self._rsmq.delete_message(self._keys.queue, one.id)
+        sent = self._queue.send(payload, id=message.id, headers={"rsmq_queue": self._keys.queue})
+        self._rsmq.delete_message(self._keys.queue, message.id)
 """,
         """
-        self._rsmq.delete_message(self._keys.queue, one.id)
-        made = self._queue.send(payload, id=one.id, headers={"rsmq_queue": self._keys.queue})
+        self._rsmq.delete_message(self._keys.queue, message.id)
+        sent = self._queue.send(payload, id=message.id, headers={"rsmq_queue": self._keys.queue})
 """,
         _AWAY,
     ),
@@ -313,7 +313,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
         "the bridge ends when the native queue is full",
         "Bridge.run",
         "                continue\n",
-        "                return done\n",
+        "                return total\n",
         _AWAY,
     ),
     Fault(
