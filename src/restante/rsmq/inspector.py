@@ -165,7 +165,7 @@ def page(
     rank = 0
     if place is not None:
         rank = connection.command("ZCOUNT", keys.due, "-inf", f"({place.score!r}", key=keys.due)
-        # In a long run of equal scores, the rank of the place, if it still exists, saves reading the run from its start.
+        # In a long run of equal scores the rank of the place, if it exists, saves reading the run from its start.
         if float(connection.command("ZSCORE", keys.due, place.id, key=keys.due) or "nan") == place.score:
             rank = max(rank, connection.command("ZRANK", keys.due, place.id, key=keys.due) or 0)
     behind: list[reader.Place] = []

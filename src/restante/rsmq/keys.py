@@ -1,4 +1,4 @@
-"""Names RSMQ's keys, hash fields and ids, in this module alone; on failure, a name that is not valid raises InvalidName.
+"""The only module that names RSMQ's keys, hash fields and ids; on failure an invalid name raises InvalidName.
 
 | key | type | members and scores | written by | removed by |
 |---|---|---|---|---|
@@ -85,5 +85,5 @@ def sent_ms(id: str) -> int | None:
 
 
 def bridge_key(namespace: str, queue: str, id: str) -> bytes:
-    """The key that marks a message as moved into an RSMQ queue; a hash tag in the namespace puts it in the queue's slot."""
+    """The key of a bridge's marker; with a hash tag in the namespace it is in the slot of the queue."""
     return f"restante:bridge:{valid_namespace(namespace)}:{valid_queue(queue)}:{id}".encode()

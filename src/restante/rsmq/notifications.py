@@ -1,6 +1,6 @@
 """Waits for the announcement of a send on an RSMQ queue's channel, or until a timeout.
 
-On failure: a lost connection is opened again before the next poll of the queue; until then only the timeout ends a wait.
+On failure: a lost connection is opened again before the next poll of the queue; until then each wait lasts its timeout.
 """
 
 from __future__ import annotations

@@ -69,7 +69,8 @@ FAULTS: Final[tuple[Fault, ...]] = (
         "a message whose handler failed is deleted",
         "RsmqConsumer._work",
         "            self.count_failure(message, error)\n",
-        "            self.count_failure(message, error)\n            self._rsmq.delete_message(self.qname, message.id)\n",
+        "            self.count_failure(message, error)\n"
+        "            self._rsmq.delete_message(self.qname, message.id)\n",
         _CONSUMING,
     ),
     Fault(
