@@ -132,7 +132,7 @@ def test_drop_removes_a_queue_with_what_it_holds_once_it_is_told_yes(cli: Cli, p
     refused = cli.inside("drop", "orders")
     assert (refused.code, refused.error) == (
         2,
-        "error: Remove orders with its 3 messages (1 scheduled, 2 ready) for good? Say --yes to do it",
+        "error: Remove orders with its 3 messages (1 scheduled, 2 ready) for good? Give --yes to confirm",
     )
     assert admin.counts("orders").waiting == 3
     assert "did you mean orders" in cli.inside("drop", "ordrs", "--yes").error
@@ -151,7 +151,10 @@ def test_drop_is_refused_while_messages_are_held_or_consumers_live_unless_forced
     held = queue.receive()
     assert held is not None
     leased = cli.inside("drop", "orders", "--yes")
-    assert (leased.code, leased.error) == (4, "error: orders has 1 leased messages: stop its consumers, or say --force")
+    assert (leased.code, leased.error) == (
+        4,
+        "error: orders has 1 leased messages: stop its consumers, or give --force",
+    )
     held.ack()
     used = cli.inside("drop", "orders", "--yes")
     assert (used.code, f"is consumed by {post.consumer}, seen within the last minute" in used.error) == (4, True)
@@ -167,8 +170,8 @@ def test_drop_is_refused_while_messages_are_held_or_consumers_live_unless_forced
 def test_a_setting_or_a_move_makes_no_queue_by_a_slip(cli: Cli, post: Client, admin: Admin) -> None:
     id = post.queue("orders").send(1)
     post.queue("archive").configure()
-    assert "did you mean orders? Say --create" in cli.inside("configure", "ordrs", "lease=2m").error
-    assert "did you mean archive? Say --create" in cli.inside("move", "orders", "archiv", id).error
+    assert "did you mean orders? Give --create" in cli.inside("configure", "ordrs", "lease=2m").error
+    assert "did you mean archive? Give --create" in cli.inside("move", "orders", "archiv", id).error
     assert admin.queues() == ["archive", "orders"]
     assert cli.inside("configure", "orders2", "lease=2m", "--create").code == 0
     assert cli.inside("move", "orders", "archive2", id, "--create").code == 0

@@ -110,7 +110,7 @@ def test_every_line_of_standard_input_is_a_message(cli: Cli, admin: Admin) -> No
     bad = cli("send", "bulk", stdin='1\n"two"\nthree\n4\n')
     assert bad.code == 4
     assert "line 3 is not JSON" in bad.err
-    assert "2 before it were sent" in bad.err
+    assert "2 messages before it were sent" in bad.err
     assert admin.counts("bulk").ready == 1202
     assert cli("send", "bulk", stdin="\n").code == 1
     unended = cli("send", "bulk", "--json", stdin='"one"\n"last, without a line end"')

@@ -15,7 +15,7 @@ from restante import Admin, InvalidPayload
 from restante.cli.session import WrongUsage
 from restante.core.embedded import DEFAULT_DIRECTORY, EMBEDDED, answers, socket_path
 
-#: Seconds; a person who presses Tab does not wait for a dead server.
+#: Client settings for completion, in seconds: short, because a user who presses Tab does not wait for a dead server.
 _QUICK: dict[str, Any] = {"connect_timeout": 0.3, "socket_timeout": 0.5, "patience": 0.0}
 
 _UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -23,7 +23,7 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhd]?)")
 
 
 def complete_queue(incomplete: str) -> list[str]:
-    """Names that begin so. Never starts a server and never fails: then there is just nothing to complete."""
+    """Queue names that start with `incomplete`; never starts a server, and on failure returns none."""
     url = os.environ.get("RESTANTE_URL")
     if not url or url == EMBEDDED:
         socket = socket_path(Path(os.environ.get("RESTANTE_DIRECTORY") or DEFAULT_DIRECTORY).absolute())
@@ -37,20 +37,20 @@ def complete_queue(incomplete: str) -> list[str]:
         return []
 
 
-QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.", autocompletion=complete_queue)]
+QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue.", autocompletion=complete_queue)]
 OptionalQueueName = Annotated[
-    str | None, typer.Argument(metavar="[QUEUE]", help="A queue's name.", autocompletion=complete_queue)
+    str | None, typer.Argument(metavar="[QUEUE]", help="A queue.", autocompletion=complete_queue)
 ]
 
 
 def parse_duration(text: str | float) -> float:
-    """Seconds from `90`, `1.5`, `250ms`, `10m`, `2h` or `3d`; a number is an option's default."""
+    """Seconds from `90`, `1.5`, `250ms`, `10m`, `2h` or `3d`; a number, an option's default, is returned as it is."""
     if not isinstance(text, str):
         return float(text)
-    found = _DURATION.fullmatch(text.strip())
-    if found is None:
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
         raise WrongUsage(f"not a duration: {text!r}; write 90, 1.5s, 250ms, 10m, 2h or 3d")
-    return float(found[1]) * _UNITS[found[2]]
+    return float(match[1]) * _UNITS[match[2]]
 
 
 def _refuse(constant: str) -> NoReturn:
@@ -58,7 +58,7 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def parse_json(text: str | bytes, what: str) -> Any:
-    """A JSON value from the command line. Not by the fast decoder, which rounds numbers beyond 64 bits."""
+    """A JSON value from the command line. The fast decoder is not used: it rounds numbers beyond 64 bits."""
     try:
         return json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
@@ -66,8 +66,8 @@ def parse_json(text: str | bytes, what: str) -> Any:
 
 
 def parse_pair(text: str, what: str) -> tuple[str, str]:
-    """Name and value of `name=value`."""
-    name, found, value = text.partition("=")
-    if not found or not name:
+    """The name and the value of `name=value`."""
+    name, separator, value = text.partition("=")
+    if not separator or not name:
         raise WrongUsage(f"{what} is written name=value, not {text!r}")
     return name, value

@@ -1,9 +1,11 @@
-"""A sample shop on a server of its own: orders lead to payments and emails, reports are slow, some of it goes wrong.
+"""Runs a sample shop on an embedded server: orders lead to payments and emails, reports are slow, some handlers fail.
 
-Messages come through every door there is: native consumers, a Celery worker, two services on the event bus, and Spark,
-which reads the journal for the Insights page. The parent keeps Redis, the HTTP server with its sweeper and dashboard,
-and the table; each role is a child process, started again when it dies. Children end when their standard input closes,
-so none outlives the parent, however that ends.
+It uses every way into Restante: native consumers, a Celery worker, two services on the event bus, and Spark, which
+reads the journal for the Insights page. The parent process runs Redis, the HTTP server with its sweeper and dashboard,
+and the live table. Each role is a child process.
+
+On failure a child that dies is started again. Children exit when their standard input closes, so none outlives the
+parent, even if it is killed.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from restante.core.embedded import answers, socket_path
 from restante.core.journal_reader import JournalReader
 from restante.core.settings import DEFAULT_HTTP_PORT
 
-#: What each queue is told. Short leases and retries, so that every state comes and goes while one watches.
+#: The settings of each queue. Short leases and retries, so that every state appears within seconds.
 QUEUES: dict[str, dict[str, Any]] = {
     "orders": {"lease": 5, "max_attempts": 3, "retry": restante.exponential(2, cap=20), "keep_done": 100},
     "payments": {"lease": 3, "max_attempts": 4, "retry": restante.fixed(1, 3, 8)},
@@ -41,22 +43,22 @@ QUEUES: dict[str, dict[str, Any]] = {
 #: Orders per second; each becomes about three messages.
 ORDERS_PER_SECOND = 12.0
 REPORTS = ("sales", "stock", "refunds", "visits", "costs", "ratings", "search", "returns")
-#: Dead messages of a queue at which the shop's operator puts them back.
+#: Dead messages of a queue at which the shop's operator replays them.
 REPLAY_AT = 40
-#: Seconds after which Spark is started: the shop itself opens sooner without it.
+#: Seconds after which Spark starts, so that it does not delay the start of the shop.
 INSIGHTS_AFTER = 6.0
-#: Seconds between two reports of Spark, and the shortest demo for which it is worth starting.
+#: Seconds between two reports of Spark; the shortest demo, in seconds, for which Spark is started.
 INSIGHTS_EVERY, LEAST_INSIGHTS = 20.0, 30.0
-#: Seconds between two looks at the children.
+#: Seconds between two checks of the children.
 CHECK_EVERY = 0.25
-#: Seconds children get to hand back what they hold, and the server to write and stop.
+#: Seconds for children to release their messages, and for the server to write its files and stop.
 STOP_TIMEOUT, SERVER_TIMEOUT = 3.0, 10.0
-#: Share of payments during which the whole process is killed, as a machine would be.
+#: Share of payments during which the process is killed, as if its machine failed.
 CRASH_SHARE = 0.004
 
 
 class CardDeclined(Exception):
-    """The bank says no; another attempt does not help."""
+    """The bank declines the card; a retry does not help."""
 
 
 class MailboxBusy(Exception):
@@ -67,7 +69,7 @@ class MailboxBusy(Exception):
 
 
 def produce(post: Client, stop: threading.Event) -> None:
-    """Customers order; managers ask for reports, of which one of a name is enough."""
+    """Sends orders, and reports with a unique key per name."""
     orders, reports = post.queue("orders"), post.queue("reports")
     number = 0
     while not stop.wait(random.expovariate(ORDERS_PER_SECOND)):
@@ -86,7 +88,7 @@ def produce(post: Client, stop: threading.Event) -> None:
 
 
 def sell(post: Client) -> list[restante.Queue]:
-    """Orders: quick, and lead to a payment."""
+    """Handles orders: quick; each sends a payment."""
     orders, payments = post.queue("orders"), post.queue("payments")
 
     @orders.handler
@@ -107,7 +109,7 @@ def sell(post: Client) -> list[restante.Queue]:
 
 
 def charge(post: Client) -> list[restante.Queue]:
-    """Payments: some are declined for good, some time out, and now and then the process is killed."""
+    """Handles payments: some are declined for good, some time out, and sometimes the process is killed."""
     payments, emails = post.queue("payments"), post.queue("emails")
     publish = _publisher(post.url)
 
@@ -131,7 +133,7 @@ def charge(post: Client) -> list[restante.Queue]:
 
 
 def _publisher(url: str) -> Callable[[str, Any, str], None]:
-    """Publishes events, where there are services that hear them."""
+    """Returns a function that publishes events, or does nothing without the event bus."""
     if not _has_bus():
         return lambda topic, data, name: None
     from restante.bus import BusClient
@@ -149,7 +151,7 @@ def _has_bus() -> bool:
 
 
 def mail(post: Client) -> list[restante.Queue]:
-    """Emails: a busy mailbox now and then."""
+    """Handles emails: sometimes the mailbox is busy."""
     emails = post.queue("emails")
 
     @emails.handler
@@ -162,7 +164,7 @@ def mail(post: Client) -> list[restante.Queue]:
 
 
 def report(post: Client) -> list[restante.Queue]:
-    """Reports: slow, so some wait."""
+    """Handles reports: slow, so some wait."""
     reports = post.queue("reports")
 
     @reports.handler
@@ -175,17 +177,17 @@ def report(post: Client) -> list[restante.Queue]:
 
 
 def draw_thumbnails(url: str, stop: threading.Event) -> None:
-    """A Celery worker on the same server, and whoever uploads pictures for it."""
+    """Runs a Celery worker on the same server, and a thread that uploads pictures for it."""
     from restante.cli.shop_tasks import app, upload
 
     app.conf.broker_url = url.replace("unix://", "restante+socket://")
     threading.Thread(target=upload, args=(stop,), daemon=True).start()
-    # It knows one way to be stopped, a signal; `end` sends it.
+    # Only a signal stops it; `end` sends one.
     app.worker_main(["worker", "--pool=threads", "--concurrency=2", "--loglevel=ERROR", "--without-gossip"])
 
 
 def serve(role: str, url: str, stop: threading.Event) -> None:
-    """A service on the event bus: an ordinary Celery worker."""
+    """Runs a service on the event bus, which is an ordinary Celery worker."""
     from restante.cli.shop_events import SERVICES, ask
 
     bus = SERVICES[role](url)
@@ -196,8 +198,8 @@ def serve(role: str, url: str, stop: threading.Event) -> None:
 
 
 def refresh_insights(url: str, lake: Path, stop: threading.Event) -> None:
-    """Spark takes the journals into a lake and draws its report, again and again."""
-    # Before anything else, the slow imports too: the journals keep from now on what Spark will read later.
+    """Runs Spark, which reads the journals into a lake and writes its report, repeatedly."""
+    # Before the slow imports: from now on the journals keep the lines that Spark will read.
     with restante.connect(url) as post:
         for name in Admin(post).queues():
             JournalReader(post).claim(name, "pipeline")
@@ -225,30 +227,30 @@ def refresh_insights(url: str, lake: Path, stop: threading.Event) -> None:
             stop.wait(INSIGHTS_EVERY)
 
 
-#: Roles that are services on the bus; what they do is in `shop_events`, which needs Celery.
+#: Roles that are services on the bus; `shop_events`, which needs Celery, implements them.
 SERVICES = ("warehouse", "loyalty")
-#: Role → what makes its queues, and how many handlers run at a time.
+#: Role → function that creates its queues, and its concurrency.
 CONSUMERS = {"sell": (sell, 2), "charge": (charge, 3), "mail": (mail, 3), "report": (report, 1)}
 
 
 def roles(insights: bool) -> list[str]:
-    """The roles that this installation can play."""
-    made = ["produce", *CONSUMERS]
+    """The roles for which the packages and programs are installed."""
+    names = ["produce", *CONSUMERS]
     if importlib.util.find_spec("celery") is not None:
-        made.append("thumbnails")
+        names.append("thumbnails")
     if _has_bus():
-        made += SERVICES
+        names += SERVICES
     if (
         insights
         and importlib.util.find_spec("pyspark") is not None
         and (shutil.which("java") or "JAVA_HOME" in os.environ)
     ):
-        made.append("insights")
-    return made
+        names.append("insights")
+    return names
 
 
 def run_role(role: str, url: str, lake: Path) -> None:
-    """A child's whole life."""
+    """Runs one role in a child process until the parent ends."""
     stop = threading.Event()
     consumer: Consumer | None = None
 
@@ -262,7 +264,7 @@ def run_role(role: str, url: str, lake: Path) -> None:
     def until_parent_ends() -> None:
         sys.stdin.buffer.read()
         end()
-        # The server goes with the parent: whoever still waits for it is not needed.
+        # The server ends with the parent, so a handler that still waits for it is of no use.
         time.sleep(STOP_TIMEOUT)
         os._exit(1)
 
@@ -292,7 +294,7 @@ def run_role(role: str, url: str, lake: Path) -> None:
 
 
 class Supervisor:
-    """The children: started, started again when they die, and ended."""
+    """Starts the child processes, restarts those that die, and ends them."""
 
     def __init__(self, url: str, lake: Path, role_names: Sequence[str]) -> None:
         self._url = url
@@ -309,7 +311,7 @@ class Supervisor:
         self._thread.start()
 
     def _spawn(self, role: str) -> subprocess.Popen[bytes]:
-        # A group of its own: Ctrl-C in the terminal reaches the parent, which ends the children in order.
+        # A separate process group: Ctrl-C only reaches the parent, which then ends the children.
         return subprocess.Popen(
             [sys.executable, "-m", "restante.cli.demo", role, self._url, str(self._lake)],
             stdin=subprocess.PIPE,
@@ -323,7 +325,7 @@ class Supervisor:
             for role, child in list(self._children.items()):
                 if child.poll() is not None:
                     if role == "insights":
-                        # Without Spark the shop is still a shop; it must not be started over and over.
+                        # The shop works without Spark, which must not be restarted in a loop.
                         _close_input(self._children.pop(role))
                         continue
                     self.crashes += 1
@@ -331,7 +333,7 @@ class Supervisor:
                     self._children[role] = self._spawn(role)
 
     def end(self) -> None:
-        """Closes their inputs, waits, and kills who stays."""
+        """Closes the children's standard input, waits, and kills those that remain."""
         self._ending.set()
         self._thread.join()
         children = list(self._children.values())
@@ -352,20 +354,20 @@ def _close_input(child: subprocess.Popen[bytes]) -> None:
 
 
 def replay_dead(admin: Admin, stop: threading.Event) -> None:
-    """The shop's operator: puts dead messages back when there are many."""
+    """Replays the dead messages of queues that have many."""
     while not stop.wait(2.0):
         try:
             for row in admin.all_counts():
                 if row.dead >= REPLAY_AT:
                     admin.replay(row.queue)
         except RestanteError:
-            pass  # the table says that the server is away
+            pass  # the table shows that the server is away
 
 
 def run(session: Session, seconds: float | None, port: int | None, *, insights: bool) -> None:
-    """The demo from start to end. RESTANTE_URL is not followed: the shop must not open in a real post office."""
+    """Runs the whole demo. It ignores RESTANTE_URL, so that it does not run on a production server."""
     if session.url is not None:
-        raise WrongUsage("the demo brings its own server: give --directory, or nothing")
+        raise WrongUsage("the demo starts its own server: leave out --url; --directory chooses its directory")
     kept = session.directory is not None
     directory = Path(session.directory or tempfile.mkdtemp(prefix="restante-demo-")).absolute()
     stop = threading.Event()
@@ -385,7 +387,7 @@ def run(session: Session, seconds: float | None, port: int | None, *, insights: 
 
 @contextmanager
 def _http_server(url: str, lake: Path, port: int | None) -> Iterator[str]:
-    """The HTTP server with its sweeper; without what it needs, a sweeper alone."""
+    """Runs the HTTP server with its sweeper, or only a sweeper if the server is not installed."""
     try:
         from restante.server import ServerSettings, Serving
     except ModuleNotFoundError:
@@ -422,7 +424,7 @@ def _open_shop(
     if _has_bus():
         from restante.cli import shop_events
 
-        # Before anybody publishes: what is said while nobody listens is kept apart, and the shop has no use for it.
+        # Before the first publish: events without a subscription are kept apart, and the shop does not use them.
         for make in shop_events.SERVICES.values():
             bus = make(post.url)
             bus.declare()
@@ -432,7 +434,7 @@ def _open_shop(
     operator = threading.Thread(target=replay_dead, args=(admin, stop), daemon=True)
     with _http_server(post.url, lake, port) as address:
         session.note(address)
-        hint = f"{address}      look closer: restante --directory {directory} ls · show      Ctrl-C to stop"
+        hint = f"{address}      more: restante --directory {directory} ls · show      Ctrl-C to stop"
         try:
             children.start()
             operator.start()
@@ -450,7 +452,7 @@ def _open_shop(
 
 
 def wait_for_server(directory: Path) -> None:
-    """Returns when the embedded server of a directory that we left has stopped, or others still use it."""
+    """Waits until the embedded server of a directory has stopped, or for SERVER_TIMEOUT if others use it."""
     deadline = time.monotonic() + SERVER_TIMEOUT
     while answers(socket_path(directory)) and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -1,6 +1,6 @@
-"""The live table of queues and states, for a terminal, a plain log or a program.
+"""Shows a live table of queues and states on a terminal, in a plain log or as JSON.
 
-On failure it says that the server is away and goes on when it is back.
+On failure it shows that the server is away and continues when it is back.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from restante.cli import render
 from restante.cli.session import Session
 from restante.core.inspector import Counts
 
-#: Samples of a sparkline, one per look.
+#: Samples of a sparkline, one per refresh.
 TREND_SAMPLES = 16
-#: Lines of the journal below the table.
+#: Journal entries below the table.
 RECENT = 8
-#: Seconds between two looks: on a terminal, and where lines only add up.
+#: Seconds between two refreshes: on a terminal, and in a plain log, where each adds lines.
 LIVE_PAUSE, PLAIN_PAUSE = 1.0, 2.0
-#: Columns from which the rates and then the trend of done messages find room.
+#: Terminal widths from which the rates, and then the trend of done messages, are shown.
 RATES_WIDTH, TREND_WIDTH = 110, 130
-#: Lines the board needs besides one per queue.
+#: Lines of the table besides those of the queues.
 _FRAME = RECENT + 7
 _LEVELS = "▁▂▃▄▅▆▇█"
 _FAILED = (JournalEvent.NACKED, JournalEvent.BURIED, JournalEvent.EXPIRED)
 
 
 def sparkline(values: deque[float]) -> str:
-    """The values as a row of bars, the highest filling the line."""
+    """The values as a row of bars; the highest value has the full height."""
     top = max(values, default=0.0)
     if top <= 0:
         return _LEVELS[0] * len(values)
@@ -46,7 +46,7 @@ def sparkline(values: deque[float]) -> str:
 
 @dataclass
 class QueueRates:
-    """One queue's movement between looks."""
+    """A queue's counts and its rates between two refreshes."""
 
     counts: Counts
     sent: float = 0.0
@@ -55,7 +55,7 @@ class QueueRates:
     history: deque[float] = field(default_factory=lambda: deque([0.0] * TREND_SAMPLES, maxlen=TREND_SAMPLES))
 
     def update(self, counts: Counts) -> None:
-        """Takes the next look."""
+        """Computes the rates from the previous counts to these."""
         seconds = (counts.at - self.counts.at).total_seconds()
         if seconds <= 0:
             return
@@ -70,7 +70,7 @@ class QueueRates:
 
 
 class LiveTable:
-    """Looks at a server and draws what it sees."""
+    """Reads the counts of every queue and renders them as a table."""
 
     def __init__(self, admin: Admin, title: str, hint: str = "") -> None:
         self._admin = admin
@@ -81,7 +81,7 @@ class LiveTable:
         self._away = ""
 
     def refresh(self) -> None:
-        """One look at every queue; a lost server is shown, not raised."""
+        """Reads the counts and the newest journal entries; a lost server is shown, not raised."""
         try:
             rows = self._admin.all_counts()
             recent = [
@@ -98,30 +98,30 @@ class LiveTable:
         self._recent = sorted(recent, key=lambda entry: (entry.at, entry.position))[-RECENT:]
 
     def as_dict(self) -> dict[str, Any]:
-        """For programs."""
+        """The table for `--json`."""
         rows = [
             {
                 "queue": name,
-                **{state.value: getattr(one.counts, state.value) for state in State},
-                "sent_per_second": round(one.sent, 2),
-                "done_per_second": round(one.done, 2),
-                "failed_per_second": round(one.failed, 2),
-                "waited_seconds": one.counts.waited,
-                "paused": one.counts.paused,
+                **{state.value: getattr(queue.counts, state.value) for state in State},
+                "sent_per_second": round(queue.sent, 2),
+                "done_per_second": round(queue.done, 2),
+                "failed_per_second": round(queue.failed, 2),
+                "waited_seconds": queue.counts.waited,
+                "paused": queue.counts.paused,
             }
-            for name, one in self._rates.items()
+            for name, queue in self._rates.items()
         ]
         return {"at": render.utcnow().isoformat(), "away": self._away or None, "queues": rows}
 
     def render(self, width: int, height: int = 0) -> RenderableType:
-        """The whole board; with a height, the queues in most trouble that fit."""
+        """The table; with a height, the queues with the most dead and retrying messages that fit."""
         queues = list(self._rates.values())
         left_out = 0
         if height and len(queues) > max(1, height - _FRAME):
-            queues.sort(key=lambda one: (-one.counts.dead, -one.counts.retrying, -one.counts.ready))
+            queues.sort(key=lambda queue: (-queue.counts.dead, -queue.counts.retrying, -queue.counts.ready))
             room = max(1, height - _FRAME)
             left_out = len(queues) - room
-            queues = sorted(queues[:room], key=lambda one: one.counts.queue)
+            queues = sorted(queues[:room], key=lambda queue: queue.counts.queue)
         parts: list[RenderableType] = [Text.assemble((self._title, "bold"), (f"  {time.strftime('%H:%M:%S')}", "dim"))]
         if self._away:
             parts.append(Text(f"● the server is away: {self._away}", style="bold red"))
@@ -138,32 +138,32 @@ class LiveTable:
         states = [state.value for state in State]
         rates = ("sent/s", "done/s", "failed/s") if width >= RATES_WIDTH else ()
         trend = ("trend",) if width >= TREND_WIDTH else ()
-        made = render.table(
+        rendered = render.table(
             "queue", *states, "oldest", *rates, *trend, "", right=(*states, "oldest", *rates), shrinking=("queue",)
         )
-        for column, state in zip(made.columns[1:], State, strict=False):
+        for column, state in zip(rendered.columns[1:], State, strict=False):
             column.header = render.state_label(state)
-        for one in queues:
-            counts = one.counts
-            failed = Text(f"{one.failed:.1f}", style=render.COLOURS[State.DEAD] if one.failed else "dim")
-            made.add_row(
+        for queue in queues:
+            counts = queue.counts
+            failed = Text(f"{queue.failed:.1f}", style=render.COLOURS[State.DEAD] if queue.failed else "dim")
+            rendered.add_row(
                 render.cell(counts.queue, "bold"),
                 *(render.count_cell(getattr(counts, state.value), state) for state in State),
                 render.format_duration(counts.waited) if counts.ready else "",
-                *((f"{one.sent:.1f}", f"{one.done:.1f}", failed) if rates else ()),
-                *((Text(sparkline(one.history), style=render.COLOURS[State.LEASED]),) if trend else ()),
+                *((f"{queue.sent:.1f}", f"{queue.done:.1f}", failed) if rates else ()),
+                *((Text(sparkline(queue.history), style=render.COLOURS[State.LEASED]),) if trend else ()),
                 Text("paused" if counts.paused else "", style="bold yellow"),
             )
-        return made
+        return rendered
 
 
 def watch(session: Session, table: LiveTable, stop: threading.Event, *, seconds: float | None = None) -> None:
-    """Shows the board until stopped: redrawn on a terminal, printed again elsewhere, one JSON line per look."""
+    """Shows the table until stopped: redraws it on a terminal, prints it again elsewhere, or prints JSON lines."""
     deadline = time.monotonic() + seconds if seconds else float("inf")
     live = session.out.is_terminal and not session.json
     pause = LIVE_PAUSE if live else PLAIN_PAUSE
 
-    def looks() -> Iterator[None]:
+    def refreshes() -> Iterator[None]:
         while True:
             table.refresh()
             yield
@@ -173,10 +173,10 @@ def watch(session: Session, table: LiveTable, stop: threading.Event, *, seconds:
 
     if live:
         with Live(console=session.out, auto_refresh=False, transient=False) as screen:
-            for _ in looks():
+            for _ in refreshes():
                 screen.update(table.render(*session.out.size), refresh=True)
         return
-    for _ in looks():
+    for _ in refreshes():
         if session.json:
             session.emit(table.as_dict())
         else:

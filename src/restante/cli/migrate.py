@@ -1,4 +1,4 @@
-"""Moves an application from Kombu's own Redis transport, or from celery-redis-plus, to Restante, and back."""
+"""The command migrate-celery: moves messages from Kombu's Redis transport or celery-redis-plus to Restante, or back."""
 
 from __future__ import annotations
 
@@ -23,44 +23,53 @@ def add_to(app: typer.Typer) -> None:
 
 def migrate_celery(
     context: Context,
-    source: Annotated[str, typer.Option("--from", metavar="URL", help="Its Redis: redis://host:port/db.")],
+    source: Annotated[
+        str, typer.Option("--from", metavar="URL", help="The application's Redis: redis://host:port/db.")
+    ],
     target: Annotated[
-        str | None, typer.Option("--to", metavar="URL", help="The broker URL, restante://…; else the server of --url.")
+        str | None, typer.Option("--to", metavar="URL", help="The broker, restante://…. Default: the server of --url.")
     ] = None,
-    queues: Annotated[str, typer.Option(metavar="NAMES", help="Queues, separated by commas; else all it knows.")] = "",
+    queues: Annotated[
+        str, typer.Option(metavar="NAMES", help="Queues, separated by commas. Default: all known queues.")
+    ] = "",
     unacked: Annotated[
-        bool, typer.Option("--unacked", help="Also what workers hold: stop them first, or it runs twice.")
+        bool,
+        typer.Option(
+            "--unacked", help="Also messages that workers hold. Stop the workers first, or these tasks run twice."
+        ),
     ] = False,
-    back: Annotated[bool, typer.Option("--back", help="The other way: from Restante's queues into Kombu's.")] = False,
+    back: Annotated[bool, typer.Option("--back", help="Move from Restante's queues into Kombu's.")] = False,
     invert: Annotated[
         bool | None,
         typer.Option("--invert-priorities/--keep-priorities", help="Keep the order of priorities, or their numbers."),
     ] = None,
     layout: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="With --back: kombu or celery-redis-plus; else what the source was."),
+        typer.Option(
+            metavar="NAME", help="With --back: kombu or celery-redis-plus. Default: the layout of the source."
+        ),
     ] = None,
     prefix: Annotated[str, typer.Option(metavar="TEXT", help="The source's global_keyprefix.")] = "",
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Move what waits in the Redis queues of Celery or celery-redis-plus here, or back."""
+    """Move waiting messages from the Redis queues of Celery or celery-redis-plus here, or back."""
     try:
         from kombu import Connection
 
         from restante.celery.migration import Migration
     except ModuleNotFoundError:
-        raise InvalidInput("moving a Celery application needs Celery: pip install 'restante[celery]'") from None
+        raise InvalidInput("migrate-celery needs Celery: pip install 'restante[celery]'") from None
 
     session = context.obj
     broker = target or session.post.url
     if not broker.startswith(("restante", "redis", "rediss", "unix")):
-        raise WrongUsage(f"--to is a broker URL such as restante://localhost:6379/0, not {broker}")
+        raise WrongUsage(f"--to must be a broker URL such as restante://localhost:6379/0, not {broker}")
     with Connection(broker, transport=None if broker.startswith("restante") else "restante") as connection:
         work = Migration(source, connection.transport, prefix=prefix, invert=invert)
         try:
             names = [name.strip() for name in queues.split(",") if name.strip()]
             if layout is not None and not back:
-                raise WrongUsage("--layout goes with --back: a move here finds out by itself")
+                raise WrongUsage("--layout needs --back: a move to Restante detects the layout")
             if back:
                 _move_back(session, work, names, unacked, yes, layout)
             else:
@@ -74,7 +83,7 @@ def _move_here(session: Session, work: Migration, names: list[str], unacked: boo
     _show_source(session, found)
     total = found.total + (found.unacked if unacked else 0)
     if not total:
-        session.nothing("nothing waits there")
+        session.nothing("no messages wait at the source")
     work.check(found)
     session.confirm(f"Move {total:,} messages?", yes=yes, needed=unacked)
     before = {queue: work.waiting_here(queue) for queue in found.waiting}
@@ -89,13 +98,15 @@ def _move_back(
     session: Session, work: Migration, names: list[str], unacked: bool, yes: bool, layout: str | None
 ) -> None:
     if unacked:
-        raise WrongUsage("--unacked goes with a move here: what is held by workers of Restante comes back by itself")
+        raise WrongUsage(
+            "--unacked does not work with --back: messages that Restante's workers hold return by themselves"
+        )
     layout = work.layout(layout)
     chosen = names or work.queues_here()
     counts = {name: work.waiting_here(name) for name in chosen}
     total = sum(counts.values())
     if not total:
-        session.nothing("nothing waits here")
+        session.nothing("no messages wait in Restante's queues")
     session.confirm(f"Move {total:,} messages out of {', '.join(chosen[:5])} to {layout}?", yes=yes, needed=True)
     with _Progress(session, total) as (advance, stop):
         moved = work.back(chosen, advance, stop, layout=layout)
@@ -128,13 +139,13 @@ def _report(session: Session, moved: Moved, held: Moved | None, left: Found | No
     else:
         session.note(f"{moved.messages + report['unacked']:,} messages moved")
         if report["left"]:
-            session.note(f"{len(report['left'])} could not be read and lie under restante-migration:*:left")
+            session.note(f"{len(report['left'])} could not be read and are in the keys restante-migration:*:left")
     if report["left"] or report["still_waiting"]:
         raise typer.Exit(Code.NOTHING)
 
 
 class _Progress:
-    """A progress bar and what a signal stops."""
+    """A progress bar, and the event that a signal sets."""
 
     def __init__(self, session: Session, total: int) -> None:
         self._progress = Progress(

@@ -1,4 +1,4 @@
-"""How values are read from the command line and shown to people: durations, moments, states, messages, tables."""
+"""Renders durations, times, states, messages and tables for people, and as dictionaries for `--json`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from restante.core.message import Attempt
 from restante.rsmq.inspector import RsmqCounts
 from restante.rsmq.reader import RsmqMessage
 
-#: The colour of each state, the same in the terminal as in the dashboard; the word always stands beside it.
+#: The colour of each state, as in the dashboard; the word is always shown beside it.
 COLOURS = {
     State.SCHEDULED: "#818cf8",
     State.READY: "#3b82f6",
@@ -26,12 +26,12 @@ COLOURS = {
     State.DEAD: "#f43f5e",
     State.DONE: "#9ca3af",
 }
-#: Characters of a payload or an error in one row of a table.
+#: Characters of a payload or an error in a table row.
 PREVIEW = 60
 
 
 def format_duration(seconds: float) -> str:
-    """A duration at a glance: 350 ms, 12 s, 4 m 10 s, 3 h 5 m, 2 d 4 h."""
+    """A short form of a duration: 350 ms, 12 s, 4 m 10 s, 3 h 5 m, 2 d 4 h."""
     if seconds < 0:
         return f"-{format_duration(-seconds)}"
     if seconds < 1:
@@ -47,56 +47,56 @@ def format_duration(seconds: float) -> str:
 
 
 def format_time(at: datetime | None) -> str:
-    """A moment in this machine's time zone."""
+    """A time in this machine's time zone."""
     return at.astimezone().strftime("%Y-%m-%d %H:%M:%S") if at else ""
 
 
 def state_label(state: State | str) -> Text:
-    """Dot and word of a state."""
+    """A state as a coloured dot and its word."""
     if state not in set(State):
         return Text(f"○ {state}", style="dim")
     return Text.assemble(("● ", COLOURS[State(state)]), State(state).value)
 
 
 def count_cell(count: int, state: State) -> Text:
-    """A count in its state's colour, quiet when it is none."""
+    """A count in its state's colour; a dim dot for zero."""
     return Text(f"{count:,}", style=COLOURS[state]) if count else Text("·", style="dim")
 
 
 def table(*columns: str, right: tuple[str, ...] = (), shrinking: tuple[str, ...] = ()) -> Table:
-    """An empty table in the house's style; only the shrinking columns are cut on a narrow terminal."""
-    made = Table(header_style="dim", box=None, pad_edge=False)
-    made.padding = (0, 2, 0, 0)
+    """An empty table; on a narrow terminal only the shrinking columns are cut."""
+    grid = Table(header_style="dim", box=None, pad_edge=False)
+    grid.padding = (0, 2, 0, 0)
     for name in columns:
         justify: JustifyMethod = "right" if name in right else "left"
-        made.add_column(name, justify=justify, no_wrap=name not in shrinking, overflow="ellipsis")
-    return made
+        grid.add_column(name, justify=justify, no_wrap=name not in shrinking, overflow="ellipsis")
+    return grid
 
 
 def cell(text: str, style: str = "") -> Text:
-    """A cell of a shrinking column: cut where it does not fit, not broken into lines."""
+    """A cell of a shrinking column: cut to the width, not wrapped."""
     return Text(text, style=style, no_wrap=True, overflow="ellipsis")
 
 
 def key_values(rows: dict[str, RenderableType]) -> Table:
-    """Names and values, one pair per line."""
-    made = Table.grid(padding=(0, 2, 0, 0))
-    made.add_column(style="dim", no_wrap=True)
-    made.add_column(overflow="fold")
+    """A table of names and values, one pair per line."""
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
     for name, value in rows.items():
-        made.add_row(name, value)
-    return made
+        grid.add_row(name, value)
+    return grid
 
 
 def one_line(text: str, width: int = PREVIEW) -> str:
-    """The text on one line, cut, without control characters that could play with the terminal."""
+    """The text on one line, cut to the width, without control characters that could affect the terminal."""
     cut = "".join(ch if ch.isprintable() else " " for ch in text[: width + 1])
     return cut[: width - 1] + "…" if len(text) > width else cut
 
 
 def settings_rows(settings: QueueSettings) -> dict[str, RenderableType]:
-    """A queue's settings that hold, one per line."""
-    hidden = ("paused", "version")  # the counts say the first, the second only matters to clients
+    """A queue's effective settings, one per line."""
+    hidden = ("paused", "version")  # the counts show `paused`; `version` only matters to clients
     return {
         name: Text(f"{value:g} s" if name in ("lease", "dedup") else str(value))
         for name, value in settings.as_dict().items()
@@ -105,10 +105,10 @@ def settings_rows(settings: QueueSettings) -> dict[str, RenderableType]:
 
 
 def queues_table(rows: list[Counts]) -> Table:
-    """Queues by states."""
+    """A table of queues with their counts per state."""
     names = [state.value for state in State]
-    made = table("queue", *names, "oldest", "", right=(*names, "oldest"), shrinking=("queue",))
-    for column, state in zip(made.columns[1:], State, strict=False):
+    rendered = table("queue", *names, "oldest", "", right=(*names, "oldest"), shrinking=("queue",))
+    for column, state in zip(rendered.columns[1:], State, strict=False):
         column.header = state_label(state)
     for row in rows:
         flags = Text()
@@ -116,21 +116,21 @@ def queues_table(rows: list[Counts]) -> Table:
             flags.append("paused ", style="bold yellow")
         if row.overdue:
             flags.append(f"{row.overdue} overdue", style="yellow")
-        made.add_row(
+        rendered.add_row(
             cell(row.queue, "bold"),
             *(count_cell(getattr(row, state.value), state) for state in State),
             format_duration(row.waited) if row.ready else "",
             flags,
         )
-    return made
+    return rendered
 
 
 def payload_bytes(message: Message) -> bytes:
-    """The payload as stored; on a page of a list perhaps only its start."""
+    """The stored payload; on a page of messages possibly only its start."""
     try:
         return message.stored.body
     except IndexError:
-        return b""  # the headers alone are longer than a page shows
+        return b""  # the headers alone fill what a page shows
 
 
 def is_whole(message: Message) -> bool:
@@ -138,12 +138,12 @@ def is_whole(message: Message) -> bool:
 
 
 def payload_preview(message: Message) -> str:
-    """The payload's start on one line."""
+    """The start of the payload on one line."""
     return one_line(payload_bytes(message)[: 4 * PREVIEW].decode("utf-8", "replace"))
 
 
 def payload(message: Message) -> RenderableType:
-    """The payload for reading: JSON highlighted, text as it is, anything else by its size."""
+    """The payload for people: JSON highlighted, text unchanged, anything else as its size and first bytes."""
     body = payload_bytes(message)
     if not isinstance(message.payload, bytes):
         return JSON(body.decode(), indent=2)
@@ -154,7 +154,7 @@ def payload(message: Message) -> RenderableType:
 
 
 def timing(message: Message, now: datetime) -> str:
-    """The one time that matters in a state: age, countdown, due in, dead since."""
+    """The time that matters in the message's state: its age, due time or lease."""
     if message.state is State.LEASED and message.lease_expires_at:
         left = (message.lease_expires_at - now).total_seconds()
         return f"lease {format_duration(left)}" if left >= 0 else f"overdue {format_duration(-left)}"
@@ -167,8 +167,8 @@ def timing(message: Message, now: datetime) -> str:
 
 
 def messages_table(messages: list[Message], now: datetime, max_attempts: int) -> Table:
-    """Messages of one state."""
-    made = table(
+    """A table of messages in one state."""
+    rendered = table(
         "id",
         "kind",
         "prio",
@@ -181,7 +181,7 @@ def messages_table(messages: list[Message], now: datetime, max_attempts: int) ->
     )
     for message in messages:
         last = message.history[-1] if message.history else None
-        made.add_row(
+        rendered.add_row(
             Text(message.id, style="bold"),
             cell(message.kind),
             str(message.priority),
@@ -190,12 +190,12 @@ def messages_table(messages: list[Message], now: datetime, max_attempts: int) ->
             cell(error_summary(last), COLOURS[State.DEAD]),
             cell(payload_preview(message), "dim"),
         )
-    return made
+    return rendered
 
 
 def rsmq_table(rows: list[RsmqCounts]) -> Table:
-    """RSMQ queues."""
-    made = table(
+    """A table of RSMQ queues."""
+    rendered = table(
         "RSMQ queue",
         "messages",
         "hidden",
@@ -209,7 +209,7 @@ def rsmq_table(rows: list[RsmqCounts]) -> Table:
     )
     for row in rows:
         largest = "no limit" if row.max_payload_bytes is None else f"{row.max_payload_bytes:,} bytes"
-        made.add_row(
+        rendered.add_row(
             cell(row.queue, "bold"),
             count_cell(row.messages, State.READY),
             count_cell(row.hidden, State.LEASED),
@@ -219,11 +219,11 @@ def rsmq_table(rows: list[RsmqCounts]) -> Table:
             format_duration(row.delay_seconds) if row.delay_seconds else "",
             largest,
         )
-    return made
+    return rendered
 
 
 def rsmq_timing(message: RsmqMessage, now_ms: int) -> str:
-    """How long until an RSMQ message can be received, or since when it can."""
+    """How long until an RSMQ message can be received, or how long it has waited."""
     left = (message.due_ms - now_ms) / 1000
     if message.state is State.READY:
         return f"waited {format_duration(max(0.0, -left))}"
@@ -231,8 +231,8 @@ def rsmq_timing(message: RsmqMessage, now_ms: int) -> str:
 
 
 def rsmq_messages_table(messages: list[RsmqMessage], now_ms: int) -> Table:
-    """Messages of an RSMQ queue."""
-    made = table(
+    """A table of messages of an RSMQ queue."""
+    rendered = table(
         "id",
         "state",
         "when",
@@ -244,7 +244,7 @@ def rsmq_messages_table(messages: list[RsmqMessage], now_ms: int) -> Table:
         shrinking=("payload",),
     )
     for message in messages:
-        made.add_row(
+        rendered.add_row(
             Text(message.id, style="bold"),
             state_label(message.state),
             rsmq_timing(message, now_ms),
@@ -253,11 +253,11 @@ def rsmq_messages_table(messages: list[RsmqMessage], now_ms: int) -> Table:
             f"{len(message.payload):,}",
             cell(one_line(message.payload[: 4 * PREVIEW].decode(errors="replace")), "dim"),
         )
-    return made
+    return rendered
 
 
 def error_summary(attempt: Attempt | None) -> str:
-    """What an attempt's error comes to in one line."""
+    """The last line of an attempt's error, or its class."""
     if attempt is None:
         return ""
     lines = attempt.error.strip().splitlines()
@@ -273,7 +273,7 @@ def _instant(at_ms: int | None) -> datetime | None:
 
 
 def rsmq_dict(row: RsmqCounts) -> dict[str, Any]:
-    """An RSMQ queue for programs."""
+    """An RSMQ queue for `--json`."""
     return {
         "queue": row.queue,
         "namespace": row.namespace,
@@ -290,8 +290,8 @@ def rsmq_dict(row: RsmqCounts) -> dict[str, Any]:
 
 
 def rsmq_message_dict(message: RsmqMessage) -> dict[str, Any]:
-    """A message of an RSMQ queue for programs; what is not text as base64."""
-    made: dict[str, Any] = {
+    """A message of an RSMQ queue for `--json`; a payload that is not text is base64."""
+    document: dict[str, Any] = {
         "id": message.id,
         "state": message.state.value,
         "due_at": _iso(_instant(message.due_ms)),
@@ -301,14 +301,14 @@ def rsmq_message_dict(message: RsmqMessage) -> dict[str, Any]:
         "size": len(message.payload),
     }
     try:
-        return made | {"payload": message.payload.decode()}
+        return document | {"payload": message.payload.decode()}
     except UnicodeDecodeError:
-        return made | {"payload_base64": base64.b64encode(message.payload).decode()}
+        return document | {"payload_base64": base64.b64encode(message.payload).decode()}
 
 
 def message_dict(message: Message) -> dict[str, Any]:
-    """A message for programs; bytes as base64, and a payload a list shows only in part as its start."""
-    made: dict[str, Any] = {
+    """A message for `--json`; bytes as base64, and an incomplete payload as its start."""
+    document: dict[str, Any] = {
         "id": message.id,
         "queue": message.queue,
         "state": message.state.value,
@@ -327,49 +327,50 @@ def message_dict(message: Message) -> dict[str, Any]:
         "settled_at": _iso(message.settled_at),
     }
     if message.lease_token:
-        made["lease_token"] = message.lease_token
+        document["lease_token"] = message.lease_token
     if not is_whole(message):
-        made["payload_start"] = payload_bytes(message).decode("utf-8", "replace")
+        document["payload_start"] = payload_bytes(message).decode("utf-8", "replace")
     else:
-        made |= {"headers": message.headers, "content_type": message.content_type}
+        document |= {"headers": message.headers, "content_type": message.content_type}
         if isinstance(message.payload, bytes):
-            made["payload_base64"] = base64.b64encode(message.payload).decode()
+            document["payload_base64"] = base64.b64encode(message.payload).decode()
         else:
-            made["payload"] = message.payload
-    made["history"] = [
+            document["payload"] = message.payload
+    document["history"] = [
         {
-            "attempt": one.attempt,
-            "received_at": _iso(one.received_at),
-            "ended_at": _iso(one.ended_at),
-            "event": one.event.value,
-            "consumer": one.consumer,
-            "error_class": one.error_class,
-            "error": one.error,
+            "attempt": attempt.attempt,
+            "received_at": _iso(attempt.received_at),
+            "ended_at": _iso(attempt.ended_at),
+            "event": attempt.event.value,
+            "consumer": attempt.consumer,
+            "error_class": attempt.error_class,
+            "error": attempt.error,
         }
-        for one in message.history
+        for attempt in message.history
     ]
-    return made
+    return document
 
 
-def consumer_dict(one: ConsumerInfo) -> dict[str, Any]:
+def consumer_dict(consumer: ConsumerInfo) -> dict[str, Any]:
+    """A consumer for `--json`."""
     return {
-        "name": one.name,
-        "queues": list(one.queues),
-        "last_seen_at": one.last_seen.isoformat(),
-        "host": one.host,
-        "pid": one.pid,
-        "concurrency": one.concurrency,
+        "name": consumer.name,
+        "queues": list(consumer.queues),
+        "last_seen_at": consumer.last_seen.isoformat(),
+        "host": consumer.host,
+        "pid": consumer.pid,
+        "concurrency": consumer.concurrency,
     }
 
 
 def journal_line(entry: JournalEntry) -> Text:
-    """One entry of the journal for people."""
+    """A journal entry as one line."""
     line = Text(no_wrap=True, overflow="ellipsis")
     line.append(entry.at.astimezone().strftime("%H:%M:%S.%f")[:-3], style="dim")
     line.append(f"  {entry.queue:<12} ", style="bold")
     colour = COLOURS[State(entry.state)] if entry.state in set(State) else "dim"
     line.append(f"{entry.event.value:<10}", style=colour)
-    if entry.message_id:  # what happens to a queue as a whole leads to no state
+    if entry.message_id:  # an event of the whole queue has no state
         line.append(f" → {entry.state:<9} ", style="dim")
         line.append(entry.message_id)
     for name, value in (

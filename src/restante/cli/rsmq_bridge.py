@@ -1,6 +1,6 @@
-"""The command that carries messages between an RSMQ queue and a native one: rsmq bridge.
+"""The command rsmq bridge: moves messages between an RSMQ queue and a native queue.
 
-Killed or stopped at any moment it leaves nothing half done; while the server is away it pauses and goes on.
+On failure it leaves no message half moved, even if it is killed; while the server is away it pauses.
 """
 
 from __future__ import annotations
@@ -17,31 +17,36 @@ from restante.rsmq.bridge import LEASE, LONGEST, Bridge
 
 
 def add_to(app: typer.Typer) -> None:
-    """Registers the command beside RSMQ's others, which are part of the program already."""
+    """Registers the command in the group `rsmq`."""
     rsmq.command("bridge")(bridge)
 
 
 def bridge(
     context: Context,
-    queue: Annotated[str, typer.Option("--queue", "-q", metavar="QUEUE", help="The RSMQ queue; it must be there.")],
+    queue: Annotated[str, typer.Option("--queue", "-q", metavar="QUEUE", help="The RSMQ queue; it must exist.")],
     to: Annotated[str, typer.Option("--to", metavar="QUEUE", help="The native queue.")],
-    back: Annotated[bool, typer.Option("--back", help="From the native queue into the RSMQ queue.")] = False,
-    once: Annotated[bool, typer.Option("--once", help="End when nothing is left to carry.")] = False,
-    decode: Annotated[bool, typer.Option("--decode", help="A text that is JSON arrives as the value it is.")] = False,
-    realtime: Annotated[bool, typer.Option("--realtime", help="With --back: announce each on RSMQ's channel.")] = False,
+    back: Annotated[bool, typer.Option("--back", help="Move from the native queue into the RSMQ queue.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Exit when no messages are left to move.")] = False,
+    decode: Annotated[bool, typer.Option("--decode", help="Decode texts that are JSON.")] = False,
+    realtime: Annotated[
+        bool, typer.Option("--realtime", help="With --back: announce each message on RSMQ's channel.")
+    ] = False,
     lease: Annotated[
-        int, typer.Option(min=1, max=LONGEST, metavar="SECONDS", help="How late a message is that a kill interrupts.")
+        int,
+        typer.Option(
+            min=1, max=LONGEST, metavar="SECONDS", help="How late a message is if the bridge is killed with it."
+        ),
     ] = LEASE,
 ) -> None:
-    """Carry messages of an RSMQ queue into a native queue, or back, each once, until stopped."""
+    """Move messages of an RSMQ queue into a native queue, or back, each once, until stopped."""
     session = context.obj
     if decode and back:
-        raise WrongUsage("--decode is for the way into the native queue: back, a value is written as JSON anyway")
+        raise WrongUsage("--decode does not work with --back: values are always written as JSON into the RSMQ queue")
     if realtime and not back:
-        raise WrongUsage("--realtime is for the way back: into the native queue nobody listens to RSMQ's channel")
+        raise WrongUsage("--realtime needs --back: it announces messages on the channel of the RSMQ queue")
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(message)s")
     with connected(context) as client:
-        made = Bridge(
+        mover = Bridge(
             client.client,
             queue,
             to,
@@ -51,12 +56,12 @@ def bridge(
             realtime=realtime,
             lease=lease,
         )
-        way = f"{to} → rsmq:{queue}" if back else f"rsmq:{queue} → {to}"
+        route = f"{to} → rsmq:{queue}" if back else f"rsmq:{queue} → {to}"
         if not once:
-            session.note(f"carrying {way}; Ctrl-C ends it")
-        with stopping(made.stop):
-            done = made.drain() if once else made.run()
+            session.note(f"moving {route}; Ctrl-C to stop")
+        with stopping(mover.stop):
+            done = mover.drain() if once else mover.run()
     if session.json:
         return session.emit({"moved": done.moved, "repeated": done.repeated, "refused": done.refused})
-    session.note(f"{way}: {done.moved} moved, {done.repeated} had arrived before, {done.refused} refused")
+    session.note(f"{route}: {done.moved} moved, {done.repeated} moved before, {done.refused} refused")
     return None
