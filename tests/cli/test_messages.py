@@ -145,7 +145,7 @@ def test_receive_prints_and_holds_or_acks(cli: Cli, post: Client, admin: Admin) 
     post.queue("orders").send_many([{"n": 1}, {"n": 2}, {"n": 3}], kind="order")
     held = cli("receive", "orders", "--lease", "1m")
     assert held.code == 0
-    assert "back in orders in 1 m" in held.err
+    assert "not acked: ready in orders again in 1 m" in held.err
     (message,) = admin.walk("orders", State.LEASED)
     assert message.received_at is not None
     assert message.lease_expires_at == message.received_at + timedelta(minutes=1)
@@ -203,7 +203,7 @@ def test_receive_from_a_paused_queue_says_that_it_is_paused(cli: Cli, post: Clie
     post.queue("orders").send(1)
     admin.pause("orders")
     ran = cli.inside("receive", "orders")
-    assert (ran.code, ran.err) == (1, "orders is paused: nothing is received until restante resume orders\n")
+    assert (ran.code, ran.err) == (1, "orders is paused; to receive from it: restante resume orders\n")
 
 
 def test_consume_names_its_servers_without_their_passwords(cli: Cli, post: Client, server: RedisServer) -> None:

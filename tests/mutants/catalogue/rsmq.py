@@ -378,7 +378,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
         "compat",
         "a message that the processor of RedisSMQConsumer declines is deleted",
         "RedisSMQConsumer._process",
-        'raise _Declined("the processor did not say that it is done")',
+        'raise _Declined("the processor returned a false value")',
         "return",
         _PYRSMQ,
     ),
