@@ -565,7 +565,7 @@ class TestWithoutABroker:
             TchuEvent()
         with pytest.raises(ValueError, match="No handler"):
             event.subscribe()
-        with pytest.raises(SerializationError, match="no serializer"):
+        with pytest.raises(SerializationError, match="is not a serializer"):
             TchuEvent("a.b", request_serializer_class=int).serialize_request({})
 
     def test_a_context_helper_is_called_with_the_data_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -396,7 +396,7 @@ class TestRsmq:
         call(server.client(), "HSET", "rsmq:q:Q", name, value)
         for attempt in (
             lambda: rsmq_views.counts(post, "q"),
-            lambda: rsmq_views.neighbours(post),
+            lambda: rsmq_views.default_namespace_counts(post),
             lambda: client.get_queue_attributes("q"),
             lambda: client.send_message("q", "x"),
             lambda: client.receive_message("q"),

@@ -216,7 +216,7 @@ def test_a_role_may_do_its_work(owner: Client, log_in: Callable[[str], Client], 
 def test_whoever_may_not_read_rsmq_queues_still_sees_the_native_ones(log_in: Callable[[str], Client]) -> None:
     """As `restante ls` and the dashboard's first page do, which show both."""
     post = log_in("view")
-    assert (inspector.neighbours(post), inspector.any_queue(post)) == ([], False)
+    assert (inspector.default_namespace_counts(post), inspector.has_queues(post)) == ([], False)
 
 
 def receive(post: Client) -> Any:

@@ -42,14 +42,14 @@ def ls(
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="Messages per page.")] = 20,
     after: Annotated[str | None, typer.Option(metavar="PLACE", help="Continue after the previous page.")] = None,
     newest: Annotated[bool, typer.Option("--newest", help="Newest first.")] = False,
-    neighbours: Annotated[bool, typer.Option("--rsmq", help="List RSMQ queues, or the messages of one.")] = False,
+    rsmq_queues: Annotated[bool, typer.Option("--rsmq", help="List RSMQ queues, or the messages of one.")] = False,
     namespace: Annotated[
         str, typer.Option("--ns", metavar="NAMESPACE", help="With --rsmq: the namespace of the queues.")
     ] = DEFAULT_NAMESPACE,
 ) -> None:
     """List the queues and their counts, one queue, or its messages in a state."""
     session = context.obj
-    if neighbours:
+    if rsmq_queues:
         if state is not None or newest:
             raise WrongUsage("--state and --newest do not work with --rsmq: RSMQ has no states to select and one order")
         if queue is None:
@@ -77,7 +77,7 @@ def ls(
 def list_queues(session: Session) -> None:
     """Lists every queue with its counts, and the RSMQ queues of the default namespace."""
     rows = session.admin.all_counts()
-    others = rsmq.neighbours(session.post)
+    others = rsmq.default_namespace_counts(session.post)
     if session.json:
         session.emit({"queues": [row.as_dict() for row in rows], "rsmq": [render.rsmq_dict(row) for row in others]})
     else:
@@ -93,7 +93,7 @@ def list_queues(session: Session) -> None:
 
 def list_rsmq_queues(session: Session, namespace: str) -> None:
     """Lists the RSMQ queues of a namespace."""
-    rows = rsmq.every_count(session.post, namespace)
+    rows = rsmq.all_counts(session.post, namespace)
     if session.json:
         session.emit({"namespace": namespace, "rsmq": [render.rsmq_dict(row) for row in rows]})
     elif rows:

@@ -164,7 +164,7 @@ def _sent(id: str) -> float:
         return math.nan
 
 
-def _received(id: bytes, raw: bytes, rc: int, fr: bytes | int) -> RsmqReceived:
+def _received_message(id: bytes, raw: bytes, rc: int, fr: bytes | int) -> RsmqReceived:
     text = id.decode("utf-8", "replace")
     try:
         message = raw.decode()
@@ -181,7 +181,7 @@ def _first_received(fr: bytes | int) -> int:
         return 0
 
 
-def _one(reply: Any, qname: str) -> RsmqReceived | None:
+def _parse_one(reply: Any, qname: str) -> RsmqReceived | None:
     if not reply:
         if reply == 0:
             raise QueueNotFound(qname)
@@ -191,10 +191,10 @@ def _one(reply: Any, qname: str) -> RsmqReceived | None:
     if reply[1] is None:
         shown = reply[0].decode("utf-8", "replace")
         raise Corrupt(f"message {shown} of the RSMQ queue {qname} has no body: delete_message() removes the rest of it")
-    return _received(*reply)
+    return _received_message(*reply)
 
 
-def _several(reply: Any, qname: str) -> list[RsmqReceived]:
+def _parse_many(reply: Any, qname: str) -> list[RsmqReceived]:
     if type(reply) is int:
         raise _refused(reply, qname)
     messages = []
@@ -202,7 +202,7 @@ def _several(reply: Any, qname: str) -> list[RsmqReceived]:
         if reply[place + 1] is None:
             log.error("skipped queue=%s id=%r error=Corrupt reason=%r", qname, reply[place], "it has no body")
         else:
-            messages.append(_received(*reply[place : place + 4]))
+            messages.append(_received_message(*reply[place : place + 4]))
     return messages
 
 
@@ -344,7 +344,7 @@ def send_many(
 def receive_message(namespace: Namespace, qname: str, *, vt: int | None = None) -> Operation[RsmqReceived | None]:
     """Receives the next message, or None, and hides it for vt seconds (default: the queue's vt)."""
     args: list[Argument] = ["" if vt is None else validation.seconds(vt, "vt"), "0"]
-    return Operation(RECEIVE, namespace.place(qname), args, lambda reply: _one(reply, qname), qname)
+    return Operation(RECEIVE, namespace.place(qname), args, lambda reply: _parse_one(reply, qname), qname)
 
 
 def receive_or_wait(namespace: Namespace, qname: str, vt: int | None) -> Operation[RsmqReceived | float | None]:
@@ -355,7 +355,7 @@ def receive_or_wait(namespace: Namespace, qname: str, vt: int | None) -> Operati
         if type(reply) is list and len(reply) <= 2:
             now, score = reply if len(reply) == 2 else (reply[0], None)
             return None if score is None else max(0.0, (float(score) - now) / 1000)
-        return _one(reply, qname)
+        return _parse_one(reply, qname)
 
     return Operation(RECEIVE, namespace.place(qname), args, parse, qname)
 
@@ -365,7 +365,7 @@ def receive_many(
 ) -> Operation[list[RsmqReceived]]:
     """Receives up to `count` messages in one call."""
     args: list[Argument] = [validation.optional_seconds(vt, "vt"), validation.count(count)]
-    return Operation(RECEIVE_MANY, namespace.place(qname), args, lambda reply: _several(reply, qname), qname)
+    return Operation(RECEIVE_MANY, namespace.place(qname), args, lambda reply: _parse_many(reply, qname), qname)
 
 
 def pop_message(namespace: Namespace, qname: str) -> Operation[RsmqReceived | None]:
@@ -374,7 +374,7 @@ def pop_message(namespace: Namespace, qname: str) -> Operation[RsmqReceived | No
     If the reply is lost it raises Unconfirmed, and the message may be lost with it. A program that must not lose
     messages uses receive_message and delete_message.
     """
-    return _Pop(POP, namespace.place(qname), [], lambda reply: _one(reply, qname), qname)
+    return _Pop(POP, namespace.place(qname), [], lambda reply: _parse_one(reply, qname), qname)
 
 
 def delete_message(namespace: Namespace, qname: str, id: str) -> Operation[int]:
@@ -414,7 +414,7 @@ def peek(namespace: Namespace, qname: str, count: int = 1) -> Operation[list[Rsm
     rc and fr are 0 for a message that was never received.
     """
     return Operation(
-        PEEK, namespace.place(qname), [validation.count(count)], lambda reply: _several(reply, qname), qname
+        PEEK, namespace.place(qname), [validation.count(count)], lambda reply: _parse_many(reply, qname), qname
     )
 
 
@@ -473,7 +473,7 @@ def receive_or_dead_letter(
             return reply
         if reply == 3:
             raise QueueNotFound(dead)
-        return _one(reply, qname)
+        return _parse_one(reply, qname)
 
     while True:
         got = yield Operation(RECEIVE_OR_DEAD_LETTER, places, args, parse, qname)

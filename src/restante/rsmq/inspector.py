@@ -99,7 +99,7 @@ def _counts(keys: RsmqKeys, namespace: str, now: int, replies: list[Any]) -> Rsm
     )
 
 
-def every_count(post: Client, namespace: str = DEFAULT_NAMESPACE) -> list[RsmqCounts]:
+def all_counts(post: Client, namespace: str = DEFAULT_NAMESPACE) -> list[RsmqCounts]:
     """Returns the counts of every queue of the namespace, by name; skips names that are invalid or have no queue."""
     all_keys = list(_valid_keys(reader.queues(post, namespace), namespace))
     if not all_keys:
@@ -131,7 +131,7 @@ def _valid_keys(names: list[str], namespace: str) -> Iterator[RsmqKeys]:
             continue
 
 
-def any_queue(post: Client) -> bool:
+def has_queues(post: Client) -> bool:
     """Whether there are RSMQ queues in the default namespace."""
     try:
         return bool(reader.queues(post))
@@ -139,14 +139,14 @@ def any_queue(post: Client) -> bool:
         return False
 
 
-def neighbours(post: Client) -> list[RsmqCounts]:
+def default_namespace_counts(post: Client) -> list[RsmqCounts]:
     """Returns the counts of the queues in the default namespace, to list them beside the native queues.
 
     The list is empty if the namespace's key is not RSMQ's, or if the Redis user may not read it: a user with a role of
     `restante acl` still sees the native queues.
     """
     try:
-        return every_count(post)
+        return all_counts(post)
     except (Corrupt, AccessDenied):
         return []
 

@@ -195,7 +195,7 @@ async def _told(here: Office, caller: Caller) -> dict[str, Any]:
     services: list[Card] = await here.call(cards, here.post)
     if services or here.rabbitmq.url is not None:
         pages.insert(2, {"id": "topics", "title": "Topics"})
-    if await here.call(inspector.any_queue, here.post):
+    if await here.call(inspector.has_queues, here.post):
         pages.append({"id": "rsmq", "title": "RSMQ"})
     return {
         "user": caller.name, "roles": sorted(caller.roles), "open": caller.open, "version": here.version,

@@ -88,7 +88,7 @@ async def queues(here: Here, caller: Reader) -> Json:
         admin = here.admin(caller)
         rows = admin.all_counts()
         now = max((ms(row.at) or 0 for row in rows), default=0) or admin.now_ms()
-        return rows, [rsmq_out(one) for one in rsmq.neighbours(here.post)], now
+        return rows, [rsmq_out(one) for one in rsmq.default_namespace_counts(here.post)], now
 
     rows, others, now = await here.call(look)
     made = sorted((queue_out(here, row) for row in rows), key=_worst_first)

@@ -35,7 +35,7 @@ Namespace = Annotated[
 @answering(api.get, "/rsmq", answers.RsmqQueues, summary="Every RSMQ queue of a namespace")
 async def rsmq_queues(here: Here, caller: Reader, namespace: Namespace = DEFAULT_NAMESPACE) -> Json:
     """By name; `hidden` counts what is scheduled or leased, exact to the millisecond."""
-    found = await here.call(inspector.every_count, here.post, namespace)
+    found = await here.call(inspector.all_counts, here.post, namespace)
     return Json({"now": await here.now_ms(), "queues": [rsmq_out(one) for one in found]})
 
 

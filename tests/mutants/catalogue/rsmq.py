@@ -225,7 +225,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         "rsmq",
         "a message without a body is passed over without a word",
-        "_several",
+        "_parse_many",
         'log.error("skipped queue=%s id=%r error=Corrupt reason=%r", qname, reply[place], "it has no body")',
         "pass",
         _SLIPS,
