@@ -1,4 +1,4 @@
-"""What an operator does from a shell: replay, delete, purge, pause, move, edit, configure."""
+"""Operator commands: replay, delete, purge, pause, move, edit, configure."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def bury(post: Client, count: int, error: str = "Broken", kind: str = "order") -
 
 
 def on_terminal(cli: Cli, *words: str, answers: dict[str, str]) -> tuple[int, str]:
-    """Runs a command on a terminal of its own, types each answer when its text shows, gives code and screen."""
+    """Runs a command on a new terminal and types each answer when its text appears; returns exit code and screen."""
     near, far = pty.openpty()
     env = cli.env | {"TERM": "xterm", "COLUMNS": "140", "LINES": "40"}
-    # Its own session, led by what takes the terminal: only so does Ctrl-C become a signal.
+    # A new session whose leader has the terminal: else Ctrl-C does not become a signal.
     leader = [sys.executable, "-I", "-S", "-c", _TAKE_TERMINAL, str(RESTANTE)]
     child = subprocess.Popen(
         [*leader, *words], stdin=far, stdout=far, stderr=far, env=env, cwd=cli.cwd, start_new_session=True

@@ -1,4 +1,4 @@
-"""up, demo and a server that is away: what runs for a while ends without leaving a process behind."""
+"""up, demo and a server that is away: long-running commands leave no process behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Only the parser of the command that is called is built, and it is the one that the whole program has."""
+"""Only the parser of the called command is built, and it equals that of the whole program."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from restante.cli.entry import _program_for, app
 
 
 def told(command: Any) -> list[tuple[str, Any]]:
-    """A command's parameters and help, those of its own commands too."""
+    """A command's parameters and help, including its subcommands."""
     found = [(command.name, command.help)]
     found += [(one.name, (one.opts, one.required, one.nargs)) for one in command.params]
     for other in getattr(command, "commands", {}).values():

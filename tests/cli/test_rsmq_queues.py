@@ -74,5 +74,5 @@ def test_the_bridge_runs_until_it_is_told_to_end(cli: Cli, rsmq: Rsmq, admin: Ad
     running.signal(signal.SIGTERM)
     assert running.wait() == 0
     assert "moved" in running.output
-    # Whatever it had time for: nothing is lost.
+    # However far it got, nothing is lost.
     assert admin.counts("shop").ready + rsmq.get_queue_attributes("orders").msgs == 2

@@ -20,7 +20,7 @@ from tests.harness.processes import CHECKOUT, PythonProcess
 from tests.harness.zygote import run_forked
 
 _numbers = itertools.count(1)
-#: How the programs tell what they did: one JSON line, one write.
+#: How the programs record what they did: one JSON line per write.
 LEDGER = """
 import json
 import os
@@ -98,7 +98,7 @@ class Programs:
         return {**self.env, "PYTHONPATH": path}
 
     def rows(self, kind: str, **facts: Any) -> list[dict[str, Any]]:
-        """What programs noted."""
+        """What the programs recorded."""
         found = [row for row in read_ledger(self.ledger) if row["kind"] == kind]
         return [row for row in found if all(row.get(name) == value for name, value in facts.items())]
 
@@ -111,7 +111,7 @@ class Programs:
         return self.rows(kind, **facts)
 
     def mend(self) -> None:
-        """What the failing handlers failed of is mended."""
+        """Repairs the cause of the failing handlers."""
         Path(f"{self.ledger}.mended").touch()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What lies in celery-amqp-events' archive comes over whole: by function and by command, also after a break."""
+"""The archive of celery-amqp-events is adopted completely, by function and by command, also after an interruption."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ours has beyond the protocol, in the same keys: batches, looking, moving, dead letters, waiting, consuming."""
+"""Calls beyond the protocol, in the same keys: batches, peek, move, dead letters, waiting, consuming."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ class TestWaiting:
         took = time.monotonic() - begun
         took_at_most(took, 1.6)
         assert took > 0.8
-        # Each look is one script of a few commands, besides those of the other client and of the harness.
+        # Each poll is one script of a few commands, besides those of the other client and of the harness.
         assert debian.server.commands_processed() - before < 30 * max(took, 1)
         timer.join()
 

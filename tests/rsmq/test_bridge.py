@@ -1,4 +1,4 @@
-"""The bridge between RSMQ and native queues: everything arrives, nothing twice, whoever is killed and when."""
+"""The bridge between RSMQ and native queues: each message arrives, and none twice, whatever is killed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.rsmq.conftest import Bench
 
 #: Kills of the normal run and of the long one, and messages each way per kill.
 KILLS, MANY_KILLS, PER_KILL = 10, 80, 150
-#: Seconds after which a killed bridge's messages come again.
+#: Seconds after which a killed bridge's messages are received again.
 LEASE = 1
 BRIDGE = """
 import sys, restante
@@ -54,7 +54,7 @@ def payloads(post: Client, queue: str) -> list[Any]:
 
 
 def left(bench: Bench, queue: str) -> tuple[int, set[bytes]]:
-    """Length of the sorted set, and what the hash holds beside settings and totals."""
+    """The length of the sorted set, and the hash without settings and totals."""
     fields = set(call(bench.client, "HKEYS", f"rsmq:{queue}:Q"))
     known = {b"vt", b"delay", b"maxsize", b"created", b"modified", b"totalsent", b"totalrecv"}
     return call(bench.client, "ZCARD", f"rsmq:{queue}"), fields - known
@@ -330,7 +330,7 @@ def test_killed_again_and_again_each_message_arrives_once(server: RedisServer, k
         rsmq = Rsmq(post=post)
         rsmq.create_queue("in")
         rsmq.create_queue("results")
-        # A kill with a message in hand counts as an attempt, and nobody should be dead of this test.
+        # A kill while a message is held counts as an attempt, and no message may become dead in this test.
         post.queue("out", max_attempts=1000).ensure_open()
 
         def start(way: tuple[str, ...]) -> PythonProcess:

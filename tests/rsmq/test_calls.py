@@ -1,4 +1,4 @@
-"""The whole table of calls: what they return, what they write, what they refuse; by the server's clock, key by key."""
+"""Every call: what it returns, writes and refuses, by the server's clock, key by key."""
 
 from __future__ import annotations
 
@@ -380,7 +380,7 @@ class TestLimits:
 
 
 def every_call(rsmq: Rsmq, name: str) -> list[Any]:
-    """Every call on a queue of this name: creating first, deleting last, which find no queue missing."""
+    """Every call on a queue of this name; the first creates it and the last deletes it."""
     return [
         lambda: rsmq.create_queue(name),
         lambda: rsmq.delete_queue(name),

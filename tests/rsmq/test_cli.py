@@ -1,4 +1,4 @@
-"""`restante rsmq`: JSON out, one line of complaint, codes; beside Node's client."""
+"""`restante rsmq` beside Node's client: JSON output, one-line errors, exit codes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Told:
 
 @pytest.fixture
 def ctl(debian: Bench) -> Callable[..., Told]:
-    """The command, told of the server by REDIS_URL."""
+    """The command, with the server in REDIS_URL."""
     run = lambda words: entry.run(["rsmq", *words])  # noqa: E731 - a name for one line
     return lambda *words, **env: Told(run, words, {"REDIS_URL": debian.server.url} | env)
 

@@ -1,4 +1,4 @@
-"""Ours beside npm's rsmq in a Node process and PyRSMQ, on one server: each call in both directions, and together."""
+"""Restante's client with npm's rsmq in a Node process and PyRSMQ on one server: each call in both directions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _node(server: RedisServer) -> Iterator[NodeRsmq]:
 
 @pytest.fixture
 def node(_node: NodeRsmq, server: RedisServer) -> NodeRsmq:
-    """Node's client on an empty server. Its scripts are left in place: it does not load them again."""
+    """Node's client on an empty server. Its scripts are not flushed, because it does not load them again."""
     call(server.client(), "FLUSHALL")
     return _node
 
@@ -260,7 +260,7 @@ class TestPyrsmq:
 
 @dataclass
 class Ledger:
-    """What one client says it did."""
+    """What a client reports."""
 
     sent: list[str] = field(default_factory=list)
     received: list[str] = field(default_factory=list)
@@ -282,7 +282,7 @@ return wrong
 
 
 def three_clients(server: RedisServer, node: NodeRsmq, seconds: float) -> dict[str, int]:
-    """Ours, Node's and PyRSMQ each send and receive on one queue; what all of them say is then compared."""
+    """Three clients send and receive on one queue; their reports are then compared."""
     end = time.monotonic() + seconds
     books = {"ours": Ledger(), "pyrsmq": Ledger(), "batches": Ledger()}
     failures: list[str] = []

@@ -45,7 +45,7 @@ def ctl(debian: Bench) -> Callable[..., Ended]:
 
 @pytest.fixture
 def inside(debian: Bench) -> Callable[..., Ended]:
-    """The same in this process, which is quicker."""
+    """The program in this process, which is faster."""
 
     def run(*words: str) -> Ended:
         told = Told(command.run, words, {"REDIS_URL": debian.server.url})
@@ -158,7 +158,7 @@ def test_wrong_usage_ends_with_two_and_help_with_none(inside: Callable[..., Ende
 
 
 def test_the_queues_delay_and_a_timeout_of_zero_hold(inside: Callable[..., Ended], debian: Bench) -> None:
-    """The other program sends with a delay of 0 and ignores `-t 0`, against its own help."""
+    """The other program sends with a delay of 0 and ignores `-t 0`, contrary to its help."""
     Node(debian.client).create("orders", delay=60)
     late = inside("message", "send", "-n", "orders", "-m", "a").out.strip()
     inside("message", "send", "-n", "orders", "-m", "b", "-d", "0")
