@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 
 import restante
-from restante.cli.board import Board
+from restante.cli.live_table import LiveTable
 
 #: Seconds the shop is open before the picture is taken; the first dead letters and retries take some.
 OPEN_FOR = 45
@@ -42,12 +42,12 @@ def photograph() -> str:
         try:
             time.sleep(2)
             with restante.connect(directory=directory) as post:
-                board = Board(restante.Admin(post), "Restante: a sample shop")
+                table = LiveTable(restante.Admin(post), "Restante: a sample shop")
                 for _ in range(OPEN_FOR):
-                    board.look()
+                    table.refresh()
                     time.sleep(1)
                 screen = Console(record=True, width=WIDTH, file=io.StringIO(), color_system="truecolor")
-                screen.print(board.render(WIDTH))
+                screen.print(table.render(WIDTH))
         finally:
             shop.terminate()
             shop.wait(20)

@@ -1,4 +1,4 @@
-"""The same API for asyncio: `async with restante.aio.connect() as post`."""
+"""The API for asyncio: `async with restante.aio.connect() as post`; on failure `connect` raises InvalidInput."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def connect(
     directory: str | Path | None = None,
     **settings: Unpack[ClientOptions],
 ) -> AsyncClient:
-    """A post whose calls are awaited; the arguments are those of `restante.connect`."""
-    client = ClientSettings.parse(settings, *OWN_KEYWORDS)
-    found, on_close = resolve(url, directory)
-    return AsyncClient(found, client, consumer=consumer, on_close=on_close)
+    """Returns a client for asyncio; the arguments are those of `restante.connect`."""
+    parsed = ClientSettings.parse(settings, *OWN_KEYWORDS)
+    server, on_close = resolve(url, directory)
+    return AsyncClient(server, parsed, consumer=consumer, on_close=on_close)

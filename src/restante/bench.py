@@ -1,8 +1,8 @@
 """Measures Restante on a server: rates, latency, lateness, memory, idle cost, recovery and growth with depth.
 
-Rates are taken in short rounds that alternate with the server's own limit (`redis-benchmark` SET, one connection, no
-pipeline: "rb1"), and medians are compared: machines are shared and noisy, ratios inside one run carry over.
-Everything happens in queues of its own, which are dropped at the end, also on failure.
+Rates are measured in short rounds that alternate with the server's own limit (`redis-benchmark` SET, one connection, no
+pipeline: "rb1"), and medians are compared. Machines are shared and noisy, but ratios within one run are comparable.
+The benchmark uses its own queues; on failure they are dropped too.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from restante.core.queue import Client, Queue
 #: Bytes of each payload, as JSON text.
 PAYLOAD_BYTES = 200
 _PAYLOAD = "x" * (PAYLOAD_BYTES - 2)
-#: Seconds of lease in the recovery measure: long enough to tell the lease from the reaction to its end.
+#: Seconds of lease in the recovery measure: long compared with the reaction to its end.
 RECOVERY_LEASE = 2.0
 
 
 @dataclass(slots=True)
 class Row:
-    """One measured figure."""
+    """A measured figure."""
 
     name: str
     value: float
     unit: str
-    #: Times the server's own limit, for rates.
+    #: For rates: the ratio to the server's own limit.
     ratio: float | None = None
-    #: CPU microseconds per message, server and client.
+    #: CPU microseconds per message, of the server and of the client.
     server_us: float | None = None
     client_us: float | None = None
     detail: dict[str, Any] = field(default_factory=dict)
@@ -58,19 +58,19 @@ Step = Callable[[str], None]
 
 
 def server_info(post: Client, section: str) -> dict[str, str]:
-    """One section of INFO."""
+    """Returns a section of INFO."""
     return info(post.connection.command("INFO", section, key=QUEUES))
 
 
 def server_cpu(post: Client) -> float:
-    """CPU seconds the server has used."""
-    found = server_info(post, "cpu")
-    return float(found["used_cpu_user"]) + float(found["used_cpu_sys"])
+    """Returns the CPU seconds that the server has used."""
+    cpu = server_info(post, "cpu")
+    return float(cpu["used_cpu_user"]) + float(cpu["used_cpu_sys"])
 
 
 @contextmanager
 def scratch(post: Client, **options: Any) -> Iterator[Queue]:
-    """A queue of our own, dropped at the end."""
+    """A temporary queue, dropped at the end."""
     queue = post.queue(f"restante-bench-{new_id()}", **options)
     try:
         yield queue
@@ -83,7 +83,7 @@ def scratch(post: Client, **options: Any) -> Iterator[Queue]:
 
 
 def redis_limit(post: Client, count: int = 5000) -> float:
-    """Requests per second of one unpipelined SET after another, by redis-benchmark or without it our own link."""
+    """Requests per second of consecutive SETs without a pipeline, by redis-benchmark or the client's own connection."""
     parts = urlsplit(post.url)
     if shutil.which("redis-benchmark") and parts.scheme in ("redis", "unix") and not parts.password:
         where = (
@@ -146,7 +146,7 @@ def _handle(queue: Queue, count: int) -> None:
     assert consumer.handled == count
 
 
-#: Name, messages per round, messages to put in before, what is timed.
+#: Name, messages per round, whether to fill the queue before, the function to time.
 RATES: tuple[tuple[str, int, bool, Callable[[Queue, int], None]], ...] = (
     ("send one by one", 500, False, _each),
     ("send in batches of 100", 5000, False, _batches),
@@ -159,8 +159,8 @@ RATES: tuple[tuple[str, int, bool, Callable[[Queue, int], None]], ...] = (
 
 
 def rates(post: Client, step: Step, rounds: int = 7, **options: Any) -> list[Row]:
-    """Messages per second of every way in and out, medians of alternated rounds, with CPU cost per message."""
-    found: dict[str, list[tuple[float, float, float, float]]] = {name: [] for name, *_ in RATES}
+    """Messages per second of each way to send and receive: medians of alternating rounds, with CPU cost per message."""
+    rounds_of: dict[str, list[tuple[float, float, float, float]]] = {name: [] for name, *_ in RATES}
     limits = []
     with scratch(post, **options) as queue:
         for number in range(rounds):
@@ -175,13 +175,17 @@ def rates(post: Client, step: Step, rounds: int = 7, **options: Any) -> list[Row
                 server, client, started = server_cpu(post), time.process_time(), time.perf_counter()
                 work(queue, count)
                 wall = time.perf_counter() - started
-                found[name].append((
-                    count / wall, count / wall / limit, (server_cpu(post) - server) / count * 1e6,
-                    (time.process_time() - client) / count * 1e6,
-                ))  # fmt: skip
+                rounds_of[name].append(
+                    (
+                        count / wall,
+                        count / wall / limit,
+                        (server_cpu(post) - server) / count * 1e6,
+                        (time.process_time() - client) / count * 1e6,
+                    )
+                )
                 Admin(post, operator="bench").purge(queue.name)
     rows = [Row("redis-benchmark SET, -c 1 -P 1 (rb1)", statistics.median(limits), "requests/s", 1.0)]
-    for name, samples in found.items():
+    for name, samples in rounds_of.items():
         rate, ratio, server, client = (statistics.median(column) for column in zip(*samples, strict=True))
         best = max(sample[1] for sample in samples)
         rows.append(Row(name, rate, "messages/s", ratio, server, client, {"best_ratio": best, "rounds": len(samples)}))
@@ -190,23 +194,23 @@ def rates(post: Client, step: Step, rounds: int = 7, **options: Any) -> list[Row
 
 def memory(post: Client, step: Step, count: int = 20_000) -> list[Row]:
     """Server bytes per waiting message without the journal, and per journal line."""
-    made = []
+    per_message = []
     for level in ("off", "full"):
         step(f"memory, journal {level}")
         with scratch(post, journal=level) as queue:
             while int(server_info(post, "memory").get("lazyfree_pending_objects", 0)):
-                time.sleep(0.05)  # what an earlier measure dropped is freed behind our back
+                time.sleep(0.05)  # the server frees the keys of earlier measures in the background
             before = int(server_info(post, "memory")["used_memory"])
             _batches(queue, count)
-            made.append((int(server_info(post, "memory")["used_memory"]) - before) / count)
+            per_message.append((int(server_info(post, "memory")["used_memory"]) - before) / count)
     return [
-        Row("server memory per waiting message, no journal", made[0], "bytes"),
-        Row("server memory per journal line", made[1] - made[0], "bytes"),
+        Row("server memory per waiting message, no journal", per_message[0], "bytes"),
+        Row("server memory per journal line", per_message[1] - per_message[0], "bytes"),
     ]
 
 
 def journal_cost(post: Client, step: Step, rounds: int = 3) -> list[Row]:
-    """What the journal costs: server CPU per message, sent, received and acked, at each level."""
+    """The cost of the journal: server CPU per message sent, received and acked, at each level."""
     rows = []
     for level in ("off", "terminal", "full"):
         step(f"journal {level}")
@@ -237,7 +241,7 @@ for message in queue.consume():
 
 
 class _Watcher:
-    """A consumer in a process of its own that prints what it takes and when."""
+    """A consumer in a separate process, which prints each message and when it arrived."""
 
     def __init__(self, post: Client, queue: Queue, *words: str) -> None:
         self.process = subprocess.Popen(
@@ -247,7 +251,7 @@ class _Watcher:
         assert self.process.stdout.readline() == "ready\n"
 
     def read(self) -> tuple[float, float, int]:
-        """What was sent, when it arrived, and which attempt it is."""
+        """Returns the payload, the time of arrival and the attempt of the next message."""
         assert self.process.stdout is not None
         text, at, attempts = self.process.stdout.readline().split()
         return float(text), float(at), int(attempts)
@@ -292,7 +296,7 @@ def latency(post: Client, step: Step, seconds: float = 10.0, rate: float = 200.0
 
 
 def lateness(post: Client, step: Step, count: int = 300) -> list[Row]:
-    """Milliseconds by which delayed messages come late to an idle consumer, and how many come early."""
+    """Milliseconds by which delayed messages reach an idle consumer late, and how many arrive early."""
     step("delayed messages")
     with scratch(post) as queue:
         watcher = _Watcher(post, queue)
@@ -305,8 +309,8 @@ def lateness(post: Client, step: Step, count: int = 300) -> list[Row]:
             late.append((at - due) * 1000)
         watcher.close()
     middle, high = _quantiles(late)
-    # The message was due by the server's clock a round trip after the time noted here, so early is early.
-    early = sum(1 for one in late if one < 0)
+    # By the server's clock the message is due a round trip after the time measured here, so a negative value is early.
+    early = sum(1 for milliseconds in late if milliseconds < 0)
     return [
         Row("delayed: lateness p50", middle, "ms"),
         Row("delayed: lateness p99", high, "ms"),
@@ -322,14 +326,14 @@ def idle(post: Client, step: Step, seconds: float = 20.0) -> list[Row]:
         time.sleep(1)
         before = int(server_info(post, "stats")["total_commands_processed"])
         time.sleep(seconds)
-        # Minus the INFO between the two readings.
+        # Without the INFO command itself.
         count = int(server_info(post, "stats")["total_commands_processed"]) - before - 1
         watcher.close()
     return [Row("idle commands per consumer", max(0, count) / seconds, "per second")]
 
 
 def recovery(post: Client, step: Step, held: int = 10_000, backlog: int = 100_000) -> list[Row]:
-    """Milliseconds from the end of a killed consumer's lease to redelivery: alone, and behind a crowd."""
+    """Milliseconds from the end of a killed consumer's lease to redelivery, in an idle queue and in a full one."""
     rows = []
     for name, crowd, ready in (("idle", 0, 0), (f"behind {held:,} leases and {backlog:,} ready", held, backlog)):
         step(f"recovery, {name}")
@@ -353,7 +357,7 @@ def recovery(post: Client, step: Step, held: int = 10_000, backlog: int = 100_00
                     break
                 if got:
                     queue.ack_many(got)
-            # By the server's own clock: when the lease ended, and when the message was leased again.
+            # By the server's clock: from the end of the lease to the next lease.
             again = got[0]
             ended = again.received_ms - first_expiry
             rows.append(Row(f"redelivery after a lease ends, {name}", ended, "ms"))
@@ -363,7 +367,7 @@ def recovery(post: Client, step: Step, held: int = 10_000, backlog: int = 100_00
 
 
 def _release_all(post: Client, queue: Queue) -> None:
-    """Leases of an hour would keep the queue from being purged."""
+    """Removes the leases of an hour, which would prevent a purge of the queue."""
     post.connection.command("UNLINK", queue.ref.keys["leased"], key=queue.ref.keys["leased"])
 
 
@@ -393,7 +397,7 @@ def growth(post: Client, step: Step, depths: tuple[int, ...] = (1_000, 1_000_000
 
 
 def run(url: str, *, quick: bool = False, step: Step = lambda text: None) -> list[Row]:
-    """Every measure against the server at `url`."""
+    """Runs every measure on the server at `url`."""
     with connect(url, consumer="bench") as post:
         return [
             *rates(post, step, 3 if quick else 9),

@@ -9,7 +9,7 @@ from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-unt
 from playwright.sync_api import expect
 
 from restante import Admin, Client
-from restante.rsmq import viewing
+from restante.rsmq import inspector
 from restante.rsmq.client import Rsmq
 from restante.server import Serving
 from restante.server.access import Tokens
@@ -71,7 +71,7 @@ def test_chosen_messages_are_moved_and_deleted_by_click(
     watched.page.locator("[name=to]").fill("mail")
     watched.find("confirm-yes").click()
     expect(watched.find("message-row")).to_have_count(1)
-    assert viewing.counts(post, "mail").messages == 1
+    assert inspector.counts(post, "mail").messages == 1
     watched.find("row-select").click()
     watched.find("bulk-delete").click()
     watched.find("confirm-yes").click()

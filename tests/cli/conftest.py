@@ -28,7 +28,7 @@ from tests.harness.zygote import run_forked
 
 #: The command as it is installed beside this interpreter.
 RESTANTE = Path(sys.executable).with_name("restante")
-#: What it does.
+#: The program as a script for `python -c`.
 SCRIPT = "import sys; from restante.cli import main; sys.exit(main())"
 
 
@@ -40,7 +40,7 @@ class Ran:
 
     @property
     def json(self) -> Any:
-        """The one document on standard output."""
+        """The only document on standard output."""
         (line,) = self.out.splitlines()
         return json.loads(line)
 
@@ -50,14 +50,14 @@ class Ran:
 
     @property
     def error(self) -> str:
-        """The one line of complaint."""
+        """The only line on standard error."""
         (line,) = self.err.splitlines()
         assert line.startswith("error: "), line
         return line
 
 
 class Running:
-    """A command that runs, in a process group of its own."""
+    """A running command in its own process group."""
 
     def __init__(self, words: list[str], cwd: Path, env: dict[str, str]) -> None:
         self._out = tempfile.TemporaryFile()  # noqa: SIM115 (closed in close)
@@ -113,7 +113,7 @@ class Cli:
         return Ran(code, out, err)
 
     def inside(self, *words: str) -> Ran:
-        """The same in this process, where starting one more interpreter would prove nothing new."""
+        """Runs a command in this process, where a new interpreter would prove nothing more."""
         out, err = io.StringIO(), io.StringIO()
         with (
             unittest.mock.patch.dict(os.environ, self.env, clear=True),
@@ -131,7 +131,7 @@ class Cli:
         return made
 
     def family(self) -> list[int]:
-        """Every living process that descends from these commands, whoever adopted it since."""
+        """Every living descendant of these commands, adopted ones too."""
         found = []
         for entry in Path("/proc").iterdir():
             try:
@@ -142,7 +142,7 @@ class Cli:
         return [pid for pid in found if is_alive(pid)]
 
     def leaves_nobody(self) -> None:
-        """Asserts that no process is left, as soon as none is."""
+        """Waits until no process is left, and asserts it."""
         wait_until(
             lambda: not self.family(),
             lambda: [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in self.family()],
@@ -184,7 +184,7 @@ def admin(post: Client) -> Admin:
 
 @pytest.fixture
 def cli(server: RedisServer, tmp_path: Path) -> Iterator[Cli]:
-    """The command, told of the server by RESTANTE_URL."""
+    """The command, with the server in RESTANTE_URL."""
     made = Cli(server.url, tmp_path)
     yield made
     made.close()
@@ -192,7 +192,7 @@ def cli(server: RedisServer, tmp_path: Path) -> Iterator[Cli]:
 
 @pytest.fixture
 def lone_cli(tmp_path: Path) -> Iterator[Cli]:
-    """The command with no server named: it embeds its own."""
+    """The command without a server: it starts an embedded one."""
     made = Cli(None, tmp_path)
     yield made
     made.close()

@@ -1,4 +1,4 @@
-"""`restante acl` and `restante token`: who may do what, and no secret on a command line."""
+"""`restante acl` and `restante token`: access rights, and no secret on a command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The doctor finds each ailment by itself: on a server that is well in every other respect, and with its own remedy."""
+"""The doctor finds each problem on an otherwise healthy server, and gives its remedy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.harness.clock import FrozenClock
 from tests.harness.deadlines import wait_until
 from tests.harness.servers import HOST, RedisServer, call, closed_port
 
-#: What a healthy server has set, and what each test puts back.
+#: The settings of a healthy server, which each test restores.
 HEALTHY = {
     "maxmemory": "200mb",
     "maxmemory-policy": "noeviction",
@@ -27,7 +27,7 @@ HEALTHY = {
 
 @pytest.fixture(scope="module")
 def patient() -> Iterator[RedisServer]:
-    """A server without an ailment."""
+    """A healthy server."""
     with RedisServer(appendonly="always", config={"maxmemory": "200mb"}) as running:
         yield running
 
@@ -54,7 +54,7 @@ def findings(server: RedisServer, folder: Path) -> tuple[int, list[dict[str, str
 
 
 def ailing(server: RedisServer, folder: Path) -> tuple[int, list[dict[str, str]]]:
-    """The same, what is ok left out."""
+    """The same without findings that are ok."""
     code, found = findings(server, folder)
     return code, [one for one in found if one["level"] != "ok"]
 
@@ -67,7 +67,7 @@ def setting(name: str, value: str) -> Callable[[RedisServer], None]:
 
 
 def memory(share: float) -> Callable[[RedisServer], None]:
-    """maxmemory such that this share of it is used."""
+    """Sets maxmemory so that this share of it is used."""
 
     def change(server: RedisServer) -> None:
         # Enough that what connections take and give back is little of it.
@@ -81,23 +81,35 @@ def replica(server: RedisServer) -> None:
     call(server.client(), "REPLICAOF", HOST, closed_port())
 
 
-#: How the server falls ill; what the doctor must call it, and how bad; parts of what it found and of the remedy.
+#: How to break the server; the name and level of the expected finding; parts of its texts.
 AILMENTS: dict[str, tuple[Callable[[RedisServer], None], str, str, str, str]] = {
     "all keys evicted": (
-        setting("maxmemory-policy", "allkeys-lfu"), "eviction", "danger", "allkeys-lfu", "maxmemory-policy noeviction",
+        setting("maxmemory-policy", "allkeys-lfu"),
+        "eviction",
+        "danger",
+        "allkeys-lfu",
+        "maxmemory-policy noeviction",
     ),
     "some keys evicted": (
-        setting("maxmemory-policy", "volatile-lru"), "eviction", "warning", "volatile-lru", "noeviction",
+        setting("maxmemory-policy", "volatile-lru"),
+        "eviction",
+        "warning",
+        "volatile-lru",
+        "noeviction",
     ),
     "no append-only file": (
-        setting("appendonly", "no"), "persistence", "danger", "no append-only file", "appendonly yes",
+        setting("appendonly", "no"),
+        "persistence",
+        "danger",
+        "no append-only file",
+        "appendonly yes",
     ),
     "no fsync": (setting("appendfsync", "no"), "persistence", "warning", "left to the system", "appendfsync everysec"),
     "memory used up": (memory(0.97), "memory", "danger", "97%", "raise maxmemory"),
     "memory nearly used up": (memory(0.88), "memory", "warning", "88%", "raise maxmemory"),
     "no maxmemory": (setting("maxmemory", "0"), "memory", "warning", "no maxmemory", "set maxmemory"),
     "a replica": (replica, "role", "danger", "replica", "point the URL at the master"),
-}  # fmt: skip
+}
 
 
 def test_a_healthy_server_has_no_ailment(well: RedisServer, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from tests.harness.processes import CHECKOUT, PythonProcess
 from tests.harness.zygote import run_forked
 
 _numbers = itertools.count(1)
-#: How the programs tell what they did: one JSON line, one write.
+#: How the programs record what they did: one JSON line per write.
 LEDGER = """
 import json
 import os
@@ -55,9 +55,19 @@ class Programs:
     def worker(self, app: str, *, fresh: bool = False, **env: str) -> PythonProcess:
         """`celery -A app worker`, ready; a `fresh` interpreter has imported nothing before."""
         words = [
-            "-A", app, "worker", "-c", "1", "-l", "INFO", "-n", f"w{next(_numbers)}@test", "--without-mingle",
-            "--without-gossip", "--without-heartbeat",
-        ]  # fmt: skip
+            "-A",
+            app,
+            "worker",
+            "-c",
+            "1",
+            "-l",
+            "INFO",
+            "-n",
+            f"w{next(_numbers)}@test",
+            "--without-mingle",
+            "--without-gossip",
+            "--without-heartbeat",
+        ]
         made = self._running.enter_context(
             PythonProcess(_PROGRAM, *words, env={**self._environment(), **env}, cwd=self.folder, forked=not fresh)
         )
@@ -70,9 +80,13 @@ class Programs:
         environment = {**os.environ, **self._environment(), **env}
         if fresh:
             done = subprocess.run(
-                [sys.executable, "-c", text], cwd=self.folder, env=environment, capture_output=True, text=True,
+                [sys.executable, "-c", text],
+                cwd=self.folder,
+                env=environment,
+                capture_output=True,
+                text=True,
                 timeout=PATIENCE * 2,
-            )  # fmt: skip
+            )
             code, said, errors = done.returncode, done.stdout, done.stderr
         else:
             code, said, errors = run_forked(text, ["-c"], env=environment, cwd=self.folder)
@@ -84,19 +98,20 @@ class Programs:
         return {**self.env, "PYTHONPATH": path}
 
     def rows(self, kind: str, **facts: Any) -> list[dict[str, Any]]:
-        """What programs noted."""
+        """What the programs recorded."""
         found = [row for row in read_ledger(self.ledger) if row["kind"] == kind]
         return [row for row in found if all(row.get(name) == value for name, value in facts.items())]
 
     def wait_rows(self, count: int, kind: str, **facts: Any) -> list[dict[str, Any]]:
         wait_for(
-            lambda: len(self.rows(kind, **facts)) >= count, PATIENCE,
+            lambda: len(self.rows(kind, **facts)) >= count,
+            PATIENCE,
             lambda: f"{len(self.rows(kind, **facts))} of {count} {kind} {json.dumps(facts)}",
-        )  # fmt: skip
+        )
         return self.rows(kind, **facts)
 
     def mend(self) -> None:
-        """What the failing handlers failed of is mended."""
+        """Repairs the cause of the failing handlers."""
         Path(f"{self.ledger}.mended").touch()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What lies in celery-amqp-events' archive comes over whole: by function and by command, also after a break."""
+"""The archive of celery-amqp-events is adopted completely, by function and by command, also after an interruption."""
 
 from __future__ import annotations
 
@@ -47,9 +47,15 @@ def old(hosts: tuple[str, str]) -> str:
         stray = amqp.Message(b"no task", content_type="text/plain", delivery_mode=2)
         for number in (1, 2, 3):
             sender.send_task(
-                "shop.number.drawn", args=[number], kwargs={"colour": "red"}, task_id=f"id-{number}", retries=11,
-                exchange=ARCHIVE, routing_key="shop.number.drawn", connection=connection,
-            )  # fmt: skip
+                "shop.number.drawn",
+                args=[number],
+                kwargs={"colour": "red"},
+                task_id=f"id-{number}",
+                retries=11,
+                exchange=ARCHIVE,
+                routing_key="shop.number.drawn",
+                connection=connection,
+            )
             if number == 2:
                 connection.default_channel.basic_publish(stray, ARCHIVE, "")
     return url

@@ -322,9 +322,13 @@ event.publish()
 """
     )
     rows = town.wait_rows(2, "invited", company=67)
-    assert rows == [
-        {"kind": "invited", "company": 67, "again": 67, "there": False, "user": "cleo@example.org"},
-    ] * 2  # fmt: skip
+    assert (
+        rows
+        == [
+            {"kind": "invited", "company": 67, "again": 67, "there": False, "user": "cleo@example.org"},
+        ]
+        * 2
+    )
     (one,) = dead(town, "users_queue", "shared-events-InvitationAccepted-handle_invitation", 1)
     assert (one.attempts, one.error_class, json.loads(one.data)["company_id"]) == (2, "ConnectionError", 67)
 
@@ -522,12 +526,24 @@ class TestWithoutABroker:
 
     def test_data_takes_their_form_and_nothing_is_rounded(self) -> None:
         id = UUID("12345678123456781234567812345678")
-        data = {"id": id, "at": datetime(2026, 1, 2, tzinfo=UTC), "on": date(2026, 1, 2), "price": Decimal("0.10"),
-                "tags": {"a"}, "raw": b"abc", "bin": b"\xff"}  # fmt: skip
+        data = {
+            "id": id,
+            "at": datetime(2026, 1, 2, tzinfo=UTC),
+            "on": date(2026, 1, 2),
+            "price": Decimal("0.10"),
+            "tags": {"a"},
+            "raw": b"abc",
+            "bin": b"\xff",
+        }
         assert plain(data) == {
-            "id": str(id), "at": "2026-01-02T00:00:00+00:00", "on": "2026-01-02", "price": 0.1, "tags": ["a"],
-            "raw": "abc", "bin": "/w==",
-        }  # fmt: skip
+            "id": str(id),
+            "at": "2026-01-02T00:00:00+00:00",
+            "on": "2026-01-02",
+            "price": 0.1,
+            "tags": ["a"],
+            "raw": "abc",
+            "bin": "/w==",
+        }
         assert plain('{"a": 1}') == {"a": 1}
         for wrong in (Decimal("0.1000000000000000055511151231"), object(), "{"):
             with pytest.raises(SerializationError):
@@ -549,7 +565,7 @@ class TestWithoutABroker:
             TchuEvent()
         with pytest.raises(ValueError, match="No handler"):
             event.subscribe()
-        with pytest.raises(SerializationError, match="no serializer"):
+        with pytest.raises(SerializationError, match="is not a serializer"):
             TchuEvent("a.b", request_serializer_class=int).serialize_request({})
 
     def test_a_context_helper_is_called_with_the_data_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 from restante import Client
 from restante.core.errors import InvalidInput
 from restante.core.stored import decode_json, encode_json
-from restante.rsmq import viewing
+from restante.rsmq import inspector
 from restante.rsmq.client import Rsmq
 from restante.rsmq.errors import QueueExists
 
@@ -84,4 +84,4 @@ def rsmq_client(url: str) -> Callable[..., Any]:
 
 def rsmq_states(post: Client) -> Callable[[str], dict[str, int]]:
     """How many messages each state holds, as `restante ls` and the dashboard tell it."""
-    return lambda queue: dict(Counter(message.state.value for message in viewing.page(post, queue).messages))
+    return lambda queue: dict(Counter(message.state.value for message in inspector.page(post, queue).messages))

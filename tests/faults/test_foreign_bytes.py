@@ -24,7 +24,7 @@ from restante.core.journal import JournalEntry, Position
 from restante.core.journal_reader import JournalReader
 from restante.core.settings import ClientSettings, QueueSettings
 from restante.core.stored import Stored, encode, readable, sound
-from restante.rsmq import viewing as rsmq_views
+from restante.rsmq import inspector as rsmq_views
 from restante.rsmq.client import Rsmq
 from restante.server.access import Caller, Token, Tokens
 from tests.harness.servers import RedisServer, call
@@ -396,7 +396,7 @@ class TestRsmq:
         call(server.client(), "HSET", "rsmq:q:Q", name, value)
         for attempt in (
             lambda: rsmq_views.counts(post, "q"),
-            lambda: rsmq_views.neighbours(post),
+            lambda: rsmq_views.default_namespace_counts(post),
             lambda: client.get_queue_attributes("q"),
             lambda: client.send_message("q", "x"),
             lambda: client.receive_message("q"),

@@ -18,7 +18,7 @@ from restante.core.call_retry import Server, disk_support
 from restante.core.embedded import socket_path
 from restante.core.journal_reader import JournalReader
 from restante.core.lease_journal import LeaseJournal, Settlement
-from restante.rsmq import viewing
+from restante.rsmq import inspector
 from restante.server.access import Tokens
 from restante.spark.registration import Registration
 from tests.harness.servers import RedisServer, call
@@ -216,7 +216,7 @@ def test_a_role_may_do_its_work(owner: Client, log_in: Callable[[str], Client], 
 def test_whoever_may_not_read_rsmq_queues_still_sees_the_native_ones(log_in: Callable[[str], Client]) -> None:
     """As `restante ls` and the dashboard's first page do, which show both."""
     post = log_in("view")
-    assert (viewing.neighbours(post), viewing.any_queue(post)) == ([], False)
+    assert (inspector.default_namespace_counts(post), inspector.has_queues(post)) == ([], False)
 
 
 def receive(post: Client) -> Any:

@@ -236,6 +236,6 @@ def test_the_command_line_names_what_is_left_over_and_removes_it(
         assert "exchange events.return" in last.json["removed"]
         assert cli.inside("rabbitmq", "clean", *words).code == 0
         assert cli.inside("rabbitmq", "check", *words, "--json").json == {"missing": [], "left_over": []}
-        assert "--rungs is classic or quorum" in cli.inside("rabbitmq", "clean", *words, "--rungs", "lazy").err
+        assert "--rungs must be classic or quorum" in cli.inside("rabbitmq", "clean", *words, "--rungs", "lazy").err
     finally:
         cli.close()

@@ -16,7 +16,7 @@ _TAIL = string.ascii_letters + string.digits
 
 
 class RsmqClient(Protocol):
-    """What the tests ask of any client; ids are text."""
+    """The calls that the tests use of every client; ids are text."""
 
     def create(self, queue: str, vt: int = 30, delay: int = 0) -> None: ...
 
@@ -32,7 +32,7 @@ class RsmqClient(Protocol):
 
 
 class Pyrsmq:
-    """PyRSMQ, asked in keywords."""
+    """PyRSMQ, called with keywords."""
 
     def __init__(self, client: redis.Redis, namespace: str = "rsmq", *, realtime: bool = False) -> None:
         self.smq: Any = RedisSMQ(client=client, ns=namespace, realtime=realtime)
@@ -111,7 +111,7 @@ class Node:
         return id
 
     def fill(self, queue: str, count: int, *, apart_ms: int) -> list[str]:
-        """Many ready messages at once; their scores end now and lie this far apart."""
+        """Sends many ready messages at once; their scores end now, at this distance."""
         due, messages = self._keys(queue)
         now = self._now_us() // 1000
         scores = [now - apart_ms * (count - 1 - i) for i in range(count)]

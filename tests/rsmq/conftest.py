@@ -22,7 +22,7 @@ from tests.rsmq.clients import Node, Pyrsmq, RsmqClient
 
 @dataclass
 class Bench:
-    """A server, its clock, a plain client and a post."""
+    """A server, its clock, a plain client and a Restante client."""
 
     server: RedisServer
     clock: FrozenClock
@@ -60,7 +60,7 @@ def bench(request: pytest.FixtureRequest) -> Bench:
 
 @pytest.fixture
 def debian(_debian: Bench) -> Bench:
-    """An empty Redis 7 under a frozen clock, for what no version changes."""
+    """An empty Redis 7 under a frozen clock, for behaviour that is the same in every version."""
     return _cleared(_debian)
 
 
@@ -72,12 +72,12 @@ def writer(request: pytest.FixtureRequest, bench: Bench) -> RsmqClient:
 
 @pytest.fixture
 def node(bench: Bench) -> Node:
-    """The quick one, for many messages."""
+    """The fast client, for many messages."""
     return Node(bench.client)
 
 
 class Awaited:
-    """The asyncio client, asked as the synchronous one is."""
+    """The asyncio client with the methods of the synchronous client."""
 
     def __init__(self, url: str, **options: Any) -> None:
         self._loop = asyncio.new_event_loop()
@@ -99,7 +99,7 @@ class Awaited:
 
 @pytest.fixture(params=["blocking", "asyncio"])
 def rsmq(request: pytest.FixtureRequest, bench: Bench) -> Iterator[Rsmq]:
-    """Our client, each kind in turn."""
+    """Restante's client, synchronous and asyncio in turn."""
     made: Any = Rsmq(bench.server.url) if request.param == "blocking" else Awaited(bench.server.url)
     yield made
     made.close()
@@ -107,6 +107,6 @@ def rsmq(request: pytest.FixtureRequest, bench: Bench) -> Iterator[Rsmq]:
 
 @pytest.fixture
 def ours(debian: Bench) -> Iterator[Rsmq]:
-    """The synchronous client on Redis 7, for what neither kind changes."""
+    """The synchronous client on Redis 7, for behaviour that is the same in both clients."""
     with Rsmq(debian.server.url) as client:
         yield client

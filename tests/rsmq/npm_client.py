@@ -26,7 +26,7 @@ INSTALL_PATIENCE = 600
 
 
 class NodeError(Exception):
-    """What the Node client refused, by its name."""
+    """An error of the Node client, by its name."""
 
     def __init__(self, name: str, message: str) -> None:
         super().__init__(message)
@@ -64,7 +64,7 @@ class NodeRsmq:
     def __init__(self, port: int, namespace: str = "rsmq", *, realtime: bool = False) -> None:
         environment = {**os.environ, "NODE_PATH": str(installed() / "node_modules")}
         words = [str(require("node")), str(_SOURCES / "client.js"), str(port), namespace, "1" if realtime else "0"]
-        # It ends by itself when its input does, which is when this process does, however that ends.
+        # It exits when its input closes, so it ends with this process, even if that is killed.
         self._child = subprocess.Popen(words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._lock = threading.Lock()
         self._waiting: dict[int, Queue[dict[str, Any]]] = {}

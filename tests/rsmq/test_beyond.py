@@ -1,4 +1,4 @@
-"""What ours has beyond the protocol, in the same keys: batches, looking, moving, dead letters, waiting, consuming."""
+"""Calls beyond the protocol, in the same keys: batches, peek, move, dead letters, waiting, consuming."""
 
 from __future__ import annotations
 
@@ -89,8 +89,10 @@ class TestLooking:
         rsmq.receive_message("orders")
         before = hash_of(bench), scores(bench)
         assert [(one.id, one.message, one.rc, one.fr) for one in rsmq.peek("orders", 10)] == [
-            (ids[0], "a", 1, now), (ids[1], "b", 0, 0), (ids[2], "c", 0, 0)
-        ]  # fmt: skip
+            (ids[0], "a", 1, now),
+            (ids[1], "b", 0, 0),
+            (ids[2], "c", 0, 0),
+        ]
         assert [one.id for one in rsmq.peek("orders")] == ids[:1]
         assert (hash_of(bench), scores(bench)) == before
 
@@ -230,7 +232,7 @@ class TestWaiting:
         took = time.monotonic() - begun
         took_at_most(took, 1.6)
         assert took > 0.8
-        # Each look is one script of a few commands, besides those of the other client and of the harness.
+        # Each poll is one script of a few commands, besides those of the other client and of the harness.
         assert debian.server.commands_processed() - before < 30 * max(took, 1)
         timer.join()
 
@@ -368,9 +370,14 @@ class TestConsuming:
 
     def test_what_is_told_is_checked_at_once(self, ours: Rsmq) -> None:
         wrong: list[dict[str, Any]] = [
-            {"vt": -1}, {"dead": "dead"}, {"max_receives": 3}, {"retry_delay": -1}, {"look_every": 0},
-            {"dead": "not: one", "max_receives": 1}, {"dead": "dead", "max_receives": 0},
-        ]  # fmt: skip
+            {"vt": -1},
+            {"dead": "dead"},
+            {"max_receives": 3},
+            {"retry_delay": -1},
+            {"look_every": 0},
+            {"dead": "not: one", "max_receives": 1},
+            {"dead": "dead", "max_receives": 0},
+        ]
         for options in wrong:
             with pytest.raises(InvalidInput):
                 ours.consume("orders", print, **options)

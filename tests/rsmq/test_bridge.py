@@ -1,4 +1,4 @@
-"""The bridge between RSMQ and native queues: everything arrives, nothing twice, whoever is killed and when."""
+"""The bridge between RSMQ and native queues: each message arrives, and none twice, whatever is killed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 import restante
 from restante import Admin, Client, NotFound, QueueFull
 from restante.core.errors import InvalidInput
-from restante.rsmq import crossing, viewing
+from restante.rsmq import inspector, transfer
 from restante.rsmq.bridge import Bridge, Bridged, take_over
 from restante.rsmq.client import Rsmq
 from tests.harness.cluster import RedisCluster3
@@ -27,7 +27,7 @@ from tests.rsmq.conftest import Bench
 
 #: Kills of the normal run and of the long one, and messages each way per kill.
 KILLS, MANY_KILLS, PER_KILL = 10, 80, 150
-#: Seconds after which a killed bridge's messages come again.
+#: Seconds after which a killed bridge's messages are received again.
 LEASE = 1
 BRIDGE = """
 import sys, restante
@@ -54,7 +54,7 @@ def payloads(post: Client, queue: str) -> list[Any]:
 
 
 def left(bench: Bench, queue: str) -> tuple[int, set[bytes]]:
-    """Length of the sorted set, and what the hash holds beside settings and totals."""
+    """The length of the sorted set, and the hash without settings and totals."""
     fields = set(call(bench.client, "HKEYS", f"rsmq:{queue}:Q"))
     known = {b"vt", b"delay", b"maxsize", b"created", b"modified", b"totalsent", b"totalrecv"}
     return call(bench.client, "ZCARD", f"rsmq:{queue}"), fields - known
@@ -91,10 +91,10 @@ class TestInto:
         bench.clock.advance(2)
         assert rsmq.receive_message("in", vt=60) is not None
         queue = bench.post.queue("orders")
-        keys = viewing.keys_of(bench.post, "in")
+        keys = inspector.keys_of(bench.post, "in")
         queue.ensure_open()
-        assert bench.post.connection.run(crossing.forward(queue.ref, keys, held.id, "x", held.rc)) is None
-        assert (viewing.counts(bench.post, "in").messages, payloads(bench.post, "orders")) == (1, [])
+        assert bench.post.connection.run(transfer.forward(queue.ref, keys, held.id, "x", held.rc)) is None
+        assert (inspector.counts(bench.post, "in").messages, payloads(bench.post, "orders")) == (1, [])
 
     def test_what_the_native_queue_has_already_is_only_removed(self, bench: Bench, rsmq: Rsmq) -> None:
         id = rsmq.send_message("in", "x")
@@ -110,14 +110,14 @@ class TestInto:
         assert bridge.drain() == Bridged(moved=1, refused=1)
         bench.clock.advance(2)
         assert bridge.drain() == Bridged()
-        assert (viewing.counts(bench.post, "in").messages, payloads(bench.post, "orders")) == (1, ["small"])
+        assert (inspector.counts(bench.post, "in").messages, payloads(bench.post, "orders")) == (1, ["small"])
 
     def test_a_full_queue_refuses_and_nothing_is_lost(self, bench: Bench, rsmq: Rsmq) -> None:
         bench.post.queue("orders", max_length=2)
         rsmq.send_many("in", ["a", "b", "c"])
         with pytest.raises(QueueFull):
             Bridge(bench.post, "in", "orders").run_once()
-        assert viewing.counts(bench.post, "in").messages == 1
+        assert inspector.counts(bench.post, "in").messages == 1
         assert payloads(bench.post, "orders") == ["a", "b"]
         bench.clock.advance(31)
         assert Bridge(bench.post, "in", "orders").drain() == Bridged(moved=1)
@@ -131,9 +131,9 @@ class TestBack:
         assert Bridge(bench.post, "in", "out", back=True).drain() == Bridged(moved=4)
         got = rsmq.receive_many("in", 10)
         assert [one.message for one in got] == ["hello", '{"n":1}', "plain text", ""]
-        assert {round(one.sent) // 1000 for one in got} == {viewing.counts(bench.post, "in").now_ms // 1000}
+        assert {round(one.sent) // 1000 for one in got} == {inspector.counts(bench.post, "in").now_ms // 1000}
         assert Admin(bench.post).counts("out").waiting == 0
-        assert viewing.counts(bench.post, "in").sent == 4
+        assert inspector.counts(bench.post, "in").sent == 4
 
     @pytest.mark.parametrize("consumed", [False, True])
     def test_killed_before_the_ack_it_is_known_when_it_comes_again(
@@ -143,14 +143,14 @@ class TestBack:
         queue.send("x")
         message = queue.receive(lease=1)
         assert message is not None
-        keys = viewing.keys_of(bench.post, "in")
-        bring = crossing.bring(keys, "rsmq", crossing.id_of(message), "x")
+        keys = inspector.keys_of(bench.post, "in")
+        bring = transfer.bring(keys, "rsmq", transfer.id_of(message), "x")
         assert bench.post.connection.run(bring) == "brought"
         if consumed:
             assert rsmq.pop_message("in") is not None
         bench.clock.advance(2)
         assert Bridge(bench.post, "in", "out", back=True).drain() == Bridged(repeated=1)
-        assert viewing.counts(bench.post, "in").messages == (0 if consumed else 1)
+        assert inspector.counts(bench.post, "in").messages == (0 if consumed else 1)
         assert Admin(bench.post).counts("out").waiting == 0
 
     def test_one_that_was_stopped_with_a_message_in_hand_does_not_bring_it_again(
@@ -163,10 +163,10 @@ class TestBack:
         bench.clock.advance(2)
         assert Bridge(bench.post, "in", "out", back=True).drain() == Bridged(moved=1)
         assert rsmq.pop_message("in") is not None
-        late = crossing.bring(viewing.keys_of(bench.post, "in"), "rsmq", crossing.id_of(held), "x")
+        late = transfer.bring(inspector.keys_of(bench.post, "in"), "rsmq", transfer.id_of(held), "x")
         assert bench.post.connection.run(late) == "known"
         (marker,) = call(bench.client, "KEYS", "restante:bridge:*")
-        assert 0 < call(bench.client, "TTL", marker) <= crossing.SETTLED
+        assert 0 < call(bench.client, "TTL", marker) <= transfer.SETTLED
 
     def test_what_rsmq_cannot_carry_is_dead_with_the_reason(self, bench: Bench, rsmq: Rsmq) -> None:
         rsmq.set_queue_attributes("in", maxsize=1024)
@@ -330,7 +330,7 @@ def test_killed_again_and_again_each_message_arrives_once(server: RedisServer, k
         rsmq = Rsmq(post=post)
         rsmq.create_queue("in")
         rsmq.create_queue("results")
-        # A kill with a message in hand counts as an attempt, and nobody should be dead of this test.
+        # A kill while a message is held counts as an attempt, and no message may become dead in this test.
         post.queue("out", max_attempts=1000).ensure_open()
 
         def start(way: tuple[str, ...]) -> PythonProcess:
@@ -354,6 +354,6 @@ def test_killed_again_and_again_each_message_arrives_once(server: RedisServer, k
         assert traffic.into == wanted
         assert traffic.back == wanted
         for name in ("in", "results"):
-            assert viewing.counts(post, name).messages == 0
+            assert inspector.counts(post, name).messages == 0
         for counts in (Admin(post).counts(name) for name in ("orders", "out")):
             assert (counts.waiting, counts.dead) == (0, 0)

@@ -1,4 +1,4 @@
-"""The whole table of calls: what they return, what they write, what they refuse; by the server's clock, key by key."""
+"""Every call: what it returns, writes and refuses, by the server's clock, key by key."""
 
 from __future__ import annotations
 
@@ -241,9 +241,17 @@ class TestMessages:
 class TestLimits:
     @pytest.mark.parametrize(
         ("message", "fits"),
-        [("x" * 1024, True), ("x" * 1025, False), ("é" * 1024, True), ("☕" * 1024, True), ("𝄞" * 512, True),
-         ("𝄞" * 513, False), ("𝄞" * 511 + "xy", True), ("𝄞" * 511 + "xyz", False)],
-    )  # fmt: skip
+        [
+            ("x" * 1024, True),
+            ("x" * 1025, False),
+            ("é" * 1024, True),
+            ("☕" * 1024, True),
+            ("𝄞" * 512, True),
+            ("𝄞" * 513, False),
+            ("𝄞" * 511 + "xy", True),
+            ("𝄞" * 511 + "xyz", False),
+        ],
+    )
     def test_sizes_are_in_utf_16_units_as_in_node(self, bench: Bench, rsmq: Rsmq, message: str, fits: bool) -> None:
         rsmq.create_queue("orders", maxsize=1024)
         if fits:
@@ -332,10 +340,15 @@ class TestLimits:
     @pytest.mark.parametrize(
         ("id", "kind"),
         [
-            (None, MissingParameter), ("", MissingParameter), ("short", InvalidFormat), (ID + "x", InvalidFormat),
-            (ID[:-1] + "-", InvalidFormat), (7, InvalidFormat), (ID[:-1] + "\n", InvalidFormat),
+            (None, MissingParameter),
+            ("", MissingParameter),
+            ("short", InvalidFormat),
+            (ID + "x", InvalidFormat),
+            (ID[:-1] + "-", InvalidFormat),
+            (7, InvalidFormat),
+            (ID[:-1] + "\n", InvalidFormat),
         ],
-    )  # fmt: skip
+    )
     def test_an_id_is_checked(self, rsmq: Rsmq, id: Any, kind: type[RsmqError]) -> None:
         rsmq.create_queue("orders")
         with pytest.raises(kind, match="id"):
@@ -367,7 +380,7 @@ class TestLimits:
 
 
 def every_call(rsmq: Rsmq, name: str) -> list[Any]:
-    """Every call on a queue of this name: creating first, deleting last, which find no queue missing."""
+    """Every call on a queue of this name; the first creates it and the last deletes it."""
     return [
         lambda: rsmq.create_queue(name),
         lambda: rsmq.delete_queue(name),

@@ -1,4 +1,4 @@
-"""`restante rsmq`: JSON out, one line of complaint, codes; beside Node's client."""
+"""`restante rsmq` beside Node's client: JSON output, one-line errors, exit codes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Told:
 
 @pytest.fixture
 def ctl(debian: Bench) -> Callable[..., Told]:
-    """The command, told of the server by REDIS_URL."""
+    """The command, with the server in REDIS_URL."""
     run = lambda words: entry.run(["rsmq", *words])  # noqa: E731 - a name for one line
     return lambda *words, **env: Told(run, words, {"REDIS_URL": debian.server.url} | env)
 
@@ -54,9 +54,16 @@ def test_a_queue_from_making_to_deleting(ctl: Callable[..., Told], debian: Bench
     assert ctl("queue", "list").json == ["orders", "other"]
     now = debian.clock.now_ms // 1000
     assert ctl("queue", "describe", "-n", "other").json == {
-        "vt": 0, "delay": 5, "maxsize": -1, "totalrecv": 0, "totalsent": 0, "created": now, "modified": now, "msgs": 0,
+        "vt": 0,
+        "delay": 5,
+        "maxsize": -1,
+        "totalrecv": 0,
+        "totalsent": 0,
+        "created": now,
+        "modified": now,
+        "msgs": 0,
         "hiddenmsgs": 0,
-    }  # fmt: skip
+    }
     told = ctl("queue", "set", "-n", "other", "-t", "7", "-m", "2048").json
     assert (told["vt"], told["delay"], told["maxsize"]) == (7, 5, 2048)
     assert ctl("queue", "delete", "-n", "other").json == 1
@@ -68,8 +75,12 @@ def test_a_message_from_sending_to_deleting(ctl: Callable[..., Told], debian: Be
     id = ctl("message", "send", "-n", "orders", "-m", "naïve ☕").json
     now = debian.clock.now_ms
     assert ctl("message", "receive", "-n", "orders", "-t", "0").json == {
-        "id": id, "message": "naïve ☕", "rc": 1, "fr": now, "sent": float(now)
-    }  # fmt: skip
+        "id": id,
+        "message": "naïve ☕",
+        "rc": 1,
+        "fr": now,
+        "sent": float(now),
+    }
     assert ctl("message", "receive", "-n", "orders").json["rc"] == 2, "-t 0 is honoured"
     assert ctl("message", "receive", "-n", "orders").json is None
     assert ctl("message", "visibility", "-n", "orders", "-i", id, "-t", "0").json == 1

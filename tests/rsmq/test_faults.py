@@ -1,4 +1,4 @@
-"""What happens to RSMQ queues when scripts are flushed, answers lost, memory full, queues deleted, consumers killed."""
+"""RSMQ queues when scripts are flushed, replies lost, memory is full, queues deleted or consumers killed."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class TestLostAnswers:
         assert far.send_message("orders", "later") in {id.decode() for id in scores(debian)}
 
     def test_a_send_that_was_never_written_is_made_again(self, debian: Bench, far: Rsmq) -> None:
-        """No connection was had at all: nothing can have been stored, and the call waits for the server."""
+        """Without a connection nothing can have been stored, so the call waits for the server."""
         far.client.connection.remap(None)
         assert far.send_message("orders", "a")
         assert len(scores(debian)) == 1

@@ -1,4 +1,4 @@
-"""Ours beside npm's rsmq in a Node process and PyRSMQ, on one server: each call in both directions, and together."""
+"""Restante's client with npm's rsmq in a Node process and PyRSMQ on one server: each call in both directions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _node(server: RedisServer) -> Iterator[NodeRsmq]:
 
 @pytest.fixture
 def node(_node: NodeRsmq, server: RedisServer) -> NodeRsmq:
-    """Node's client on an empty server. Its scripts are left in place: it does not load them again."""
+    """Node's client on an empty server. Its scripts are not flushed, because it does not load them again."""
     call(server.client(), "FLUSHALL")
     return _node
 
@@ -143,25 +143,38 @@ class TestNode:
     @pytest.mark.parametrize(
         ("name", "options"),
         [
-            ("createQueue", {"qname": ""}), ("createQueue", {"qname": "a b"}), ("createQueue", {"qname": "x" * 161}),
-            ("createQueue", {"qname": "a", "vt": -20}), ("createQueue", {"qname": "a", "vt": 10_000_000}),
-            ("createQueue", {"qname": "a", "vt": "not a number"}), ("createQueue", {"qname": "a", "delay": -1}),
-            ("createQueue", {"qname": "a", "maxsize": 1023}), ("createQueue", {"qname": "a", "maxsize": 65537}),
-            ("createQueue", {"qname": "a", "maxsize": -2}), ("createQueue", {"qname": "there"}),
-            ("deleteQueue", {"qname": "nowhere"}), ("getQueueAttributes", {"qname": "nowhere"}),
-            ("setQueueAttributes", {"qname": "there"}), ("setQueueAttributes", {"qname": "nowhere", "vt": 5}),
-            ("setQueueAttributes", {"qname": "", "vt": 5}), ("setQueueAttributes", {"qname": "there", "vt": -1}),
-            ("sendMessage", {"qname": "nowhere", "message": "a"}), ("sendMessage", {"qname": "there", "message": 7}),
+            ("createQueue", {"qname": ""}),
+            ("createQueue", {"qname": "a b"}),
+            ("createQueue", {"qname": "x" * 161}),
+            ("createQueue", {"qname": "a", "vt": -20}),
+            ("createQueue", {"qname": "a", "vt": 10_000_000}),
+            ("createQueue", {"qname": "a", "vt": "not a number"}),
+            ("createQueue", {"qname": "a", "delay": -1}),
+            ("createQueue", {"qname": "a", "maxsize": 1023}),
+            ("createQueue", {"qname": "a", "maxsize": 65537}),
+            ("createQueue", {"qname": "a", "maxsize": -2}),
+            ("createQueue", {"qname": "there"}),
+            ("deleteQueue", {"qname": "nowhere"}),
+            ("getQueueAttributes", {"qname": "nowhere"}),
+            ("setQueueAttributes", {"qname": "there"}),
+            ("setQueueAttributes", {"qname": "nowhere", "vt": 5}),
+            ("setQueueAttributes", {"qname": "", "vt": 5}),
+            ("setQueueAttributes", {"qname": "there", "vt": -1}),
+            ("sendMessage", {"qname": "nowhere", "message": "a"}),
+            ("sendMessage", {"qname": "there", "message": 7}),
             ("sendMessage", {"qname": "there", "message": "𝄞" * 513}),
             ("sendMessage", {"qname": "there", "message": "a", "delay": -1}),
-            ("receiveMessage", {"qname": "nowhere"}), ("receiveMessage", {"qname": "there", "vt": -1}),
-            ("receiveMessage", {"qname": ""}), ("popMessage", {"qname": "nowhere"}),
-            ("deleteMessage", {"qname": "there", "id": ""}), ("deleteMessage", {"qname": "there", "id": "short"}),
+            ("receiveMessage", {"qname": "nowhere"}),
+            ("receiveMessage", {"qname": "there", "vt": -1}),
+            ("receiveMessage", {"qname": ""}),
+            ("popMessage", {"qname": "nowhere"}),
+            ("deleteMessage", {"qname": "there", "id": ""}),
+            ("deleteMessage", {"qname": "there", "id": "short"}),
             ("changeMessageVisibility", {"qname": "there", "id": "short", "vt": 1}),
             ("changeMessageVisibility", {"qname": "there", "id": "x" * 32, "vt": -1}),
             ("changeMessageVisibility", {"qname": "nowhere", "id": "x" * 32, "vt": 1}),
         ],
-    )  # fmt: skip
+    )
     def test_both_refuse_the_same_with_the_same_name_and_text(
         self, node: NodeRsmq, rsmq: Rsmq, name: str, options: dict[str, Any]
     ) -> None:
@@ -247,7 +260,7 @@ class TestPyrsmq:
 
 @dataclass
 class Ledger:
-    """What one client says it did."""
+    """What a client reports."""
 
     sent: list[str] = field(default_factory=list)
     received: list[str] = field(default_factory=list)
@@ -269,7 +282,7 @@ return wrong
 
 
 def three_clients(server: RedisServer, node: NodeRsmq, seconds: float) -> dict[str, int]:
-    """Ours, Node's and PyRSMQ each send and receive on one queue; what all of them say is then compared."""
+    """Three clients send and receive on one queue; their reports are then compared."""
     end = time.monotonic() + seconds
     books = {"ours": Ledger(), "pyrsmq": Ledger(), "batches": Ledger()}
     failures: list[str] = []

@@ -1,4 +1,4 @@
-"""PyRSMQ's words over our client: both forms of a command, exceptions on and off, its consumers."""
+"""The API of PyRSMQ: both forms of a command, exceptions on and off, its consumers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.rsmq.conftest import Bench
 
 @pytest.fixture
 def queue(debian: Bench) -> Iterator[RedisSMQ]:
-    """Made as PyRSMQ is, with a default queue."""
+    """PyRSMQ's class with a default queue."""
     made = RedisSMQ(host="127.0.0.1", port=str(debian.server.port), qname="orders")
     yield made
     made.quit()

@@ -45,7 +45,7 @@ def ctl(debian: Bench) -> Callable[..., Ended]:
 
 @pytest.fixture
 def inside(debian: Bench) -> Callable[..., Ended]:
-    """The same in this process, which is quicker."""
+    """The program in this process, which is faster."""
 
     def run(*words: str) -> Ended:
         told = Told(command.run, words, {"REDIS_URL": debian.server.url})
@@ -63,8 +63,12 @@ def test_the_documented_commands_of_queues_print_what_the_documents_show(
     assert ctl("queue", "list") == (0, '["another-queue", "test-queue"]\n', "")
     now = debian.clock.now_ms // 1000
     assert debian.client.hgetall("rsmq:test-queue:Q") == {
-        b"vt": b"30", b"delay": b"0", b"maxsize": b"65535", b"created": b"%d" % now, b"modified": b"%d" % now
-    }  # fmt: skip
+        b"vt": b"30",
+        b"delay": b"0",
+        b"maxsize": b"65535",
+        b"created": b"%d" % now,
+        b"modified": b"%d" % now,
+    }
     assert ctl("queue", "describe", "-n", "test-queue") == (
         0,
         '{"vt": 30.0, "delay": 0.0, "maxsize": 65535, "totalrecv": 0, "totalsent": 0, '
@@ -89,8 +93,10 @@ def test_the_documented_commands_of_messages_print_what_the_documents_show(
     assert debian.client.zscore("rsmq:test-queue", id) == now + 30_000
     assert inside("message", "receive", "-n", "test-queue") == (0, "No messages on queue: test-queue\n", "")
     assert inside("message", "visibility", "-n", "test-queue", "-i", id, "-t", "600") == (
-        0, f"Message ID: {id} visibility timeout set to 600s\n", "",
-    )  # fmt: skip
+        0,
+        f"Message ID: {id} visibility timeout set to 600s\n",
+        "",
+    )
     assert debian.client.zscore("rsmq:test-queue", id) == now + 600_000
     assert inside("message", "delete", "-n", "test-queue", "--message-id", id) == (0, "", "")
     inside("message", "send", "-n", "test-queue", "--message", "naïve")
@@ -103,9 +109,14 @@ def test_the_documented_commands_of_messages_print_what_the_documents_show(
 def test_failures_end_with_one_and_begin_with_the_same_text(inside: Callable[..., Ended]) -> None:
     inside("queue", "create", "-n", "orders")
     on_missing = [
-        ("queue", "describe"), ("queue", "delete"), ("message", "send", "-m", "x"), ("message", "receive"),
-        ("message", "pop"), ("message", "delete", "-i", NO_ID), ("message", "visibility", "-i", NO_ID, "-t", "1"),
-    ]  # fmt: skip
+        ("queue", "describe"),
+        ("queue", "delete"),
+        ("message", "send", "-m", "x"),
+        ("message", "receive"),
+        ("message", "pop"),
+        ("message", "delete", "-i", NO_ID),
+        ("message", "visibility", "-i", NO_ID, "-t", "1"),
+    ]
     for words in on_missing:
         assert inside(*words, "-n", "nowhere") == (1, "", "No such queue: nowhere\n"), words
     assert inside("queue", "create", "-n", "orders") == (1, "", "Queue already exists: orders\n")
@@ -115,15 +126,21 @@ def test_failures_end_with_one_and_begin_with_the_same_text(inside: Callable[...
         f"Failed to delete message ID: {NO_ID}\n",
     )
     assert inside("message", "visibility", "-n", "orders", "-i", NO_ID, "-t", "1") == (
-        1, "", f"Failed to change visibility timeout for message ID: {NO_ID}\n",
-    )  # fmt: skip
+        1,
+        "",
+        f"Failed to change visibility timeout for message ID: {NO_ID}\n",
+    )
     assert inside("queue", "create", "-n", "x", "-m", "1") == (
-        1, "", "Failed to create queue: x\nmaxsize must be between 1024 and 65536\n",
-    )  # fmt: skip
+        1,
+        "",
+        "Failed to create queue: x\nmaxsize must be between 1024 and 65536\n",
+    )
     long = "x" * 70_000
     assert inside("message", "send", "-n", "orders", "-m", long) == (
-        1, "", f"Failed to send message: {long}\nMessage too long\n",
-    )  # fmt: skip
+        1,
+        "",
+        f"Failed to send message: {long}\nMessage too long\n",
+    )
 
 
 def test_wrong_usage_ends_with_two_and_help_with_none(inside: Callable[..., Ended]) -> None:
@@ -141,7 +158,7 @@ def test_wrong_usage_ends_with_two_and_help_with_none(inside: Callable[..., Ende
 
 
 def test_the_queues_delay_and_a_timeout_of_zero_hold(inside: Callable[..., Ended], debian: Bench) -> None:
-    """The other program sends with a delay of 0 and ignores `-t 0`, against its own help."""
+    """The other program sends with a delay of 0 and ignores `-t 0`, contrary to its help."""
     Node(debian.client).create("orders", delay=60)
     late = inside("message", "send", "-n", "orders", "-m", "a").out.strip()
     inside("message", "send", "-n", "orders", "-m", "b", "-d", "0")

@@ -14,7 +14,8 @@ import pytest
 import restante
 from restante import Admin, Client, QueueFull
 from restante.core.operations import Script
-from restante.rsmq import AsyncRsmq, Rsmq, RsmqReceived, calls, consuming
+from restante.rsmq import AsyncRsmq, Rsmq, RsmqReceived, calls
+from restante.rsmq import consumer as rsmq_consumer
 from restante.rsmq.bridge import Bridge, Bridged, take_over
 from tests.harness.cluster import RedisCluster3
 from tests.harness.deadlines import PATIENCE, wait_until
@@ -32,12 +33,12 @@ def proxy(debian: Bench) -> Iterator[FaultProxy]:
 
 
 def drop_calls(proxy: FaultProxy, script: Script) -> None:
-    """From now on no call of this script reaches the server."""
+    """Drops every call of this script from now on."""
     proxy.drop_request(1_000_000, matching=lambda request: script.sha in request)
 
 
 class Consuming:
-    """A consumer in a thread whose handler waits until it is let go, and what it was given."""
+    """A consumer in a thread whose handler waits for an event, and the messages it got."""
 
     def __init__(self, url: str, kind: str) -> None:
         self.seen: list[RsmqReceived] = []
@@ -82,9 +83,9 @@ def consuming_one(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> Iterator[Consuming]:
-    """A consumer behind the proxy that has begun its one message, of a queue that hides it for half a minute."""
+    """A consumer behind the proxy that handles the only message of a queue with a vt of half a minute."""
     caplog.set_level(logging.INFO, "restante")
-    monkeypatch.setattr(consuming, "EXTEND_AFTER", 0.003)  # of the vt, which the server's clock counts
+    monkeypatch.setattr(rsmq_consumer, "EXTEND_AFTER", 0.003)  # of the vt, which the server's clock counts
     ours.create_queue("orders", vt=30)
     ours.send_message("orders", "a")
     running = Consuming(proxy.url, request.param)
@@ -126,7 +127,7 @@ def test_a_delete_that_failed_is_repeated_until_it_arrives(
 
 @contextmanager
 def carrying(bridge: Bridge) -> Iterator[None]:
-    """The bridge at work in a thread."""
+    """Runs the bridge in a thread."""
     thread = threading.Thread(target=bridge.run)
     thread.start()
     try:
@@ -173,7 +174,7 @@ def cluster() -> Iterator[Client]:
 
 
 class TestCluster:
-    """There no script reaches both queues: a message is sent first and deleted after that."""
+    """In a cluster no script reaches both queues: a message is sent first and then deleted."""
 
     def test_a_message_that_a_full_queue_refuses_is_not_deleted(self, cluster: Client) -> None:
         rsmq = Rsmq(post=cluster, namespace=NAMESPACE)

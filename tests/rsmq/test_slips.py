@@ -1,4 +1,4 @@
-"""What other RSMQ clients are known to do wrong, each as a test that ours does not, and that theirs are survived."""
+"""Known defects of other RSMQ clients: Restante's client does not have them, and copes with their effects."""
 
 from __future__ import annotations
 

@@ -251,9 +251,9 @@ class TestReplay:
     @pytest.mark.parametrize(
         ("words", "code", "text"),
         [
-            ((), 2, "say which messages"),
+            ((), 2, "select messages"),
             (("--name", "never"), 2, "no replay never"),
-            (KEYS, 2, "Say --yes"),
+            (KEYS, 2, "Give --yes"),
             (("--where", "error_klass = 1", "--yes"), 4, "not a condition"),
             (("--where", "true", "--fate", "lost", "--yes"), 4, "fates are"),
         ],

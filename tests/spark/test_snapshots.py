@@ -18,7 +18,7 @@ from restante.core.admin import Admin
 from restante.core.errors import InvalidInput, NotFound
 from restante.core.message import Message, State
 from restante.core.retry import fixed
-from restante.rsmq import reading
+from restante.rsmq import reader
 from restante.spark import snapshot
 from restante.spark.schemas import RSMQ, SNAPSHOT
 from tests.harness.clock import FrozenClock
@@ -258,7 +258,7 @@ class TestRsmq:
         assert payloads(namespace="none") == []
 
     def test_parts_give_every_message_once(self, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(reading, "SMALLEST_PART", 10)
+        monkeypatch.setattr(reader, "SMALLEST_PART", 10)
         client = Node(desk.server.client())
         client.create("long")
         ids = client.fill("long", 500, apart_ms=0)

@@ -1,4 +1,4 @@
-"""Commands of the event bus: publish, call, topics, and dead ls, show, replay; the same for Redis and RabbitMQ."""
+"""Commands of the event bus, for Redis and RabbitMQ alike: publish, call, topics, and dead ls, show, replay."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import orjson
 import typer
 
-from restante.cli import texts
+from restante.cli import render
 from restante.cli.session import Context, Session, WrongUsage
 from restante.core.embedded import DEFAULT_DIRECTORY, EMBEDDED, tell_private_server
 from restante.core.errors import InvalidInput
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 Broker = Annotated[
     str | None,
-    typer.Option("--broker", metavar="URL", help="restante:// or amqp://; else RESTANTE_BROKER, else the server."),
+    typer.Option("--broker", metavar="URL", help="restante:// or amqp://. Default: RESTANTE_BROKER, else the server."),
 ]
-Service = Annotated[str, typer.Option("--service", "-s", help="The service whose events are meant.")]
-OneSubscription = Annotated[str | None, typer.Option("--subscription", help="Only those of this subscription.")]
-OneError = Annotated[str | None, typer.Option("--error-class", help="Only those that died of this error.")]
+Service = Annotated[str, typer.Option("--service", "-s", help="The service.")]
+OneSubscription = Annotated[str | None, typer.Option("--subscription", help="Only events of this subscription.")]
+OneError = Annotated[str | None, typer.Option("--error-class", help="Only events that died of this error.")]
 
 dead = typer.Typer(name="dead", no_args_is_help=True, help="Events that a service could not handle, on either broker.")
 
@@ -39,12 +39,12 @@ def add_to(app: typer.Typer) -> None:
     app.add_typer(dead, rich_help_panel="Events")
 
 
-def _broker(session: Session, given: str | None) -> str:
-    """The broker's URL; with none given, the server that all commands are for."""
+def _broker_url(session: Session, given: str | None) -> str:
+    """The URL of the broker. Default: RESTANTE_BROKER, else the server of the global options."""
     import os
 
-    if found := given or os.environ.get("RESTANTE_BROKER"):
-        return found
+    if url := given or os.environ.get("RESTANTE_BROKER"):
+        return url
     named = session.url or (None if session.directory else os.environ.get("RESTANTE_URL"))
     if named and named != EMBEDDED:
         return named
@@ -53,7 +53,7 @@ def _broker(session: Session, given: str | None) -> str:
     return f"restante+embedded://{session.directory or DEFAULT_DIRECTORY}"
 
 
-def _value(text: str) -> Any:
+def _parse_data(text: str) -> Any:
     try:
         return decode_json(text.encode())
     except ValueError as error:
@@ -65,30 +65,32 @@ def _client(session: Session, broker: str | None) -> Any:
         from restante.bus.client import BusClient
     except ModuleNotFoundError as error:
         raise WrongUsage(f"the bus needs {error.name}: pip install 'restante[bus]'") from None
-    return BusClient(_broker(session, broker), source="restante-cli")
+    return BusClient(_broker_url(session, broker), source="restante-cli")
 
 
 def publish(
     context: Context,
-    topic: Annotated[str, typer.Argument(help="Words parted by dots, such as shop.order.paid.")],
+    topic: Annotated[str, typer.Argument(help="Words separated by dots, such as shop.order.paid.")],
     data: Annotated[str, typer.Argument(help="The data as JSON.")] = "null",
     broker: Broker = None,
-    delay: Annotated[float, typer.Option(help="Seconds it waits at the broker.")] = 0.0,
-    id: Annotated[str | None, typer.Option(help="Its id; the same id again is the same event.")] = None,
-    must_route: Annotated[bool, typer.Option("--must-route", help="Refuse it where nobody has subscribed.")] = False,
+    delay: Annotated[float, typer.Option(help="Seconds that the broker holds the event.")] = 0.0,
+    id: Annotated[str | None, typer.Option(help="The event id; publishing the same id again stores nothing.")] = None,
+    must_route: Annotated[
+        bool, typer.Option("--must-route", help="Refuse the event if it has no subscription.")
+    ] = False,
 ) -> None:
-    """Publish an event to every service that has subscribed to its topic."""
+    """Publish an event to every service that subscribes to its topic."""
     session = context.obj
     with _client(session, broker) as client:
-        made = client.publish(topic, _value(data), delay=delay, id=id, nobody="raise" if must_route else "keep")
+        event = client.publish(topic, _parse_data(data), delay=delay, id=id, nobody="raise" if must_route else "keep")
     if session.json:
-        return session.emit({"id": made.id, "subscriptions": made.subscriptions})
-    count = made.subscriptions
+        return session.emit({"id": event.id, "subscriptions": event.subscriptions})
+    count = event.subscriptions
     if count == 0:
-        session.note(f"nobody has subscribed to {topic}: kept in events.unrouted")
+        session.note(f"no service subscribes to {topic}: kept in events.unrouted")
     else:
         session.note(f"published to {'at least one' if count is None else count} subscription{'s' * (count != 1)}")
-    session.out.print(made.id, markup=False)
+    session.out.print(event.id, markup=False)
     return None
 
 
@@ -97,20 +99,20 @@ def call(
     topic: Annotated[str, typer.Argument(help="The call's topic.")],
     data: Annotated[str, typer.Argument(help="The data as JSON.")] = "null",
     broker: Broker = None,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for the answer.")] = 30.0,
-    all: Annotated[bool, typer.Option("--all", help="Ask every service that answers, and show all answers.")] = False,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for the reply.")] = 30.0,
+    all: Annotated[bool, typer.Option("--all", help="Call every service that answers, and show all replies.")] = False,
 ) -> None:
-    """Call a service and show its answer."""
+    """Call a service and show its reply."""
     session = context.obj
     with _client(session, broker) as client:
         if all:
-            answers = client.call_all(topic, _value(data), timeout=timeout)
+            answers = client.call_all(topic, _parse_data(data), timeout=timeout)
             value: Any = {
-                name: {"outcome": one.outcome, "data": decode_json(one.text), "error": one.error}
-                for name, one in answers.items()
+                name: {"outcome": answer.outcome, "data": decode_json(answer.text), "error": answer.error}
+                for name, answer in answers.items()
             }
         else:
-            value = client.call(topic, _value(data), timeout=timeout)
+            value = client.call(topic, _parse_data(data), timeout=timeout)
     if session.json:
         return session.emit(value)
     session.out.print(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode(), markup=False, soft_wrap=True)
@@ -118,12 +120,12 @@ def call(
 
 
 def topics(context: Context, broker: Broker = None) -> None:
-    """List subscriptions and calls: who listens to what, and how much waits for them. With the URL of a RabbitMQ
+    """List subscriptions and calls, with their counts of waiting and dead messages. With the URL of a RabbitMQ
     (--broker or RESTANTE_BROKER) also its queues, its archives and the rungs that hold messages."""
     from restante.bus.registry import cards
 
     session = context.obj
-    url = _broker(session, broker)
+    url = _broker_url(session, broker)
     if url.startswith(("amqp://", "amqps://")):
         known = cards(session.post) if _has_store(session) else []
         rows, more = _rows_on_rabbitmq(url, known)
@@ -133,15 +135,18 @@ def topics(context: Context, broker: Broker = None) -> None:
     if session.json:
         return session.emit({"subscriptions": rows, **more})
     if not rows:
-        session.nothing("nobody has subscribed to anything yet: start a service with `celery -A module worker`")
-    made = texts.table("topic", "way", "service", "handler", "broker", "waiting", "dead")
+        session.nothing("no service has subscribed yet: start a service with `celery -A module worker`")
+    table = render.table("topic", "way", "service", "handler", "broker", "waiting", "dead")
     for row in sorted(rows, key=lambda row: (str(row["topic"]), str(row["service"]))):
-        made.add_row(*(str(row[name]) for name in ("topic", "way", "service", "handler", "broker")),
-                     _number(row["waiting"]), _number(row["dead"]))  # fmt: skip
-    session.out.print(made)
+        table.add_row(
+            *(str(row[name]) for name in ("topic", "way", "service", "handler", "broker")),
+            _number(row["waiting"]),
+            _number(row["dead"]),
+        )
+    session.out.print(table)
     _show_rabbitmq(session, more)
     if not more and any(row["broker"] == "rabbitmq" for row in rows):
-        session.note("? is on RabbitMQ: name it by --broker amqp://… or RESTANTE_BROKER to see its queues")
+        session.note("? is on RabbitMQ: give --broker amqp://… or RESTANTE_BROKER to see its queues")
     return None
 
 
@@ -150,7 +155,7 @@ def _number(count: int | None) -> str:
 
 
 def _has_store(session: Session) -> bool:
-    """Whether a Redis was named; to ask an embedded one would make it."""
+    """Whether a Redis server was named; a query to an embedded server would create it."""
     import os
 
     return bool(session.url or os.environ.get("RESTANTE_URL"))
@@ -161,61 +166,77 @@ def _rows_on_redis(session: Session, cards: list[Card]) -> list[dict[str, Any]]:
 
     if not cards:
         return []
-    counts = {one.queue: one for one in Inspector(session.post).all_counts()}
+    counts = {row.queue: row for row in Inspector(session.post).all_counts()}
     rows = []
     for card in cards:
         row = _row(card)
         if card.broker == "redis":
-            found = counts.get(card.queue)
-            row |= {"waiting": found.waiting if found else 0, "dead": found.dead if found else 0}
+            queue = counts.get(card.queue)
+            row |= {"waiting": queue.waiting if queue else 0, "dead": queue.dead if queue else 0}
         rows.append(row)
     return rows
 
 
 def _rows_on_rabbitmq(url: str, known: list[Card]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Its subscriptions, its archives and its rungs."""
+    """Reads the subscriptions, archives and rungs of a RabbitMQ."""
     try:
         from restante.bus.inventory import take_inventory
     except ModuleNotFoundError as error:
         raise WrongUsage(f"RabbitMQ needs {error.name}: pip install 'restante[rabbitmq]'") from None
-    found = take_inventory(url, known)
-    return [{**_row(card), "waiting": found.waiting_in(card.queue)} for card in found.cards], {
+    inventory = take_inventory(url, known)
+    return [{**_row(card), "waiting": inventory.waiting_in(card.queue)} for card in inventory.cards], {
         "archives": [
-            {"service": one.service, "dead": one.messages, "limit": one.limit, "nearly_full": one.nearly_full}
-            for one in found.archives
+            {
+                "service": archive.service,
+                "dead": archive.messages,
+                "limit": archive.limit,
+                "nearly_full": archive.nearly_full,
+            }
+            for archive in inventory.archives
         ],
-        "rungs": [{"queue": one.queue, "seconds": one.seconds, "messages": one.messages} for one in found.rungs],
-        "unrouted": found.unrouted,
-    }  # fmt: skip
+        "rungs": [
+            {"queue": rung.queue, "seconds": rung.seconds, "messages": rung.messages} for rung in inventory.rungs
+        ],
+        "unrouted": inventory.unrouted,
+    }
 
 
 def _row(card: Card) -> dict[str, Any]:
-    """On RabbitMQ the dead of a service lie together in its archive."""
+    """The row of a subscription without counts. On RabbitMQ an archive holds all dead events of a service."""
     return {
-        "topic": card.answers or card.topic, "way": "call" if card.answers else "event", "service": card.service,
-        "handler": card.handler, "broker": card.broker, "queue": card.queue, "waiting": None, "dead": None,
-    }  # fmt: skip
+        "topic": card.answers or card.topic,
+        "way": "call" if card.answers else "event",
+        "service": card.service,
+        "handler": card.handler,
+        "broker": card.broker,
+        "queue": card.queue,
+        "waiting": None,
+        "dead": None,
+    }
 
 
 def _show_rabbitmq(session: Session, more: dict[str, Any]) -> None:
     if not more:
         return
-    archives = texts.table("archive of", "dead", "limit", "full")
-    for one in more["archives"]:
-        dead, limit = one["dead"], one["limit"]
+    archives = render.table("archive of", "dead", "limit", "full")
+    for archive in more["archives"]:
+        dead, limit = archive["dead"], archive["limit"]
         share = f"{dead / limit:.0%}" if dead is not None and limit else "?"
         archives.add_row(
-            one["service"], _number(dead), _number(limit), f"{share} nearly full" if one["nearly_full"] else share
+            archive["service"],
+            _number(dead),
+            _number(limit),
+            f"{share} nearly full" if archive["nearly_full"] else share,
         )
     session.out.print(archives)
-    held = [one for one in more["rungs"] if one["messages"]]
+    held = [rung for rung in more["rungs"] if rung["messages"]]
     if held:
-        rungs = texts.table("rung", "holds", "messages")
-        for one in held:
-            rungs.add_row(one["queue"], f"{one['seconds']:g} s", str(one["messages"]))
+        rungs = render.table("rung", "holds", "messages")
+        for rung in held:
+            rungs.add_row(rung["queue"], f"{rung['seconds']:g} s", str(rung["messages"]))
         session.out.print(rungs)
     session.note(
-        f"{sum(one['messages'] for one in held)} messages on the {len(more['rungs'])} rungs of the ladder, "
+        f"{sum(rung['messages'] for rung in held)} messages on the {len(more['rungs'])} rungs of the ladder, "
         f"{more['unrouted']} unrouted"
     )
 
@@ -226,25 +247,31 @@ def ls(
     broker: Broker = None,
     subscription: OneSubscription = None,
     error_class: OneError = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Show at most this many.")] = 100,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="The most events to show.")] = 100,
 ) -> None:
-    """List the dead events of a service, the newest first on Redis, the oldest first on RabbitMQ."""
+    """List the dead events of a service: newest first on Redis, oldest first on RabbitMQ."""
     from restante.bus.dead import Choice, opened
 
     session = context.obj
-    with opened(_broker(session, broker), service) as letters:
-        found = letters.list(Choice(None, subscription, error_class), limit)
+    with opened(_broker_url(session, broker), service) as letters:
+        events = letters.list(Choice(None, subscription, error_class), limit)
     if session.json:
-        return session.emit({"dead": [one.as_dict() for one in found]})
-    if not found:
+        return session.emit({"dead": [event.as_dict() for event in events]})
+    if not events:
         session.nothing(f"{service} has no dead events")
-    made = texts.table("id", "topic", "subscription", "attempts", "died", "error", "data")
-    for one in found:
-        died = f"{one.died_at:%Y-%m-%d %H:%M:%S}" if one.died_at else ""
-        made.add_row(
-            one.id, one.topic, one.subscription, str(one.attempts), died, one.error_class, texts.oneline(one.data, 60)
+    table = render.table("id", "topic", "subscription", "attempts", "died", "error", "data")
+    for event in events:
+        died = f"{event.died_at:%Y-%m-%d %H:%M:%S}" if event.died_at else ""
+        table.add_row(
+            event.id,
+            event.topic,
+            event.subscription,
+            str(event.attempts),
+            died,
+            event.error_class,
+            render.one_line(event.data, 60),
         )
-    session.out.print(made)
+    session.out.print(table)
     return None
 
 
@@ -254,54 +281,53 @@ def show(
     service: Service,
     broker: Broker = None,
 ) -> None:
-    """Show a dead event whole: its data, and the error of its last attempt."""
+    """Show a dead event with its data and the error of its last attempt."""
     from restante.bus.dead import found, opened
 
     session = context.obj
-    with opened(_broker(session, broker), service) as letters:
-        one: DeadEvent = found(letters, id)
+    with opened(_broker_url(session, broker), service) as letters:
+        event: DeadEvent = found(letters, id)
     if session.json:
-        return session.emit(one.as_dict())
-    for name, value in one.as_dict().items():
+        return session.emit(event.as_dict())
+    for name, value in event.as_dict().items():
         if name not in ("error", "data"):
             session.out.print(f"{name:<13} {value}", markup=False)
-    session.out.print(f"\n{one.data}\n", markup=False, soft_wrap=True)
-    session.out.print(one.error, markup=False, soft_wrap=True)
+    session.out.print(f"\n{event.data}\n", markup=False, soft_wrap=True)
+    session.out.print(event.error, markup=False, soft_wrap=True)
     return None
 
 
 def replay(
     context: Context,
-    ids: Annotated[
-        list[str] | None, typer.Argument(help="Only these events; all that fit where none is given.")
-    ] = None,
+    ids: Annotated[list[str] | None, typer.Argument(help="Only these events. Default: all that match.")] = None,
     service: Service = "",
     broker: Broker = None,
     subscription: OneSubscription = None,
     error_class: OneError = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count, and put nothing back.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count the events.")] = False,
 ) -> None:
-    """Put dead events back to the service they died in, and to no other, with their attempts reset."""
+    """Send dead events again, only to the service they died in, with their attempts reset."""
     from rich.progress import Progress, SpinnerColumn, TextColumn
 
     from restante.bus.dead import Choice, opened
 
     session = context.obj
     if not service:
-        raise WrongUsage("name the service: --service billing")
+        raise WrongUsage("give the service: --service billing")
     columns = (SpinnerColumn(), TextColumn("{task.description}"))
     with (
-        opened(_broker(session, broker), service) as letters,
+        opened(_broker_url(session, broker), service) as letters,
         Progress(*columns, console=session.err, transient=True, disable=session.json) as bar,
     ):
         shown = bar.add_task(f"replaying {service}")
         done = letters.replay(
-            Choice(ids or None, subscription, error_class), dry_run=dry_run,
+            Choice(ids or None, subscription, error_class),
+            dry_run=dry_run,
             progress=lambda count: bar.update(shown, description=f"replaying {service}: {count}"),
-        )  # fmt: skip
+        )
     if session.json:
         return session.emit({"replayed": done, "dry_run": dry_run})
     if not done:
-        session.nothing(f"{service} has no dead events that fit")
-    session.note(f"{'would put' if dry_run else 'put'} {done} event{'s' * (done != 1)} back to {service}")
+        session.nothing(f"{service} has no dead events that match")
+    session.note(f"{'would replay' if dry_run else 'replayed'} {done} event{'s' * (done != 1)} to {service}")
     return None

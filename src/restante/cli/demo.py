@@ -1,9 +1,11 @@
-"""A sample shop on a server of its own: orders lead to payments and emails, reports are slow, some of it goes wrong.
+"""Runs a sample shop on an embedded server: orders lead to payments and emails, reports are slow, some handlers fail.
 
-Messages come through every door there is: native consumers, a Celery worker, two services on the event bus, and Spark,
-which reads the journal for the Insights page. The parent keeps Redis, the HTTP server with its sweeper and dashboard,
-and the table; each role is a child process, started again when it dies. Children end when their standard input closes,
-so none outlives the parent, however that ends.
+It uses every way into Restante: native consumers, a Celery worker, two services on the event bus, and Spark, which
+reads the journal for the Insights page. The parent process runs Redis, the HTTP server with its sweeper and dashboard,
+and the live table. Each role is a child process.
+
+On failure a child that dies is started again. Children exit when their standard input closes, so none outlives the
+parent, even if it is killed.
 """
 
 from __future__ import annotations
@@ -25,13 +27,13 @@ from typing import Any
 
 import restante
 from restante import Admin, Client, Consumer, JournalEvent, LeasedMessage, RestanteError, Sweeper, Unavailable
-from restante.cli.board import Board, watch
+from restante.cli.live_table import LiveTable, watch
 from restante.cli.session import Session, WrongUsage, stopping
 from restante.core.embedded import answers, socket_path
 from restante.core.journal_reader import JournalReader
 from restante.core.settings import DEFAULT_HTTP_PORT
 
-#: What each queue is told. Short leases and retries, so that every state comes and goes while one watches.
+#: The settings of each queue. Short leases and retries, so that every state appears within seconds.
 QUEUES: dict[str, dict[str, Any]] = {
     "orders": {"lease": 5, "max_attempts": 3, "retry": restante.exponential(2, cap=20), "keep_done": 100},
     "payments": {"lease": 3, "max_attempts": 4, "retry": restante.fixed(1, 3, 8)},
@@ -41,22 +43,22 @@ QUEUES: dict[str, dict[str, Any]] = {
 #: Orders per second; each becomes about three messages.
 ORDERS_PER_SECOND = 12.0
 REPORTS = ("sales", "stock", "refunds", "visits", "costs", "ratings", "search", "returns")
-#: Dead messages of a queue at which the shop's operator puts them back.
+#: Dead messages of a queue at which the shop's operator replays them.
 REPLAY_AT = 40
-#: Seconds after which Spark is started: the shop itself opens sooner without it.
+#: Seconds after which Spark starts, so that it does not delay the start of the shop.
 INSIGHTS_AFTER = 6.0
-#: Seconds between two reports of Spark, and the shortest demo for which it is worth starting.
+#: Seconds between two reports of Spark; the shortest demo, in seconds, for which Spark is started.
 INSIGHTS_EVERY, LEAST_INSIGHTS = 20.0, 30.0
-#: Seconds between two looks at the children.
-TEND = 0.25
-#: Seconds children get to hand back what they hold, and the server to write and stop.
+#: Seconds between two checks of the children.
+CHECK_EVERY = 0.25
+#: Seconds for children to release their messages, and for the server to write its files and stop.
 STOP_TIMEOUT, SERVER_TIMEOUT = 3.0, 10.0
-#: Share of payments during which the whole process is killed, as a machine would be.
-CRASHES = 0.004
+#: Share of payments during which the process is killed, as if its machine failed.
+CRASH_SHARE = 0.004
 
 
 class CardDeclined(Exception):
-    """The bank says no; another attempt does not help."""
+    """The bank declines the card; a retry does not help."""
 
 
 class MailboxBusy(Exception):
@@ -67,7 +69,7 @@ class MailboxBusy(Exception):
 
 
 def produce(post: Client, stop: threading.Event) -> None:
-    """Customers order; managers ask for reports, of which one of a name is enough."""
+    """Sends orders, and reports with a unique key per name."""
     orders, reports = post.queue("orders"), post.queue("reports")
     number = 0
     while not stop.wait(random.expovariate(ORDERS_PER_SECOND)):
@@ -75,15 +77,18 @@ def produce(post: Client, stop: threading.Event) -> None:
         valued = number % 7 == 0
         order = {"order": number, "items": random.randint(1, 9), "total": round(random.uniform(5, 400), 2)}
         orders.send(
-            order, kind="order.placed", priority=200 if valued else 0, headers={"customer": f"c{number % 97}"},
+            order,
+            kind="order.placed",
+            priority=200 if valued else 0,
+            headers={"customer": f"c{number % 97}"},
             delay=random.uniform(3, 15) if number % 10 == 2 else 0,
-        )  # fmt: skip
+        )
         for name in REPORTS if number == 1 else random.sample(REPORTS, 1) if number % 8 == 0 else ():
             reports.send({"report": name}, kind=f"report.{name}", unique=f"report-{name}")
 
 
 def sell(post: Client) -> list[restante.Queue]:
-    """Orders: quick, and lead to a payment."""
+    """Handles orders: quick; each sends a payment."""
     orders, payments = post.queue("orders"), post.queue("payments")
 
     @orders.handler
@@ -93,49 +98,52 @@ def sell(post: Client) -> list[restante.Queue]:
             raise ConnectionError("the stock service does not answer")
         number = message.payload["order"]
         payments.send(
-            message.payload, kind="payment.due", unique=f"payment-{message.id}", priority=message.priority,
+            message.payload,
+            kind="payment.due",
+            unique=f"payment-{message.id}",
+            priority=message.priority,
             headers={"order": str(number)},
-        )  # fmt: skip
+        )
 
     return [orders]
 
 
 def charge(post: Client) -> list[restante.Queue]:
-    """Payments: some are declined for good, some time out, and now and then the process is killed."""
+    """Handles payments: some are declined for good, some time out, and sometimes the process is killed."""
     payments, emails = post.queue("payments"), post.queue("emails")
-    tell = _teller(post.url)
+    publish = _publisher(post.url)
 
     @payments.handler
     def pay(message: LeasedMessage) -> None:
         time.sleep(random.uniform(0.02, 0.15))
         number = message.payload["order"]
-        if random.random() < CRASHES:
+        if random.random() < CRASH_SHARE:
             os.kill(os.getpid(), signal.SIGKILL)
         if number % 25 == 3:
             message.bury(error=CardDeclined(f"card of order {number} declined"))
-            tell("shop.order.declined", {"order": number}, f"declined-{message.id}")
+            publish("shop.order.declined", {"order": number}, f"declined-{message.id}")
             return
         if number % 9 == 5 and random.random() < 0.9:
             raise TimeoutError("the bank took more than its time")
         delay = random.uniform(3, 20) if random.random() < 0.4 else 0
         emails.send({"to": message.headers.get("order"), "text": "thank you"}, kind="email.receipt", delay=delay)
-        tell("shop.order.paid", {"order": number, "total": message.payload["total"]}, f"paid-{message.id}")
+        publish("shop.order.paid", {"order": number, "total": message.payload["total"]}, f"paid-{message.id}")
 
     return [payments]
 
 
-def _teller(url: str) -> Callable[[str, Any, str], None]:
-    """Publishes events, where there are services that hear them."""
+def _publisher(url: str) -> Callable[[str, Any, str], None]:
+    """Returns a function that publishes events, or does nothing without the event bus."""
     if not _has_bus():
         return lambda topic, data, name: None
     from restante.bus import BusClient
 
     client = BusClient(url, source="payments")
 
-    def tell(topic: str, data: Any, id: str) -> None:
+    def publish(topic: str, data: Any, id: str) -> None:
         client.publish(topic, data, id=id)
 
-    return tell
+    return publish
 
 
 def _has_bus() -> bool:
@@ -143,7 +151,7 @@ def _has_bus() -> bool:
 
 
 def mail(post: Client) -> list[restante.Queue]:
-    """Emails: a busy mailbox now and then."""
+    """Handles emails: sometimes the mailbox is busy."""
     emails = post.queue("emails")
 
     @emails.handler
@@ -156,7 +164,7 @@ def mail(post: Client) -> list[restante.Queue]:
 
 
 def report(post: Client) -> list[restante.Queue]:
-    """Reports: slow, so some wait."""
+    """Handles reports: slow, so some wait."""
     reports = post.queue("reports")
 
     @reports.handler
@@ -169,17 +177,17 @@ def report(post: Client) -> list[restante.Queue]:
 
 
 def draw_thumbnails(url: str, stop: threading.Event) -> None:
-    """A Celery worker on the same server, and whoever uploads pictures for it."""
+    """Runs a Celery worker on the same server, and a thread that uploads pictures for it."""
     from restante.cli.shop_tasks import app, upload
 
     app.conf.broker_url = url.replace("unix://", "restante+socket://")
     threading.Thread(target=upload, args=(stop,), daemon=True).start()
-    # It knows one way to be stopped, a signal; `end` sends it.
+    # Only a signal stops it; `end` sends one.
     app.worker_main(["worker", "--pool=threads", "--concurrency=2", "--loglevel=ERROR", "--without-gossip"])
 
 
 def serve(role: str, url: str, stop: threading.Event) -> None:
-    """A service on the event bus: an ordinary Celery worker."""
+    """Runs a service on the event bus, which is an ordinary Celery worker."""
     from restante.cli.shop_events import SERVICES, ask
 
     bus = SERVICES[role](url)
@@ -190,8 +198,8 @@ def serve(role: str, url: str, stop: threading.Event) -> None:
 
 
 def refresh_insights(url: str, lake: Path, stop: threading.Event) -> None:
-    """Spark takes the journals into a lake and draws its report, again and again."""
-    # Before anything else, the slow imports too: the journals keep from now on what Spark will read later.
+    """Runs Spark, which reads the journals into a lake and writes its report, repeatedly."""
+    # Before the slow imports: from now on the journals keep the lines that Spark will read.
     with restante.connect(url) as post:
         for name in Admin(post).queues():
             JournalReader(post).claim(name, "pipeline")
@@ -219,30 +227,30 @@ def refresh_insights(url: str, lake: Path, stop: threading.Event) -> None:
             stop.wait(INSIGHTS_EVERY)
 
 
-#: Roles that are services on the bus; what they do is in `shop_events`, which needs Celery.
+#: Roles that are services on the bus; `shop_events`, which needs Celery, implements them.
 SERVICES = ("warehouse", "loyalty")
-#: Role → what makes its queues, and how many handlers run at a time.
+#: Role → function that creates its queues, and its concurrency.
 CONSUMERS = {"sell": (sell, 2), "charge": (charge, 3), "mail": (mail, 3), "report": (report, 1)}
 
 
 def roles(insights: bool) -> list[str]:
-    """The roles that this installation can play."""
-    made = ["produce", *CONSUMERS]
+    """The roles for which the packages and programs are installed."""
+    names = ["produce", *CONSUMERS]
     if importlib.util.find_spec("celery") is not None:
-        made.append("thumbnails")
+        names.append("thumbnails")
     if _has_bus():
-        made += SERVICES
+        names += SERVICES
     if (
         insights
         and importlib.util.find_spec("pyspark") is not None
         and (shutil.which("java") or "JAVA_HOME" in os.environ)
     ):
-        made.append("insights")
-    return made
+        names.append("insights")
+    return names
 
 
-def play(role: str, url: str, lake: Path) -> None:
-    """A child's whole life."""
+def run_role(role: str, url: str, lake: Path) -> None:
+    """Runs one role in a child process until the parent ends."""
     stop = threading.Event()
     consumer: Consumer | None = None
 
@@ -256,7 +264,7 @@ def play(role: str, url: str, lake: Path) -> None:
     def until_parent_ends() -> None:
         sys.stdin.buffer.read()
         end()
-        # The server goes with the parent: whoever still waits for it is not needed.
+        # The server ends with the parent, so a handler that still waits for it is of no use.
         time.sleep(STOP_TIMEOUT)
         os._exit(1)
 
@@ -285,16 +293,16 @@ def play(role: str, url: str, lake: Path) -> None:
 # -- the parent ------------------------------------------------------------------------------------------------------
 
 
-class Cast:
-    """The children: started, started again when they die, and ended."""
+class Supervisor:
+    """Starts the child processes, restarts those that die, and ends them."""
 
-    def __init__(self, url: str, lake: Path, cast: Sequence[str]) -> None:
+    def __init__(self, url: str, lake: Path, role_names: Sequence[str]) -> None:
         self._url = url
         self._lake = lake
-        self._roles = cast
+        self._roles = role_names
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._tend, name="restante-demo", daemon=True)
+        self._thread = threading.Thread(target=self._supervise, name="restante-demo", daemon=True)
         self.crashes = 0
 
     def start(self) -> None:
@@ -303,18 +311,21 @@ class Cast:
         self._thread.start()
 
     def _spawn(self, role: str) -> subprocess.Popen[bytes]:
-        # A group of its own: Ctrl-C in the terminal reaches the parent, which ends the children in order.
+        # A separate process group: Ctrl-C only reaches the parent, which then ends the children.
         return subprocess.Popen(
             [sys.executable, "-m", "restante.cli.demo", role, self._url, str(self._lake)],
-            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, process_group=0,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            process_group=0,
+        )
 
-    def _tend(self) -> None:
-        while not self._ending.wait(TEND):
+    def _supervise(self) -> None:
+        while not self._ending.wait(CHECK_EVERY):
             for role, child in list(self._children.items()):
                 if child.poll() is not None:
                     if role == "insights":
-                        # Without Spark the shop is still a shop; it must not be started over and over.
+                        # The shop works without Spark, which must not be restarted in a loop.
                         _close_input(self._children.pop(role))
                         continue
                     self.crashes += 1
@@ -322,7 +333,7 @@ class Cast:
                     self._children[role] = self._spawn(role)
 
     def end(self) -> None:
-        """Closes their inputs, waits, and kills who stays."""
+        """Closes the children's standard input, waits, and kills those that remain."""
         self._ending.set()
         self._thread.join()
         children = list(self._children.values())
@@ -342,21 +353,21 @@ def _close_input(child: subprocess.Popen[bytes]) -> None:
     child.stdin.close()
 
 
-def operate(admin: Admin, stop: threading.Event) -> None:
-    """The shop's operator: puts dead messages back when there are many."""
+def replay_dead(admin: Admin, stop: threading.Event) -> None:
+    """Replays the dead messages of queues that have many."""
     while not stop.wait(2.0):
         try:
             for row in admin.all_counts():
                 if row.dead >= REPLAY_AT:
                     admin.replay(row.queue)
         except RestanteError:
-            pass  # the table says that the server is away
+            pass  # the table shows that the server is away
 
 
 def run(session: Session, seconds: float | None, port: int | None, *, insights: bool) -> None:
-    """The demo from start to end. RESTANTE_URL is not followed: the shop must not open in a real post office."""
+    """Runs the whole demo. It ignores RESTANTE_URL, so that it does not run on a production server."""
     if session.url is not None:
-        raise WrongUsage("the demo brings its own server: give --directory, or nothing")
+        raise WrongUsage("the demo starts its own server: leave out --url; --directory chooses its directory")
     kept = session.directory is not None
     directory = Path(session.directory or tempfile.mkdtemp(prefix="restante-demo-")).absolute()
     stop = threading.Event()
@@ -364,8 +375,8 @@ def run(session: Session, seconds: float | None, port: int | None, *, insights: 
         try:
             post = restante.connect(directory=directory)
             try:
-                cast = roles(insights and (seconds is None or seconds >= LEAST_INSIGHTS))
-                _open_shop(session, post, directory, stop, seconds, port, cast)
+                role_names = roles(insights and (seconds is None or seconds >= LEAST_INSIGHTS))
+                _open_shop(session, post, directory, stop, seconds, port, role_names)
             finally:
                 post.close()
                 wait_for_server(directory)
@@ -375,8 +386,8 @@ def run(session: Session, seconds: float | None, port: int | None, *, insights: 
 
 
 @contextmanager
-def _doors(url: str, lake: Path, port: int | None) -> Iterator[str]:
-    """The HTTP server with its sweeper; without what it needs, a sweeper alone."""
+def _http_server(url: str, lake: Path, port: int | None) -> Iterator[str]:
+    """Runs the HTTP server with its sweeper, or only a sweeper if the server is not installed."""
     try:
         from restante.server import ServerSettings, Serving
     except ModuleNotFoundError:
@@ -399,48 +410,53 @@ def _doors(url: str, lake: Path, port: int | None) -> Iterator[str]:
 
 
 def _open_shop(
-    session: Session, post: Client, directory: Path, stop: threading.Event, seconds: float | None, port: int | None,
-    cast_of: Sequence[str],
-) -> None:  # fmt: skip
+    session: Session,
+    post: Client,
+    directory: Path,
+    stop: threading.Event,
+    seconds: float | None,
+    port: int | None,
+    role_names: Sequence[str],
+) -> None:
     admin = Admin(post, operator="shop")
     for name, options in QUEUES.items():
         admin.configure(name, **options)
     if _has_bus():
         from restante.cli import shop_events
 
-        # Before anybody publishes: what is said while nobody listens is kept apart, and the shop has no use for it.
+        # Before the first publish: events without a subscription are kept apart, and the shop does not use them.
         for make in shop_events.SERVICES.values():
             bus = make(post.url)
             bus.declare()
             bus.close()
     lake = directory / "lake"
-    cast = Cast(post.url, lake, cast_of)
-    operator = threading.Thread(target=operate, args=(admin, stop), daemon=True)
-    with _doors(post.url, lake, port) as address:
+    children = Supervisor(post.url, lake, role_names)
+    operator = threading.Thread(target=replay_dead, args=(admin, stop), daemon=True)
+    with _http_server(post.url, lake, port) as address:
         session.note(address)
-        hint = f"{address}      look closer: restante --directory {directory} ls · show      Ctrl-C to stop"
+        hint = f"{address}      more: restante --directory {directory} ls · show      Ctrl-C to stop"
         try:
-            cast.start()
+            children.start()
             operator.start()
-            watch(session, Board(admin, "Restante: a sample shop", hint), stop, seconds=seconds)
+            watch(session, LiveTable(admin, "Restante: a sample shop", hint), stop, seconds=seconds)
         finally:
             stop.set()
-            cast.end()
+            children.end()
             operator.join(STOP_TIMEOUT)
     total = {event: sum(row.totals[event.value] for row in admin.all_counts()) for event in JournalEvent}
     session.note(
         f"closed: {total[JournalEvent.SENT]:,} sent, {total[JournalEvent.ACKED]:,} acked, "
         f"{total[JournalEvent.NACKED]:,} nacked, {total[JournalEvent.BURIED]:,} buried, "
-        f"{total[JournalEvent.EXPIRED]:,} expired, {cast.crashes} processes died"
+        f"{total[JournalEvent.EXPIRED]:,} expired, {children.crashes} processes died"
     )
 
 
 def wait_for_server(directory: Path) -> None:
-    """Returns when the embedded server of a directory that we left has stopped, or others still use it."""
+    """Waits until the embedded server of a directory has stopped, or for SERVER_TIMEOUT if others use it."""
     deadline = time.monotonic() + SERVER_TIMEOUT
     while answers(socket_path(directory)) and time.monotonic() < deadline:
         time.sleep(0.02)
 
 
 if __name__ == "__main__":
-    play(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
+    run_role(sys.argv[1], sys.argv[2], Path(sys.argv[3]))

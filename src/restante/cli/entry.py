@@ -1,4 +1,4 @@
-"""The program itself: global options, the commands put together, and every failure turned into a line and a code."""
+"""The program `restante`: its global options and all commands; on failure it prints a line and returns a code."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from typer.main import get_command_name
 
 from restante.cli import (
     access,
-    bridging,
+    admin,
     bus,
-    looking,
-    migrating,
-    operating,
+    inspect,
+    long_running,
+    messages,
+    migrate,
     pipeline,
     rabbitmq,
     rsmq,
-    running,
-    traffic,
+    rsmq_bridge,
 )
 from restante.cli.session import Code, Context, Session, WrongUsage, code_of
 from restante.core.errors import RestanteError
 
 EPILOG = (
-    "Exit codes: 0 done · 1 nothing found or not done · 2 wrong usage · 3 server unavailable · "
+    "Exit codes: 0 done · 1 nothing found or done · 2 wrong usage · 3 server unavailable · "
     "4 refused (full, held, invalid) · 5 the doctor or an audit found a danger. "
     "Global options may stand before or after the command."
 )
-#: Global options that take a value; they may also stand after the command, where people type them.
+#: Global options that take a value; they may also follow the command, where people type them.
 _VALUED = ("--url", "--directory")
 
 app = typer.Typer(name="restante", rich_markup_mode="rich", pretty_exceptions_enable=False)
-for part in (traffic, bus, looking, operating, access, migrating, rabbitmq, rsmq, bridging, running, pipeline):
+for part in (messages, bus, inspect, admin, access, migrate, rabbitmq, rsmq, rsmq_bridge, long_running, pipeline):
     part.add_to(app)
 
 
@@ -53,14 +53,14 @@ def globals_(
     context: Context,
     url: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="The Redis server; else [bold]RESTANTE_URL[/], else an embedded one."),
+        typer.Option(metavar="URL", help="The Redis server. Default: [bold]RESTANTE_URL[/], else an embedded server."),
     ] = None,
     directory: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Where the embedded server lives; else .restante here.")
+        str | None, typer.Option(metavar="DIR", help="The embedded server's directory. Default: .restante.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="JSON on standard output, and nothing else.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else on standard output.")] = False,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and end.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """A message queue on Redis: mail that waits until it is signed for."""
@@ -69,8 +69,8 @@ def globals_(
     context.obj.url, context.obj.directory, context.obj.json = url, directory, json
 
 
-def hoisted(args: Sequence[str]) -> list[str]:
-    """The arguments with the global options in front."""
+def global_options_first(args: Sequence[str]) -> list[str]:
+    """Returns the arguments with the global options moved to the front."""
     front: list[str] = []
     rest: list[str] = []
     words = iter(args)
@@ -86,8 +86,8 @@ def hoisted(args: Sequence[str]) -> list[str]:
     return front + rest
 
 
-def _named(args: Sequence[str]) -> str | None:
-    """The command that hoisted arguments name; None where an option asks about the program itself."""
+def _command_name(args: Sequence[str]) -> str | None:
+    """The command that the reordered arguments name; None if an option asks about the program itself."""
     words = iter(args)
     for word in words:
         if word in _VALUED:
@@ -99,66 +99,68 @@ def _named(args: Sequence[str]) -> str | None:
     return None
 
 
-def _part(args: Sequence[str]) -> typer.Typer:
-    """The program with only the command that the arguments name, or the whole one.
+def _program_for(args: Sequence[str]) -> typer.Typer:
+    """The program with only the command that the arguments name, or the whole program.
 
-    Typer builds the parser of every command before it looks for the one to run. That takes longer than most commands.
+    Typer builds the parsers of all commands before it selects the one to run. That takes longer than most commands.
     """
-    name = _named(args)
+    name = _command_name(args)
     part = copy.copy(app)
     part.registered_commands = [
-        one for one in app.registered_commands
-        if one.callback is not None and name == (one.name or get_command_name(one.callback.__name__))
-    ]  # fmt: skip
+        command
+        for command in app.registered_commands
+        if command.callback is not None and name == (command.name or get_command_name(command.callback.__name__))
+    ]
     part.registered_groups = [
-        one for one in app.registered_groups
-        if one.typer_instance is not None and name == (one.name or one.typer_instance.info.name)
-    ]  # fmt: skip
+        command
+        for command in app.registered_groups
+        if command.typer_instance is not None and name == (command.name or command.typer_instance.info.name)
+    ]
     return part if part.registered_commands or part.registered_groups else app
 
 
-def complain(name: str, message: str, *, json: bool) -> None:
-    """One line on standard error."""
+def print_error(name: str, message: str, *, json: bool) -> None:
+    """Prints an error as one line on standard error."""
     line = " ".join(message.split())
     text = orjson.dumps({"error": name, "message": line}).decode() if json else f"error: {line}"
     print(text, file=sys.stderr)
 
 
 def run(args: Sequence[str], *, program: typer.Typer = app, name: str = "restante") -> int:
-    """One command from arguments to exit code; of `restante`, or of a program that is a part of it."""
+    """Runs one command of `restante`, or of a program that is part of it; returns the exit code."""
     session = Session(json="--json" in args)
     try:
-        # Completion asks with its own variable and no arguments: it must not become a call for help.
+        # Shell completion sets a variable and gives no arguments: it must not print the help.
         completing = f"_{name.upper()}_COMPLETE" in os.environ
-        asked = (hoisted(args) if program is app else list(args)) or ([] if completing else ["--help"])
+        words = (global_options_first(args) if program is app else list(args)) or ([] if completing else ["--help"])
         if program is app:
-            program = _part(asked)
-        result = program(asked, prog_name=name, standalone_mode=False, obj=session)
+            program = _program_for(words)
+        result = program(words, prog_name=name, standalone_mode=False, obj=session)
         return int(result or Code.OK)
     except WrongUsage as error:
-        complain("WrongUsage", str(error), json=session.json)
+        print_error("WrongUsage", str(error), json=session.json)
         return Code.USAGE
     except RestanteError as error:
-        complain(type(error).__name__, str(error), json=session.json)
+        print_error(type(error).__name__, str(error), json=session.json)
         return code_of(error)
     except (KeyboardInterrupt, typer.Abort):
-        complain("Interrupted", "interrupted", json=session.json)
+        print_error("Interrupted", "interrupted", json=session.json)
         return Code.NOTHING
     except BrokenPipeError:
-        # Whoever read us has enough; what is still in the buffer must not fail again at exit.
+        # The reader closed the pipe; flushing the rest of the buffer at exit must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Code.NOTHING
     except Exception as error:
-        # Typer's own complaints; it changed the library their class comes from, so it is known by its shape.
+        # Usage errors of Typer, which changed the library of their class: recognised by their method.
         if hasattr(error, "format_message"):
             context = getattr(error, "ctx", None)
             where = f"; see {context.command_path} --help" if context is not None else ""
-            complain("WrongUsage", f"{error.format_message().rstrip('.')}{where}", json=session.json)
+            print_error("WrongUsage", f"{error.format_message().rstrip('.')}{where}", json=session.json)
             return Code.USAGE
         if os.environ.get("RESTANTE_TRACEBACK"):
             raise
-        hint = "set RESTANTE_TRACEBACK=1 to see where"
-        complain(type(error).__name__, f"unexpected {type(error).__name__}: {error}; {hint}", json=session.json)
+        hint = "set RESTANTE_TRACEBACK=1 to see the traceback"
+        print_error(type(error).__name__, f"unexpected {type(error).__name__}: {error}; {hint}", json=session.json)
         return Code.NOTHING
     finally:
         session.close()

@@ -1,4 +1,4 @@
-"""Commands of the data pipeline: run, status, report, audit, replay. Spark is started only by those that need it."""
+"""Commands of the data pipeline: run, status, report, audit, replay. Only run, audit and replay start Spark."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from restante.spark.registration import Registration
     from restante.spark.replay import Plan
 
-LakeDir = Annotated[str, typer.Option("--lake", metavar="DIR", help="The lake: a folder, or s3://…, hdfs://…")]
+LakeDir = Annotated[str, typer.Option("--lake", metavar="DIR", help="The lake: a folder, s3://… or hdfs://…")]
 Master = Annotated[
     str | None,
     typer.Option(metavar="URL", help="Spark's master (local[*], spark://…, k8s://…), or sc://… for Connect."),
 ]
 Queues = Annotated[str, typer.Option(metavar="NAMES", help="Queues, separated by commas; * and ? match.")]
-Reader = Annotated[str, typer.Option(metavar="NAME", help="The name under which journals wait for this pipeline.")]
-#: Troubles listed for people; --json lists all that were named.
+Reader = Annotated[str, typer.Option(metavar="NAME", help="The name of the reader that the journals keep lines for.")]
+#: Problems listed on a terminal; --json lists all.
 SHOWN = 20
 
 pipeline = typer.Typer(help="The data pipeline on Spark: journal to lake, report, audit, replay.", no_args_is_help=True)
@@ -54,10 +54,8 @@ def _need_spark() -> None:
 
 
 @contextmanager
-def _spark(
-    session: Session, master: str | None, registration: Registration | None = None
-) -> Iterator[SparkSession]:  # fmt: skip
-    """A Spark session that ends with the command. Where it does not start, journals need not wait for it."""
+def _spark(session: Session, master: str | None, registration: Registration | None = None) -> Iterator[SparkSession]:
+    """A Spark session for the command. If it does not start, the journals keep no lines for it."""
     _need_spark()
     from restante.spark.session import session as start
 
@@ -80,46 +78,54 @@ def _quiet() -> Iterator[None]:
     yield
 
 
-def _bar(session: Session) -> Progress:
+def _progress(session: Session) -> Progress:
     columns = (
-        SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-    )  # fmt: skip
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     return Progress(*columns, console=session.err, transient=True, disable=session.json or not session.err.is_terminal)
 
 
 def _lag(session: Session, queues: str, reader: str) -> dict[str, dict[str, int]]:
-    """Per queue: lines of its journal, how far the reader is, and what was lost."""
+    """Per queue: the lines of its journal, the reader's position and lag, and the lost lines."""
     from restante.spark.options import Options
 
     places = JournalReader(session.post).places(Options(queues=queues).matching(session.admin.queues()))
     return {
         name: {
-            "last": place.last, "read": place.readers.get(reader, 0),
+            "last": place.last,
+            "read": place.readers.get(reader, 0),
             "lag": place.last - max(place.readers.get(reader, 0), place.floor),
-            "lost": place.lost, "incarnation": place.incarnation,
+            "lost": place.lost,
+            "incarnation": place.incarnation,
         }
         for name, place in places.items()
-    }  # fmt: skip
+    }
 
 
 def run(
     context: Context,
     lake: LakeDir,
-    once: Annotated[bool, typer.Option("--once/--continuous", help="End when all is read, or go on.")] = True,
+    once: Annotated[bool, typer.Option("--once/--continuous", help="Exit when all is read, or continue.")] = True,
     master: Master = None,
     queues: Queues = "*",
     reader: Reader = "pipeline",
     batch_rows: Annotated[int, typer.Option(metavar="N", help="Journal lines of one micro-batch.")] = 250_000,
-    fold_seconds: Annotated[float, typer.Option(metavar="S", help="Silver and gold every so often.")] = 60.0,
-    keep_bronze: Annotated[int, typer.Option(metavar="DAYS", help="Days of bronze kept; 0 keeps all.")] = 0,
-    keep_silver: Annotated[int, typer.Option(metavar="DAYS", help="Days of silver kept; 0 keeps all.")] = 0,
-    compact_from: Annotated[int, typer.Option(metavar="N", help="Batches from which on they are compacted.")] = 16,
-    data_loss: Annotated[bool, typer.Option("--allow-loss", help="Go on behind lost journal lines.")] = False,
+    fold_seconds: Annotated[
+        float, typer.Option(metavar="S", help="Seconds between two updates of silver and gold.")
+    ] = 60.0,
+    keep_bronze: Annotated[int, typer.Option(metavar="DAYS", help="Days to keep bronze; 0 keeps all.")] = 0,
+    keep_silver: Annotated[int, typer.Option(metavar="DAYS", help="Days to keep silver; 0 keeps all.")] = 0,
+    compact_from: Annotated[int, typer.Option(metavar="N", help="Compact from this number of batches on.")] = 16,
+    data_loss: Annotated[bool, typer.Option("--allow-loss", help="Continue after lost journal lines.")] = False,
     report_to: Annotated[
-        Path | None, typer.Option("--report", metavar="FILE", help="Also draw the report, after every renewal.")
+        Path | None, typer.Option("--report", metavar="FILE", help="Also write the report, after every update.")
     ] = None,
 ) -> None:
-    """Take the journals into the lake: bronze, silver, gold. Safe to kill at any moment, and to start again."""
+    """Read the journals into the lake: bronze, silver, gold. Safe to kill at any moment and to start again."""
     session = context.obj
     _need_spark()
     from restante.spark.lake import Lake
@@ -135,20 +141,28 @@ def run(
         status.running("starting Spark", report=report_to is not None),
         _spark(session, master, registration) as spark,
         stopping(stop.set),
-        _bar(session) as progress,
+        _progress(session) as progress,
     ):
         bar = progress.add_task("bronze", total=lag or None)
 
-        def told(step: Step) -> None:
+        def show_progress(step: Step) -> None:
             total = step.total or (lag if step.name == "bronze" else None)
             progress.update(bar, description=step.name, completed=step.done, total=total)
 
         options = PipelineOptions(
-            url=session.post.url, lake=lake, queues=queues, reader=reader, batch_rows=batch_rows,
-            fail_on_data_loss=not data_loss, compact_from=compact_from, keep_bronze_days=keep_bronze,
-            keep_silver_days=keep_silver, fold_seconds=fold_seconds, report=str(report_to or ""),
-        )  # fmt: skip
-        work = Pipeline(spark, options, progress=told, status=status)
+            url=session.post.url,
+            lake=lake,
+            queues=queues,
+            reader=reader,
+            batch_rows=batch_rows,
+            fail_on_data_loss=not data_loss,
+            compact_from=compact_from,
+            keep_bronze_days=keep_bronze,
+            keep_silver_days=keep_silver,
+            fold_seconds=fold_seconds,
+            report=str(report_to or ""),
+        )
+        work = Pipeline(spark, options, progress=show_progress, status=status)
         summary = work.run_once(stop=stop.is_set) if once else work.run_continuously(stop=stop.is_set)
     _show_summary(session, lake, summary)
 
@@ -174,16 +188,16 @@ def _show_summary(session: Session, lake: str, summary: Summary) -> None:
 
 
 def _show_incomplete(session: Session, journals: list[Coverage]) -> None:
-    """What the lake lacks, journal by journal."""
-    for one in journals[:SHOWN]:
-        for sentence in one.sentences():
-            session.out.print(f"[red]●[/] {one.queue}: {sentence}", highlight=False)
+    """Prints the lines that the lake lacks, per journal."""
+    for journal in journals[:SHOWN]:
+        for sentence in journal.sentences():
+            session.out.print(f"[red]●[/] {journal.queue}: {sentence}", highlight=False)
     if len(journals) > SHOWN:
-        session.out.print(f"and {len(journals) - SHOWN:,} journals more; --json names them")
+        session.out.print(f"and {len(journals) - SHOWN:,} more journals; --json lists them")
 
 
 def status(context: Context, lake: LakeDir, queues: Queues = "*", reader: Reader = "pipeline") -> None:
-    """How far the pipeline is: lag and lost lines per queue, last run, rows and files per table. Needs no Spark."""
+    """Show the pipeline's progress: lag and lost lines per queue, last run, size of each table. Needs no Spark."""
     session = context.obj
     _need_spark()
     from restante.spark.coverage import coverage
@@ -193,14 +207,14 @@ def status(context: Context, lake: LakeDir, queues: Queues = "*", reader: Reader
     state = place.state()
     lag = _lag(session, queues, reader)
     sizes = place.sizes()
-    incomplete = [one for one in coverage(state) if not one.whole]
-    begins = {(one.queue, one.incarnation): one.first for one in coverage(state)}
+    incomplete = [journal for journal in coverage(state) if not journal.whole]
+    begins = {(journal.queue, journal.incarnation): journal.first for journal in coverage(state)}
     for name, row in lag.items():
         row["begins"] = begins.get((name, row.pop("incarnation")), 0)
     if session.json:
         tables = {name: dict(zip(("rows", "files", "bytes"), size, strict=True)) for name, size in sizes.items()}
-        told = {"lake": lake, "reader": reader, "queues": lag, "tables": tables, **asdict(state)}
-        session.emit({**told, "incomplete": [asdict(one) for one in incomplete]})
+        document = {"lake": lake, "reader": reader, "queues": lag, "tables": tables, **asdict(state)}
+        session.emit({**document, "incomplete": [asdict(journal) for journal in incomplete]})
         return
     table = Table(title="journals", title_justify="left")
     for heading in ("queue", "lines", "read", "lag", "lost", "lake begins at"):
@@ -227,25 +241,31 @@ def status(context: Context, lake: LakeDir, queues: Queues = "*", reader: Reader
 def report(
     context: Context,
     lake: LakeDir,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The page to write.")] = Path("report.html"),
-    since: Annotated[datetime | None, typer.Option(help="Only from this moment on (UTC).")] = None,
-    until: Annotated[datetime | None, typer.Option(help="Only before this moment (UTC).")] = None,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write.")] = Path("report.html"),
+    since: Annotated[datetime | None, typer.Option(help="Only from this time on (UTC).")] = None,
+    until: Annotated[datetime | None, typer.Option(help="Only before this time (UTC).")] = None,
 ) -> None:
-    """One page with plots and tables of everything the lake knows. Needs no Spark session and no server."""
+    """Write a page with plots and tables of the lake. Needs no Spark session and no server."""
     session = context.obj
     _need_spark()
     from restante.spark.report import write
 
-    made = write(lake, out, since=_utc(since), until=_utc(until))
+    page = write(lake, out, since=_utc(since), until=_utc(until))
     if session.json:
         session.emit(
-            {"path": str(made.path), "bytes": made.size, "queues": made.queues, "adds_up": made.adds_up,
-             "wrong": [list(one) for one in made.wrong], "warnings": [list(one) for one in made.warnings]}
-        )  # fmt: skip
+            {
+                "path": str(page.path),
+                "bytes": page.size,
+                "queues": page.queues,
+                "adds_up": page.adds_up,
+                "wrong": [list(finding) for finding in page.wrong],
+                "warnings": [list(finding) for finding in page.warnings],
+            }
+        )
         return
-    for queue, sentence in made.wrong:
+    for queue, sentence in page.wrong:
         session.out.print(f"[red]●[/] {queue + ': ' if queue else ''}{sentence}", highlight=False)
-    session.note(f"{made.path}: {made.size / 1000:,.0f} kB, {made.queues} queues")
+    session.note(f"{page.path}: {page.size / 1000:,.0f} kB, {page.queues} queues")
 
 
 def _utc(moment: datetime | None) -> datetime | None:
@@ -257,9 +277,9 @@ def audit(
     lake: LakeDir,
     master: Master = None,
     queues: Queues = "*",
-    offline: Annotated[bool, typer.Option("--offline", help="Look at the lake alone, not at the server.")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Audit the lake alone, without the server.")] = False,
 ) -> None:
-    """Conservation: sent = acked + dead + expired + deleted + waiting. Names what does not add up, with code 5."""
+    """Check that sent = acked + dead + expired + deleted + waiting. Exit code 5 if the numbers do not add up."""
     session = context.obj
     _need_spark()
     from restante.spark.audit import Audit
@@ -284,20 +304,21 @@ def _show_findings(session: Session, findings: Findings) -> None:
         cells = [f"{row[name]:,}" if isinstance(row[name], int) else str(row[name]) for name in columns]
         table.add_row(*cells, style="red" if row["difference"] else "")
     session.out.print(table)
-    for one in findings.troubles[:SHOWN]:
+    for trouble in findings.troubles[:SHOWN]:
         session.out.print(
-            f"[red]{one.what}[/] {one.queue} {one.message_id}: journal {one.journal_state or '–'}, "
-            f"Redis {one.redis_state or '–'}; last {one.last_event or '–'} {one.last_at}", highlight=False
-        )  # fmt: skip
+            f"[red]{trouble.what}[/] {trouble.queue} {trouble.message_id}: journal {trouble.journal_state or '–'}, "
+            f"Redis {trouble.redis_state or '–'}; last {trouble.last_event or '–'} {trouble.last_at}",
+            highlight=False,
+        )
     if findings.count > SHOWN:
-        session.out.print(f"and {findings.count - SHOWN:,} more; --json names them")
+        session.out.print(f"and {findings.count - SHOWN:,} more; --json lists them")
     for queue, lines in findings.gaps.items():
         word = "lacks" if lines > 0 else "has twice"
         session.out.print(f"[red]the lake {word} {abs(lines):,} journal lines of {queue}[/]")
     for queue, why in findings.skipped.items():
         session.out.print(f"{queue} was not audited: {why}")
     if findings.moving:
-        session.note(f"{findings.moving:,} messages moved meanwhile and were left out")
+        session.note(f"{findings.moving:,} messages changed meanwhile and were left out")
     session.note("everything adds up" if findings.adds_up else f"{findings.count:,} messages do not add up")
 
 
@@ -305,30 +326,32 @@ def replay(
     context: Context,
     lake: LakeDir,
     where: Annotated[str, typer.Option(metavar="SQL", help="Condition on the columns of the table messages.")] = "",
-    name: Annotated[str | None, typer.Option(metavar="NAME", help="The replay's name; the same name goes on.")] = None,
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The replay's name; the same name continues it.")
+    ] = None,
     fate: Annotated[
         str | None, typer.Option(metavar="FATES", help="Of these fates: acked, deleted, dead,expired (default).")
     ] = None,
     to: Annotated[str, typer.Option(metavar="QUEUE", help="Send copies to this queue instead.")] = "",
-    rate: Annotated[float, typer.Option(metavar="N", help="At most so many per second.")] = 0.0,
+    rate: Annotated[float, typer.Option(metavar="N", help="At most N messages per second.")] = 0.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and send nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     master: Master = None,
 ) -> None:
-    """Put messages chosen by SQL back: the plan first, then each message once, however often it is interrupted."""
+    """Replay messages selected by SQL. Shows the plan first; each message is sent once, even after interruptions."""
     session = context.obj
     _need_spark()
     from restante.spark.replay import COPY, DEFAULT_FATES, IN_PLACE, Replay
 
     if not where and name is None:
-        raise WrongUsage("say which messages: --where \"error_class = 'Timeout'\"; or --name to go on with a replay")
+        raise WrongUsage("select messages: --where \"error_class = 'Timeout'\"; or continue a replay with --name")
     stop = threading.Event()
     with _spark(session, master) as spark:
         work = Replay(spark, lake, session.post)
         plan = work.known(name) if name else None
         if plan is None:
             if not where:
-                raise WrongUsage(f"there is no replay {name} to go on with: give --where to begin it")
+                raise WrongUsage(f"there is no replay {name} to continue: give --where to begin it")
             fates = tuple(word.strip() for word in fate.split(",")) if fate else DEFAULT_FATES
             plan, rows = work.plan(where, fates=fates, to=to, name=name)
             _show_plan(session, plan)
@@ -341,17 +364,23 @@ def replay(
         else:
             asked = (where or plan.where, fate or ",".join(plan.fates), to or plan.to)
             if asked != (plan.where, ",".join(plan.fates), plan.to):
-                told = f"--where {plan.where!r} --fate {','.join(plan.fates)}" + (f" --to {plan.to}" if plan.to else "")
-                raise WrongUsage(f"the replay {name} was planned with {told}: leave these out, or choose another name")
+                planned = f"--where {plan.where!r} --fate {','.join(plan.fates)}" + (
+                    f" --to {plan.to}" if plan.to else ""
+                )
+                raise WrongUsage(
+                    f"the replay {name} was planned with {planned}: leave these out, or choose another name"
+                )
             _show_plan(session, plan)
-        with stopping(stop.set), _bar(session) as progress:
+        with stopping(stop.set), _progress(session) as progress:
             bar = progress.add_task(plan.name, total=plan.total(IN_PLACE, COPY))
             done = work.run(
-                plan, rate=rate, stop=stop.is_set,
-                progress=lambda told: progress.update(
-                    bar, completed=told.done, total=told.total, description=f"{plan.name} {told.rate:,.0f}/s"
+                plan,
+                rate=rate,
+                stop=stop.is_set,
+                progress=lambda state: progress.update(
+                    bar, completed=state.done, total=state.total, description=f"{plan.name} {state.rate:,.0f}/s"
                 ),
-            )  # fmt: skip
+            )
     _end_replay(session, plan, done, False)
 
 
@@ -362,9 +391,11 @@ def _show_plan(session: Session, plan: Plan) -> None:
     for heading in ("queue", "error", "what happens", "to", "messages"):
         table.add_column(heading, justify="right" if heading == "messages" else "left")
     words = {
-        "in place": "replayed in place", "copy": "sent again as a copy",
-        "waiting": "passed over: it waits already", "no payload": "passed over: its payload was not kept",
-    }  # fmt: skip
+        "in place": "replayed in place",
+        "copy": "sent again as a copy",
+        "waiting": "skipped: it waits already",
+        "no payload": "skipped: its payload was not kept",
+    }
     for row in plan.counts:
         table.add_row(row["queue"], row["error_class"], words[row["action"]], row["target"], f"{row['messages']:,}")
     session.out.print(table)
@@ -373,12 +404,12 @@ def _show_plan(session: Session, plan: Plan) -> None:
 def _end_replay(session: Session, plan: Plan, done: int, dry_run: bool) -> None:
     finished = len(plan.done) == plan.parts
     if session.json:
-        made: dict[str, Any] = asdict(plan)
-        session.emit({**made, "replayed": done, "dry_run": dry_run, "finished": finished and not dry_run})
+        document: dict[str, Any] = asdict(plan)
+        session.emit({**document, "replayed": done, "dry_run": dry_run, "finished": finished and not dry_run})
     elif dry_run:
-        session.note(f"nothing was sent; to do it: restante pipeline replay --lake … --name {plan.name} --where …")
+        session.note(f"nothing was sent; to send: restante pipeline replay --lake … --name {plan.name} --where …")
     elif not finished:
-        session.note(f"stopped after {done:,}; go on with: restante pipeline replay --lake … --name {plan.name}")
+        session.note(f"stopped after {done:,}; continue with: restante pipeline replay --lake … --name {plan.name}")
     else:
         session.note(f"{done:,} messages replayed as {plan.name}")
     if not done and not dry_run and not finished:

@@ -1,4 +1,4 @@
-"""Commands for what a service needs on RabbitMQ: rabbitmq topology, check, declare, clean, adopt-archive."""
+"""Commands for a service's exchanges and queues on RabbitMQ: topology, check, declare, clean, adopt-archive."""
 
 from __future__ import annotations
 
@@ -9,31 +9,32 @@ from typing import Annotated, Any
 
 import typer
 
-from restante.cli import texts
+from restante.cli import render
+from restante.cli.arguments import parse_duration
 from restante.cli.session import Code, Context, WrongUsage
 from restante.rabbitmq.ladder import RUNG_TYPES, RUNGS
 from restante.rabbitmq.topology import Subscribed, Topology, TopologyOptions
 from restante.rabbitmq.topology import topology as topology_of
 
 rabbitmq = typer.Typer(
-    name="rabbitmq", no_args_is_help=True, help="What a service needs on RabbitMQ: see it, check it, declare it."
+    name="rabbitmq",
+    no_args_is_help=True,
+    help="The exchanges and queues of a service on RabbitMQ: show, check, declare.",
 )
 
 Service = Annotated[str, typer.Option(metavar="NAME", help="The service.")]
 Subscriptions = Annotated[
     list[str] | None,
-    typer.Option(
-        "--subscription", "-s", metavar="HANDLER=PATTERN", help="on_paid=shop.order.paid; may be given several times."
-    ),
+    typer.Option("--subscription", "-s", metavar="HANDLER=PATTERN", help="on_paid=shop.order.paid; repeatable."),
 ]
 Answers = Annotated[
     list[str] | None,
-    typer.Option("--answer", "-a", metavar="TOPIC", help="A call it answers; may be given several times."),
+    typer.Option("--answer", "-a", metavar="TOPIC", help="The topic of a call that it answers; repeatable."),
 ]
-QueueType = Annotated[str, typer.Option(metavar="TYPE", help="Of subscription queues: classic or quorum.")]
-Rungs = Annotated[str, typer.Option(metavar="TYPE", help="Of the ladder's rungs: classic or quorum.")]
-LongestDelay = Annotated[str, typer.Option(metavar="TIME", help="How far the ladder reaches, 90s, 2h or 3d.")]
-NoArchive = Annotated[bool, typer.Option("--no-archive", help="Dead messages are not kept.")]
+QueueType = Annotated[str, typer.Option(metavar="TYPE", help="The type of subscription queues: classic or quorum.")]
+Rungs = Annotated[str, typer.Option(metavar="TYPE", help="The type of the ladder's rungs: classic or quorum.")]
+LongestDelay = Annotated[str, typer.Option(metavar="TIME", help="The longest delay of the ladder: 90s, 2h or 3d.")]
+NoArchive = Annotated[bool, typer.Option("--no-archive", help="Do not keep dead messages.")]
 Broker = Annotated[str, typer.Option(metavar="URL", help="The broker: amqp://user:password@host:5672//.")]
 
 
@@ -61,14 +62,14 @@ def topology(
     longest_delay: LongestDelay = "1d",
     no_archive: NoArchive = False,
 ) -> None:
-    """Show the exchanges, queues and bindings of a service. Asks no broker."""
+    """Show the exchanges, queues and bindings of a service. Contacts no broker."""
     session = context.obj
-    made = _made(service, subscription, answer, queue_type, rungs, longest_delay, no_archive)
+    declared = _topology(service, subscription, answer, queue_type, rungs, longest_delay, no_archive)
     if session.json:
-        return session.emit(made.json())
-    table = texts.table("what", "name", "detail", shrinking=("detail",))
-    for row in made.rows():
-        table.add_row(row.what, texts.cell(row.name, "bold"), texts.cell(row.detail))
+        return session.emit(declared.json())
+    table = render.table("what", "name", "detail", shrinking=("detail",))
+    for row in declared.rows():
+        table.add_row(row.what, render.cell(row.name, "bold"), render.cell(row.detail))
     session.out.print(table)
     return None
 
@@ -84,21 +85,21 @@ def check(
     longest_delay: LongestDelay = "1d",
     no_archive: NoArchive = False,
 ) -> None:
-    """Name what is missing on a broker, with code 1, and what earlier versions left there. Declares nothing."""
+    """Show what is missing on a broker, with exit code 1, and what earlier versions left there. Declares nothing."""
     session = context.obj
-    made = _made(service, subscription, answer, queue_type, rungs, longest_delay, no_archive)
+    expected = _topology(service, subscription, answer, queue_type, rungs, longest_delay, no_archive)
     with _connected(broker) as (connection, declaring):
-        missing = declaring.verify(connection, made)
+        missing = declaring.verify(connection, expected)
         left = _leftovers(connection, service)
     if session.json:
         session.emit({"missing": missing, "left_over": left})
     for name in () if session.json else missing:
         session.out.print(f"missing: {name}", markup=False, soft_wrap=True)
-    _tell(session, left)
+    _show_leftovers(session, left)
     if missing:
-        session.note(f"{len(missing)} missing; restante rabbitmq declare makes them")
+        session.note(f"{len(missing)} missing; declare them with restante rabbitmq declare")
         raise typer.Exit(Code.NOTHING)
-    session.note(f"all {len(made.exchanges)} exchanges and {len(made.queues)} queues are there")
+    session.note(f"all {len(expected.exchanges)} exchanges and {len(expected.queues)} queues exist")
 
 
 def declare(
@@ -112,35 +113,37 @@ def declare(
     longest_delay: LongestDelay = "1d",
     no_archive: NoArchive = False,
 ) -> None:
-    """Declare what a service needs on a broker; what is there already must be the same, or it ends with code 4."""
+    """Declare what a service needs on a broker. Exit code 4 if an existing exchange or queue is different."""
     session = context.obj
-    made = _made(service, subscription, answer, queue_type, rungs, longest_delay, no_archive)
+    needed = _topology(service, subscription, answer, queue_type, rungs, longest_delay, no_archive)
     with _connected(broker) as (connection, declaring):
-        declaring.declare(connection, made)
+        declaring.declare(connection, needed)
         left = _leftovers(connection, service)
-    told = {"exchanges": len(made.exchanges), "queues": len(made.queues), "bindings": len(made.bindings)}
+    counts = {"exchanges": len(needed.exchanges), "queues": len(needed.queues), "bindings": len(needed.bindings)}
     if session.json:
-        return session.emit({"declared": told, "left_over": left})
-    session.note("declared " + ", ".join(f"{count} {name}" for name, count in told.items()))
-    _tell(session, left)
+        return session.emit({"declared": counts, "left_over": left})
+    session.note("declared " + ", ".join(f"{count} {name}" for name, count in counts.items()))
+    _show_leftovers(session, left)
     return None
 
 
 def adopt(
     context: Context,
-    broker: Annotated[str, typer.Option(metavar="URL", help="The broker of the service: amqp://… or restante://….")],
+    broker: Annotated[str, typer.Option(metavar="URL", help="The broker of the service: amqp://… or restante://…")],
     service: Service,
     source: Annotated[
-        str | None, typer.Option("--from", metavar="URL", help="The broker of the old archive; else --broker.")
+        str | None, typer.Option("--from", metavar="URL", help="The broker of the old archive. Default: --broker.")
     ] = None,
-    queue: Annotated[str | None, typer.Option(metavar="NAME", help="The old archive; else SERVICE:archived.")] = None,
+    queue: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The old archive. Default: SERVICE:archived.")
+    ] = None,
     handler: Annotated[
         list[str] | None,
-        typer.Option(metavar="TOPIC=HANDLER", help="Whom a topic is for, if not order.paid=order-paid; several times."),
+        typer.Option(metavar="TOPIC=HANDLER", help="The handler of a topic, if not order.paid=order-paid; repeatable."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count, and move nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count the messages.")] = False,
 ) -> None:
-    """Move what lies in the archive of celery-amqp-events to a service: into its archive, on Redis to its handlers."""
+    """Move the archive of celery-amqp-events to a service: into its archive, or on Redis to its handlers."""
     session = context.obj
     named = {}
     for text in handler or ():
@@ -149,22 +152,24 @@ def adopt(
             raise WrongUsage(f"not a handler: {text!r}; write --handler order.paid=on_paid")
         named[topic] = name
     try:
-        from restante.bus.adoption import adopt as moved
+        from restante.bus.adoption import adopt as adopt_archive
     except ModuleNotFoundError as error:
         raise WrongUsage(f"the bus needs {error.name}: pip install 'restante[bus,rabbitmq]'") from None
-    made = moved(source or broker, service, queue=queue, to=broker, handlers=named, dry_run=dry_run)
+    adoption = adopt_archive(source or broker, service, queue=queue, to=broker, handlers=named, dry_run=dry_run)
     if session.json:
-        return session.emit({**asdict(made), "dry_run": dry_run})
-    if made.unreadable:
-        several = made.unreadable != 1
+        return session.emit({**asdict(adoption), "dry_run": dry_run})
+    if adoption.unreadable:
+        several = adoption.unreadable != 1
         session.note(
-            f"{made.unreadable} message{'s are' if several else ' is'} not of celery-amqp-events and "
+            f"{adoption.unreadable} message{'s are' if several else ' is'} not of celery-amqp-events and "
             f"stay{'' if several else 's'} in the old archive"
         )
-    if not made.adopted:
-        session.nothing("there is nothing to adopt")
-    already = f", {made.known} of them already here" if made.known else ""
-    session.note(f"{'would adopt' if dry_run else 'adopted'} {made.adopted} event{'s' * (made.adopted != 1)}{already}")
+    if not adoption.adopted:
+        session.nothing("there are no messages to adopt")
+    already = f", {adoption.known} of them already here" if adoption.known else ""
+    session.note(
+        f"{'would adopt' if dry_run else 'adopted'} {adoption.adopted} event{'s' * (adoption.adopted != 1)}{already}"
+    )
     return None
 
 
@@ -173,18 +178,16 @@ def clean(
     broker: Broker,
     service: Annotated[
         list[str],
-        typer.Option(
-            metavar="NAME", help="A service whose processes all run this version; may be given several times."
-        ),
+        typer.Option(metavar="NAME", help="A service whose processes all run this version; repeatable."),
     ],
     rungs: Rungs = RUNGS,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Name what is left over, and remove nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what is left over, and remove nothing.")] = False,
 ) -> None:
-    """Remove the ladders that earlier versions made per service, once they are empty. Ends with code 1 while messages
-    are still on their way back: nothing of theirs is removed; run it again later."""
+    """Remove the ladders that earlier versions declared per service, once they are empty. Exit code 1 while they still
+    hold messages: then nothing is removed from them; run it again later."""
     session = context.obj
     if rungs not in RUNG_TYPES:
-        raise WrongUsage(f"--rungs is classic or quorum, not {rungs!r}")
+        raise WrongUsage(f"--rungs must be classic or quorum, not {rungs!r}")
     with _connected(broker) as (connection, _):
         from restante.rabbitmq import leftovers
 
@@ -194,35 +197,35 @@ def clean(
         else:
             removed, kept = leftovers.remove(connection, service, "quorum" if rungs == "quorum" else "classic")
     if session.json:
-        session.emit({"removed": [one.text() for one in removed], "kept": [one.text() for one in kept]})
+        session.emit({"removed": [rung.text() for rung in removed], "kept": [rung.text() for rung in kept]})
     else:
         for word, some in (("removed", removed), ("kept", kept)):
-            for one in some:
-                session.out.print(f"{word}: {one.text()}", markup=False, soft_wrap=True)
+            for rung in some:
+                session.out.print(f"{word}: {rung.text()}", markup=False, soft_wrap=True)
     if kept and not dry_run:
-        session.note("messages are on their way back by these rungs; run it again later")
+        session.note("these rungs still hold messages; run it again later")
         raise typer.Exit(Code.NOTHING)
     if not removed and not kept:
-        session.note("nothing is left of earlier versions")
+        session.note("earlier versions left nothing behind")
 
 
 def _leftovers(connection: Any, service: str) -> list[str]:
     from restante.rabbitmq import leftovers
 
-    return [one.text() for one in leftovers.find(connection, [service])]
+    return [leftover.text() for leftover in leftovers.find(connection, [service])]
 
 
-def _tell(session: Any, left: list[str]) -> None:
+def _show_leftovers(session: Any, left: list[str]) -> None:
     if session.json or not left:
         return
     for name in left:
         session.out.print(f"left over: {name}", markup=False, soft_wrap=True)
     session.note(
-        f"{len(left)} left of an earlier version; restante rabbitmq clean removes them once no process runs it"
+        f"{len(left)} left of an earlier version; remove them with restante rabbitmq clean once no process runs it"
     )
 
 
-def _made(
+def _topology(
     service: str,
     subscription: list[str] | None,
     answer: list[str] | None,
@@ -238,23 +241,23 @@ def _made(
             raise WrongUsage(f"not a subscription: {text!r}; write --subscription on_paid=shop.order.paid")
         subscribed.append(Subscribed(handler, pattern))
     if queue_type not in ("classic", "quorum"):
-        raise WrongUsage(f"--queue-type is classic or quorum, not {queue_type!r}")
+        raise WrongUsage(f"--queue-type must be classic or quorum, not {queue_type!r}")
     if rungs not in RUNG_TYPES:
-        raise WrongUsage(f"--rungs is classic or quorum, not {rungs!r}")
+        raise WrongUsage(f"--rungs must be classic or quorum, not {rungs!r}")
     options = TopologyOptions(
         queue_type="quorum" if queue_type == "quorum" else "classic",
         rungs="quorum" if rungs == "quorum" else "classic",
         archive=not no_archive,
-        longest_delay=texts.duration(longest_delay),
+        longest_delay=parse_duration(longest_delay),
     )
     return topology_of(service, subscribed, answer or (), options=options)
 
 
 @contextmanager
 def _connected(broker: str) -> Iterator[tuple[Any, Any]]:
-    """A connection, and the module that speaks to it, which is imported only where Kombu is installed."""
+    """A connection to a broker, and the module `declaring`, which is imported only if Kombu is installed."""
     if not broker.startswith(("amqp://", "amqps://")):
-        raise WrongUsage("--broker is a URL such as amqp://guest:guest@localhost:5672//")
+        raise WrongUsage("--broker must be a URL such as amqp://guest:guest@localhost:5672//")
     try:
         from kombu import Connection
 

@@ -1,8 +1,8 @@
-"""The program `rsmqctl`: RSMQ queues and messages with the options, texts and exit codes of the program of that name.
+"""The program `rsmqctl`: RSMQ queues and messages with the options, output and exit codes of PyPI's `rsmqctl`.
 
-Success is exit code 0. A failure is exit code 1 and a text on standard error: one line that the other program also
-writes, and below it the reason. Usage errors end with 2, as with every program built on click. That a queue has no
-message to receive is a success. `restante rsmq` is the same job in Restante's own words.
+Exit code 0 is success, also if a queue has no message to receive. On failure it prints the line that the other program
+prints, and below it the reason, on standard error, and ends with code 1; usage errors end with 2, as in every program
+built on click. `restante rsmq` does the same with Restante's own options.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from restante.rsmq.calls import RsmqReceived
 from restante.rsmq.client import Rsmq
 from restante.rsmq.errors import QueueExists, QueueNotFound
 
-#: The server where neither `-r` nor REDIS_URL names one.
+#: The server if neither `-r` nor REDIS_URL is given.
 LOCAL = "redis://localhost:6379"
-#: Characters a message of a new queue may have. One less than the protocol's default, as the other program has it.
+#: The maxsize of a new queue: one less than the protocol's default, as in the other program.
 MAXSIZE = 65535
 
 app = typer.Typer(name="rsmqctl", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -51,8 +51,8 @@ def server(
 
 
 @contextmanager
-def _asked(context: typer.Context, name: str, failure: str) -> Iterator[Rsmq]:
-    """The client. Errors become `failure`, or the texts for a queue that is missing or there already."""
+def _connected(context: typer.Context, name: str, failure: str) -> Iterator[Rsmq]:
+    """The client. Errors print `failure`, or the line for a queue that is missing or exists already."""
     try:
         with restante.connect(context.obj["url"], **QUICK) as post:
             yield Rsmq(post=post)
@@ -71,30 +71,30 @@ def _fail(context: typer.Context, *lines: str) -> None:
     raise typer.Exit(Code.NOTHING)
 
 
-def _print(name: str, found: RsmqReceived | None) -> None:
-    if found is None:
+def _print(name: str, message: RsmqReceived | None) -> None:
+    if message is None:
         print(f"No messages on queue: {name}")
     else:
-        print(json.dumps({"id": found.id, "message": found.message, "rc": found.rc, "ts": found.fr}))
+        print(json.dumps({"id": message.id, "message": message.message, "rc": message.rc, "ts": message.fr}))
 
 
 @queue.command("list")
 def list_(context: typer.Context) -> None:
     """Print the names of all queues as JSON."""
-    with _asked(context, "", "Failed to list queues") as client:
+    with _connected(context, "", "Failed to list queues") as client:
         print(json.dumps(client.list_queues()))
 
 
 @queue.command()
 def describe(context: typer.Context, name: Name) -> None:
     """Print the attributes of a queue as JSON."""
-    with _asked(context, name, f"Failed to describe queue: {name}") as client:
-        found = client.get_queue_attributes(name)
-    # PyRSMQ, on which the other program is built, has these two as fractions.
-    told: dict[str, Any] = {"vt": float(found.vt), "delay": float(found.delay)}
+    with _connected(context, name, f"Failed to describe queue: {name}") as client:
+        attributes = client.get_queue_attributes(name)
+    # The other program is built on PyRSMQ, where these two are floats.
+    document: dict[str, Any] = {"vt": float(attributes.vt), "delay": float(attributes.delay)}
     for field in ("maxsize", "totalrecv", "totalsent", "created", "modified", "msgs", "hiddenmsgs"):
-        told[field] = getattr(found, field)
-    print(json.dumps(told))
+        document[field] = getattr(attributes, field)
+    print(json.dumps(document))
 
 
 @queue.command()
@@ -105,16 +105,18 @@ def create(
         int, typer.Option("--visibility-timeout", "-t", help="Seconds a received message is hidden.")
     ] = 30,
     delay: Annotated[int, typer.Option("--delay", "-d", help="Seconds until a new message can be received.")] = 0,
-    maxsize: Annotated[int, typer.Option("--maxsize", "-m", help="1024 to 65536 characters, or -1: any.")] = MAXSIZE,
+    maxsize: Annotated[
+        int, typer.Option("--maxsize", "-m", help="1024 to 65536 characters, or -1 for no limit.")
+    ] = MAXSIZE,
 ) -> None:
     """Create a queue. Prints nothing."""
-    with _asked(context, name, f"Failed to create queue: {name}") as client:
+    with _connected(context, name, f"Failed to create queue: {name}") as client:
         client.create_queue(name, vt=visibility_timeout, delay=delay, maxsize=maxsize)
 
 
 def delete_queue(context: typer.Context, name: Name) -> None:
     """Delete a queue and its messages. Prints nothing."""
-    with _asked(context, name, f"Failed to delete queue: {name}") as client:
+    with _connected(context, name, f"Failed to delete queue: {name}") as client:
         client.delete_queue(name)
 
 
@@ -124,11 +126,11 @@ def send(
     name: Name,
     message: Annotated[str, typer.Option("--message", "-m", metavar="TEXT", help="The text of the message.")],
     delay: Annotated[
-        int | None, typer.Option("--delay", "-d", help="Seconds until it can be received; else the queue's delay.")
+        int | None, typer.Option("--delay", "-d", help="Seconds until it can be received. Default: the queue's delay.")
     ] = None,
 ) -> None:
     """Send a message and print its ID."""
-    with _asked(context, name, f"Failed to send message: {message}") as client:
+    with _connected(context, name, f"Failed to send message: {message}") as client:
         print(client.send_message(name, message, delay=delay))
 
 
@@ -138,26 +140,26 @@ def receive(
     name: Name,
     visibility_timeout: Annotated[
         int | None,
-        typer.Option("--visibility-timeout", "-t", help="Seconds it is hidden; else the queue's visibility timeout."),
+        typer.Option("--visibility-timeout", "-t", help="Seconds to hide it. Default: the queue's visibility timeout."),
     ] = None,
 ) -> None:
     """Receive the next message, hide it, and print it as JSON."""
-    with _asked(context, name, f"Failed to receive from queue: {name}") as client:
+    with _connected(context, name, f"Failed to receive from queue: {name}") as client:
         _print(name, client.receive_message(name, vt=visibility_timeout))
 
 
 @message.command()
 def pop(context: typer.Context, name: Name) -> None:
     """Receive the next message, delete it, and print it as JSON."""
-    with _asked(context, name, f"Failed to pop from queue: {name}") as client:
+    with _connected(context, name, f"Failed to pop from queue: {name}") as client:
         _print(name, client.pop_message(name))
 
 
 def delete_message(context: typer.Context, name: Name, id: Id) -> None:
     """Delete a message. Prints nothing."""
     failure = f"Failed to delete message ID: {id}"
-    with _asked(context, name, failure) as client:
-        # The protocol's own delete does not say that the queue is missing; this one must.
+    with _connected(context, name, failure) as client:
+        # The protocol's delete does not report a missing queue; this command must.
         client.get_queue_attributes(name)
         deleted = client.delete_message(name, id)
     if not deleted:
@@ -170,12 +172,12 @@ def visibility(
     name: Name,
     id: Id,
     visibility_timeout: Annotated[
-        int, typer.Option("--visibility-timeout", "-t", help="Seconds it is hidden from now on; 0 shows it at once.")
+        int, typer.Option("--visibility-timeout", "-t", help="Seconds to hide it from now on; 0 shows it at once.")
     ],
 ) -> None:
     """Change how long a message stays hidden."""
     failure = f"Failed to change visibility timeout for message ID: {id}"
-    with _asked(context, name, failure) as client:
+    with _connected(context, name, failure) as client:
         changed = client.change_message_visibility(name, id, visibility_timeout)
     if not changed:
         _fail(context, failure)
@@ -188,7 +190,7 @@ for _group, _command in _DELETIONS:
 
 
 def run(args: Sequence[str]) -> int:
-    """One command from arguments to exit code."""
+    """Runs one command; returns the exit code."""
     try:
         app(args=list(args), prog_name="rsmqctl")
     except SystemExit as ended:

@@ -1,6 +1,6 @@
-"""The sample shop's services on the event bus: a warehouse and a loyalty programme, which hear of orders.
+"""The sample shop's services on the event bus: a warehouse and a loyalty programme, which subscribe to orders.
 
-Each is an ordinary Celery worker; nobody else knows of either.
+Each is an ordinary Celery worker; the other processes do not know them.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ CALLS_PER_SECOND = 2.0
 
 
 class OrderPaid(Event, topic="shop.order.paid", version="1"):
-    """Somebody has paid."""
+    """An order was paid."""
 
     order: int
     total: float
 
 
 class Stock(BaseModel):
-    """What the warehouse answers."""
+    """The reply of the warehouse."""
 
     sku: str
     pieces: int
 
 
 class AskStock(Event, topic="shop.stock.ask", response=Stock):
-    """How many pieces there are."""
+    """Asks how many pieces are in stock."""
 
     sku: str
 
 
 class ShelfEmpty(Exception):
-    """It has not been delivered yet; a later attempt may find it."""
+    """The pieces have not been delivered yet; a retry may succeed."""
 
 
 class CardLost(Exception):
-    """The customer has no card any more; no attempt will find it."""
+    """The customer has no card any more; a retry does not help."""
 
 
 def warehouse(url: str) -> Bus:
-    """Packs what was paid, counts all that happens to orders, and answers how much there is."""
+    """Packs paid orders, counts all events of orders, and answers calls about the stock."""
     bus = Bus("warehouse", url, retry=fixed(1, 3, 6))
 
     @bus.subscribe(OrderPaid)
@@ -70,7 +70,7 @@ def warehouse(url: str) -> Bus:
 
 
 def loyalty(url: str) -> Bus:
-    """Gives points for what was paid, and says sorry for what was declined."""
+    """Awards points for paid orders, and apologises for declined ones."""
     bus = Bus("loyalty", url, retry=fixed(2))
 
     @bus.subscribe(OrderPaid)
@@ -80,21 +80,21 @@ def loyalty(url: str) -> Bus:
             raise CardLost(f"no card for order {event.order}")
 
     @bus.subscribe("shop.order.declined", name="apologise")
-    def say_sorry(data: dict[str, Any]) -> None:
+    def apologise(data: dict[str, Any]) -> None:
         time.sleep(random.uniform(0.01, 0.05))
 
     return bus
 
 
 def ask(url: str, stop: threading.Event) -> None:
-    """Customers look whether there is enough."""
+    """Calls the warehouse about its stock, as customers do."""
     with BusClient(url, source="website") as client:
         while not stop.wait(random.expovariate(CALLS_PER_SECOND)):
             try:
                 client.call(AskStock(sku=f"s{random.randint(1, 50)}"), timeout=2)
             except RestanteError:
-                pass  # the warehouse has not opened yet, or closes
+                pass  # the warehouse has not started yet, or stops
 
 
-#: Role → what makes its bus.
+#: Role → function that creates its bus.
 SERVICES = {"warehouse": warehouse, "loyalty": loyalty}

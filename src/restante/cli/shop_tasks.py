@@ -1,4 +1,4 @@
-"""The sample shop's Celery tasks: pictures are uploaded, thumbnails are drawn, some at first in vain."""
+"""The sample shop's Celery tasks: they draw thumbnails of uploaded pictures; some fail at first."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ install(app)
 
 
 class PictureBroken(Exception):
-    """Half of it is missing; the upload may still be under way."""
+    """A part of the picture is missing; the upload may be in progress."""
 
 
 @app.task(autoretry_for=(PictureBroken,), retry_backoff=2, max_retries=3)  # type: ignore[untyped-decorator]  # Celery's own
 def thumbnail(picture: int, width: int) -> None:
-    """Draws one."""
+    """Draws a thumbnail."""
     time.sleep(random.uniform(0.05, 0.4))
     if random.random() < 0.15:
         raise PictureBroken(f"picture {picture} ends early")
 
 
 def upload(stop: threading.Event) -> None:
-    """Sends tasks until stopped, some for later."""
+    """Sends tasks until stopped, some with a delay."""
     number = 0
     while not stop.wait(random.expovariate(UPLOADS_PER_SECOND)):
         number += 1

@@ -1,4 +1,4 @@
-"""Which broker a foreign program means, and that it is still the same one when the bus starts."""
+"""Finds the broker that a program names; on failure raises InvalidInput, also if it changed before the bus starts."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from restante.bus.addresses import celery_url, shown
 from restante.bus.app import Bus
 from restante.core.errors import InvalidInput
 
-#: The broker where a program names none, as Celery has it.
+#: Celery's default broker.
 LOCAL = "amqp://guest:guest@localhost:5672//"
 
 
 def broker_of(given: Any) -> str:
-    """The URL of the broker: Celery prefers the environment's to any setting, and so must the bus that publishes."""
-    found = os.environ.get("CELERY_BROKER_URL") or given or LOCAL
-    if not isinstance(found, str) or ";" in found:
-        raise InvalidInput("broker_url must be one URL: a list of brokers to fall back on is not supported")
-    return found
+    """The URL of the broker. As in Celery, the environment overrides every setting."""
+    url = os.environ.get("CELERY_BROKER_URL") or given or LOCAL
+    if not isinstance(url, str) or ";" in url:
+        raise InvalidInput("broker_url must be one URL: a list of fallback brokers is not supported")
+    return url
 
 
-def check_broker(bus: Bus, door: str) -> None:
-    """Raises InvalidInput where the app's broker was changed after the bus had taken it."""
-    found = bus.conf.broker_url
-    if found != celery_url(bus.broker_url):
+def check_broker(bus: Bus, setup: str) -> None:
+    """Raises InvalidInput if the app's broker was changed after `setup` read it."""
+    url = bus.conf.broker_url
+    if url != celery_url(bus.broker_url):
         raise InvalidInput(
-            f"broker_url was set to {shown(str(found))} after {door} had taken {shown(bus.broker_url)}: set it before"
+            f"broker_url was set to {shown(str(url))} after {setup} had read {shown(bus.broker_url)}: set it before"
         )

@@ -1,7 +1,7 @@
-"""The door to RSMQ (Redis Simple Message Queue): a client of the protocol, and its queues told in Restante's words.
+"""A client for RSMQ (Redis Simple Message Queue), a bridge to native queues, and readers of RSMQ queues.
 
-`Rsmq` and `AsyncRsmq` speak the protocol in its own words, beside Node's client and PyRSMQ; everything else in the
-house tells of these queues in the words of the right column.
+`Rsmq` and `AsyncRsmq` use the protocol's own words and share queues with Node's client and PyRSMQ. The rest of Restante
+describes these queues in the words of the right column.
 
 | RSMQ | Restante |
 |---|---|
@@ -21,14 +21,14 @@ house tells of these queues in the words of the right column.
 | deleteMessage | ack |
 | changeMessageVisibility | extend |
 
-The protocol has no lease token and no states beyond what score and receive count tell: scheduled (never received,
-not yet due), ready (due) and leased (received, not yet due again). Nothing in it is ever retrying, dead or done.
+The protocol has no lease token. A message's state follows from its score and receive count: scheduled (never received,
+not yet due), ready (due) or leased (received, not yet due again). No message is ever retrying, dead or done.
 """
 
 from restante.rsmq.bridge import Bridge, Bridged
 from restante.rsmq.calls import QueueAttributes, RsmqReceived
 from restante.rsmq.client import AsyncRsmq, Rsmq
-from restante.rsmq.consuming import AsyncRsmqConsumer, RsmqConsumer
+from restante.rsmq.consumer import AsyncRsmqConsumer, RsmqConsumer
 from restante.rsmq.errors import (
     BadParameter,
     InvalidFormat,
@@ -42,7 +42,7 @@ from restante.rsmq.errors import (
     ReservedName,
     RsmqError,
 )
-from restante.rsmq.reading import RsmqMessage, queues, split, walk
+from restante.rsmq.reader import RsmqMessage, queues, split, walk
 
 __all__ = [
     "AsyncRsmq",

@@ -1,19 +1,22 @@
-"""Carries messages from an RSMQ queue into a native queue, or back, so that each arrives once, whoever is killed when.
+"""Moves messages from an RSMQ queue into a native queue, or back. Each arrives once, even if the bridge is killed.
 
-On failure it pauses and goes on when the server is back; what it held comes again when its lease ends. A message
-that the other side does not take stays where it is (RSMQ has nowhere to put it) or becomes dead (a native queue has).
+On failure it pauses and resumes when the server is back. Messages it held are received again when their lease ends. If
+the target refuses a message, it stays in the RSMQ queue, or becomes dead if it came from a native queue.
 
-**Into the native queue.** A message is received, which hides it for `lease` seconds, then sent and deleted by one
-script. Killed before it, the message comes again; after it, it has gone over. In Redis Cluster the two queues lie on
-different servers: there it is sent under its own id and deleted after that, and the native queue's dedup window is how
-long after its ack a message is still known that a killed bridge had sent and not yet deleted.
+**Into the native queue.** The bridge receives a message, which hides it for `lease` seconds. One script then sends it
+to the native queue and deletes it from the RSMQ queue. If the bridge is killed before the script runs, the message is
+received again. In Redis Cluster the two queues are on different servers. There the bridge sends the message under its
+own id and then deletes it. If it is killed between the two steps, the native queue recognises the id while the message
+is there and for its dedup window after the ack.
 
-**Back.** A message is leased, put into the RSMQ queue by a script that leaves a marker, then acked. Killed before the
-ack, it comes again and is known by its marker: for `crossing.UNSETTLED` seconds.
+**Back.** The bridge leases a message, puts it into the RSMQ queue by a script that also sets a marker, then acks it.
+If the bridge is killed before the ack, it receives the message again and recognises it by its marker, for
+`transfer.UNSETTLED` seconds.
 
-**Not promised.** The order of RSMQ is by time of receipt and not strict; a bridge keeps no better one. Delays and
-receive counts of an RSMQ message, and priority, kind and headers of a native one, stay behind. Two bridges in opposite
-directions between the same two queues would carry everything in circles: give each direction queues of its own.
+**Not promised.** RSMQ orders messages by time of receipt, not strictly, and the bridge keeps no better order. Delays
+and receive counts of an RSMQ message, and priority, kind and headers of a native message, are not transferred. Two
+bridges in opposite directions between the same two queues move every message in circles: use separate queues for each
+direction.
 """
 
 from __future__ import annotations
@@ -30,32 +33,33 @@ from restante.core.errors import InvalidInput, LeaseLost, NotFound, PayloadTooLa
 from restante.core.message import State
 from restante.core.queue import Client, LeasedMessage
 from restante.core.settings import whole
-from restante.rsmq import crossing, viewing
+from restante.rsmq import inspector, transfer
 from restante.rsmq.client import Rsmq, RsmqReceived
 from restante.rsmq.keys import DEFAULT_NAMESPACE, bridge_key
 
 log = logging.getLogger("restante")
 
-#: Messages held at one time; more only means that more come late after a kill.
+#: Messages held at one time; a larger batch only delays more messages after a kill.
 BATCH = 100
-#: Seconds a message is held unless said otherwise: how late it is when the bridge is killed with it. Too short for a
-#: batch, and the rest of it is carried by whoever receives it next.
+#: Default lease in seconds: how late a message is when the bridge is killed while it holds it. Too short for a batch,
+#: and the next receiver moves the rest of it.
 LEASE = 30
-#: The longest lease, as the protocol has it.
+#: Seconds; the longest lease of the protocol.
 LONGEST = 9_999_999
-#: Seconds between two looks at an empty RSMQ queue, which wakes nobody; seconds waited for a native one, which does.
+#: Seconds between two polls of an empty RSMQ queue, which wakes no reader; seconds of one blocking wait for a native
+#: queue, which does.
 IDLE, WAIT = 0.25, 1.0
 
 
 @dataclass(slots=True)
 class Bridged:
-    """What a bridge did."""
+    """How many messages a bridge handled, by outcome."""
 
-    #: Messages that arrived on the other side.
+    #: Messages stored in the target queue.
     moved: int = 0
-    #: Messages that had arrived before, and were only removed on this side.
+    #: Messages that the target had already, and that were only removed from the source.
     repeated: int = 0
-    #: Messages the other side does not take; each is counted and logged once by one bridge.
+    #: Messages that the target refused; a bridge counts and logs each of them once.
     refused: int = 0
 
     def __bool__(self) -> bool:
@@ -68,10 +72,11 @@ class Bridged:
 
 
 class Bridge:
-    """Carries messages of the RSMQ queue `queue` into the native queue `to`; with `back`, from `to` into `queue`.
+    """Moves messages of the RSMQ queue `queue` into the native queue `to`; with `back`, from `to` into `queue`.
 
-    With `decode` a text that is JSON arrives as the value it is. With `realtime` RSMQ's channel is told of what comes
-    back. Several bridges may run side by side. Both queues lie on the post's server; the RSMQ queue must be there.
+    With `decode` a text that is JSON arrives as its value. With `realtime` the bridge announces messages it moves back
+    on RSMQ's channel. Several bridges may run side by side. Both queues are on the server of `post`; the RSMQ queue
+    must exist.
     """
 
     def __init__(
@@ -87,7 +92,7 @@ class Bridge:
         lease: int = LEASE,
     ) -> None:
         self._post = post
-        self._keys = viewing.keys_of(post, queue, namespace)
+        self._keys = inspector.keys_of(post, queue, namespace)
         self._namespace = namespace
         self._queue = post.queue(to)
         self._back = back
@@ -96,50 +101,50 @@ class Bridge:
         self._lease = whole(lease, "lease", 1, LONGEST)
         self._rsmq = Rsmq(namespace=namespace, post=post)
         self._stop = threading.Event()
-        # Refused before: RSMQ gives them out again whenever their lease has ended.
-        self._left: set[str] = set()
-        # Between two slots of a cluster there is no script that does both.
+        # RSMQ delivers refused messages again whenever their lease ends; each is counted and logged once.
+        self._refused_ids: set[str] = set()
+        # No script can change keys in two slots of a cluster.
         self._apart = not post.connection.same_server(self._keys.due, self._queue.ref.keys["queue"])
 
     def run(self) -> Bridged:
-        """Carries until `stop()` is called; returns what was done in all."""
-        done = Bridged()
+        """Moves messages until `stop()` is called; returns the totals."""
+        total = Bridged()
         failures = 0
         while not self._stop.is_set():
             try:
-                one = self.run_once(WAIT)
+                batch = self.run_once(WAIT)
                 failures = 0
             except (Unavailable, Unconfirmed, QueueFull) as error:
                 failures += 1
                 log.warning("bridge paused queue=%s to=%s error=%s", self._keys.queue, self._queue.name, error)
                 self._stop.wait(away(failures))
                 continue
-            done.add(one)
-            if not one and not self._back:
+            total.add(batch)
+            if not batch and not self._back:
                 self._stop.wait(IDLE)
-        return done
+        return total
 
     def drain(self) -> Bridged:
-        """Carries what can be received now, and ends when nothing is left that the other side takes."""
-        done = Bridged()
+        """Moves the messages that can be received now; returns when the target accepts none of the rest."""
+        total = Bridged()
         while not self._stop.is_set():
-            one = self.run_once()
-            done.add(one)
-            if not one:
+            batch = self.run_once()
+            total.add(batch)
+            if not batch:
                 break
-        return done
+        return total
 
     def stop(self) -> None:
-        """Ends `run` after the messages it holds; may be called from a signal handler."""
+        """Ends `run` after the batch in progress; may be called from a signal handler."""
         self._stop.set()
 
     def run_once(self, timeout: float = 0) -> Bridged:
-        """Carries one batch; towards RSMQ it waits for the first message up to `timeout` seconds."""
+        """Moves one batch. Towards RSMQ it waits up to `timeout` seconds for the first message."""
         done = self._bring(timeout) if self._back else self._forward()
         if done:
-            way = (self._queue.name, self._keys.queue) if self._back else (self._keys.queue, self._queue.name)
-            counted = (done.moved, done.repeated, done.refused)
-            log.info("bridged from=%s to=%s moved=%d repeated=%d refused=%d", *way, *counted)
+            route = (self._queue.name, self._keys.queue) if self._back else (self._keys.queue, self._queue.name)
+            counts = (done.moved, done.repeated, done.refused)
+            log.info("bridged from=%s to=%s moved=%d repeated=%d refused=%d", *route, *counts)
         return done
 
     # -- into the native queue -----------------------------------------------------------------------------------
@@ -149,13 +154,13 @@ class Bridge:
         ref = self._queue.ref
         if not ref.opened:
             self._queue.ensure_open()
-        for one in self._rsmq.receive_many(self._keys.queue, BATCH, vt=self._lease):
+        for message in self._rsmq.receive_many(self._keys.queue, BATCH, vt=self._lease):
             try:
-                stored = self._forward_apart(one) if self._apart else self._forward_at_once(one)
+                stored = self._forward_in_two_steps(message) if self._apart else self._forward_at_once(message)
             except (InvalidInput, PayloadTooLarge) as error:
-                if one.id not in self._left:
-                    self._left.add(one.id)
-                    log.error("bridge refused queue=%s id=%s error=%s", self._keys.queue, one.id, error)
+                if message.id not in self._refused_ids:
+                    self._refused_ids.add(message.id)
+                    log.error("bridge refused queue=%s id=%s error=%s", self._keys.queue, message.id, error)
                     done.refused += 1
                 continue
             if stored is not None:
@@ -163,28 +168,30 @@ class Bridge:
                 done.repeated += not stored
         return done
 
-    def _forward_at_once(self, one: RsmqReceived) -> bool | None:
-        payload = crossing.payload_of(one.raw, decode=self._decode)
-        made = self._post.connection.run(crossing.forward(self._queue.ref, self._keys, one.id, payload, one.rc))
-        return None if made is None else made.stored
+    def _forward_at_once(self, message: RsmqReceived) -> bool | None:
+        payload = transfer.payload_of(message.raw, decode=self._decode)
+        operation = transfer.forward(self._queue.ref, self._keys, message.id, payload, message.rc)
+        sent = self._post.connection.run(operation)
+        return None if sent is None else sent.stored
 
-    def _forward_apart(self, one: RsmqReceived) -> bool:
-        payload = crossing.payload_of(one.raw, decode=self._decode)
-        made = self._queue.send(payload, id=one.id, headers={"rsmq_queue": self._keys.queue})
-        self._rsmq.delete_message(self._keys.queue, one.id)
-        return made.stored
+    def _forward_in_two_steps(self, message: RsmqReceived) -> bool:
+        payload = transfer.payload_of(message.raw, decode=self._decode)
+        sent = self._queue.send(payload, id=message.id, headers={"rsmq_queue": self._keys.queue})
+        self._rsmq.delete_message(self._keys.queue, message.id)
+        return sent.stored
 
     # -- back ----------------------------------------------------------------------------------------------------
 
     def _bring(self, timeout: float) -> Bridged:
-        # By this process's clock and from before the call, so that it ends before the server's lease does.
+        # Measured on this process's clock from before the call, so it ends before the lease on the server does.
         until = time.monotonic() + self._lease
         held = self._queue.receive_many(BATCH, timeout, lease=self._lease)
         done = Bridged()
         settled: list[LeasedMessage] = []
         try:
             for message in held:
-                # Whoever was stopped for longer than the lease must not begin: another may have finished.
+                # A process that was stopped for longer than the lease must not start a message: another may have
+                # finished it.
                 if time.monotonic() >= until:
                     break
                 outcome = self._bring_one(message)
@@ -203,17 +210,21 @@ class Bridge:
         return done
 
     def _bring_one(self, message: LeasedMessage) -> str:
-        id = crossing.id_of(message)
+        id = transfer.id_of(message)
         try:
-            text = crossing.text_of(message)
+            text = transfer.text_of(message)
         except InvalidInput as error:
             return self._refuse(message, error)
-        operation = crossing.bring(self._keys, self._namespace, id, text, channel=self._channel)
+        operation = transfer.bring(self._keys, self._namespace, id, text, channel=self._channel)
         outcome = self._post.connection.run(operation)
         if outcome == "missing":
-            raise NotFound(f"the RSMQ queue {self._keys.queue} is gone: create it, then start the bridge again")
+            raise NotFound(
+                f"the RSMQ queue {self._keys.queue} does not exist any more: create it, then start the bridge again"
+            )
         if outcome == "long":
-            return self._refuse(message, PayloadTooLarge(f"{self._keys.queue} takes no message of this length"))
+            return self._refuse(
+                message, PayloadTooLarge(f"the message is longer than the maxsize of {self._keys.queue}")
+            )
         return outcome
 
     def _refuse(self, message: LeasedMessage, error: InvalidInput) -> str:
@@ -225,7 +236,10 @@ class Bridge:
         return "refused"
 
     def _settle(self, messages: list[LeasedMessage]) -> None:
-        """Acks what has arrived; its markers are then needed for those alone who were stopped with it in hand."""
+        """Acks the messages that arrived and shortens the life of their markers.
+
+        After the ack only a bridge that was stopped while it held the message still needs the marker.
+        """
         if not messages:
             return
         lost: set[str] = set()
@@ -239,33 +253,33 @@ class Bridge:
     def _expiring(self, messages: list[LeasedMessage], lost: set[str]) -> Iterator[Plain]:
         for message in messages:
             if message.id not in lost:
-                key = bridge_key(self._namespace, self._keys.queue, crossing.id_of(message))
-                yield Plain(("EXPIRE", key, crossing.SETTLED), key)
+                key = bridge_key(self._namespace, self._keys.queue, transfer.id_of(message))
+                yield Plain(("EXPIRE", key, transfer.SETTLED), key)
 
 
 def take_over(post: Client, queue: str, to: str, ids: Sequence[str], *, namespace: str = DEFAULT_NAMESPACE) -> int:
-    """An operator's move of chosen messages into a native queue; returns how many went.
+    """Moves the messages with these ids into a native queue, for an operator; returns how many were moved.
 
-    What is scheduled or leased becomes ready there when it would have been here. One that is received or deleted
-    while this looks at it stays. In Redis Cluster a kill between the two steps leaves a message in both queues.
+    A scheduled or leased message becomes ready there when it would have become ready here. A message that is received
+    or deleted meanwhile is not moved. In Redis Cluster a kill between the two steps leaves a message in both queues.
     """
-    keys = viewing.keys_of(post, queue, namespace)
+    keys = inspector.keys_of(post, queue, namespace)
     target = post.queue(to)
     apart = not post.connection.same_server(keys.due, target.ref.keys["queue"])
     moved = 0
     for id in ids:
-        message = viewing.find(post, keys, id)
+        message = inspector.find(post, keys, id)
         if message is None:
             continue
         if not target.ref.opened:
-            # Not before there is something for it: a target that gets nothing must not come into being.
+            # Opening creates the queue, so it is opened only when there is a message for it.
             target.ensure_open()
-        payload = crossing.payload_of(message.payload)
+        payload = transfer.payload_of(message.payload)
         due_at = None if message.state is State.READY else datetime.fromtimestamp(message.due_ms / 1000, UTC)
         if apart:
             target.send(payload, id=id, headers={"rsmq_queue": queue}, due_at=due_at)
             moved += Rsmq(namespace=namespace, post=post).delete_message(queue, id)
         else:
-            operation = crossing.forward(target.ref, keys, id, payload, message.attempts, due_at=due_at)
+            operation = transfer.forward(target.ref, keys, id, payload, message.attempts, due_at=due_at)
             moved += post.connection.run(operation) is not None
     return moved

@@ -1,7 +1,7 @@
-"""The RSMQ client, synchronous and asyncio; both are thin: what a call is lies in `calls`.
+"""The RSMQ clients, synchronous and asyncio: they run the calls that `calls` defines.
 
-On failure every method raises a typed error: those of the protocol are in `restante.rsmq.errors`, those of the server
-in `restante.core.errors`. Nothing is half done.
+On failure every method raises a typed error: protocol errors are in `restante.rsmq.errors`, server errors in
+`restante.core.errors`. Each call is atomic.
 """
 
 from __future__ import annotations
@@ -21,49 +21,50 @@ from restante.core.operations import Operation
 from restante.core.queue import AsyncClient, Client, check_timeout
 from restante.core.settings import ClientSettings
 from restante.rsmq import calls
-from restante.rsmq.calls import Book, RsmqReceived, Steps
+from restante.rsmq.calls import RsmqReceived, Steps
 from restante.rsmq.keys import DEFAULT_NAMESPACE
-from restante.rsmq.listening import AsyncEar, Ear
+from restante.rsmq.namespace import Namespace
+from restante.rsmq.notifications import AsyncSubscription, Subscription
 
 if TYPE_CHECKING:
-    from restante.rsmq.consuming import AsyncRsmqConsumer, RsmqConsumer
+    from restante.rsmq.consumer import AsyncRsmqConsumer, RsmqConsumer
 
 __all__ = ["LOOK_EVERY", "AsyncRsmq", "Rsmq", "RsmqReceived", "blocking_twin"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: Seconds between two looks at a queue where nothing is known to become due: a send that nobody announces is
-#: noticed this late.
+#: Seconds between two polls of a queue where no message is known to become due: an unannounced send is noticed this
+#: late.
 LOOK_EVERY = 1.0
 
 
-def _book(namespace: str, realtime: bool, mode: str) -> Book:
-    made = Book(namespace, realtime)
-    if mode == "cluster" and key_slot(made.names) != key_slot(made.place("any")[0]):
+def _namespace(name: str, realtime: bool, mode: str) -> Namespace:
+    namespace = Namespace(name, realtime)
+    if mode == "cluster" and key_slot(namespace.names) != key_slot(namespace.place("any")[0]):
         raise InvalidInput(
-            f"the keys of the namespace {namespace} lie on different servers of the cluster: use a hash tag, such as "
-            f"namespace='{{{namespace}}}'"
+            f"the keys of the namespace {name} are on different servers of the cluster: use a hash tag, such as "
+            f"namespace='{{{name}}}'"
         )
-    return made
+    return namespace
 
 
-def _calling(build: Callable[Concatenate[Book, P], Operation[T]]) -> Callable[Concatenate[Rsmq, P], T]:
-    """The call as a method that makes it."""
+def _calling(build: Callable[Concatenate[Namespace, P], Operation[T]]) -> Callable[Concatenate[Rsmq, P], T]:
+    """Turns a call into a method that runs it."""
 
     @functools.wraps(build)
     def method(self: Rsmq, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self.run(build(self.book, *args, **kwargs))
+        return self.run(build(self.space, *args, **kwargs))
 
     return method
 
 
-def _stepping(build: Callable[Concatenate[Book, P], Steps[T]]) -> Callable[Concatenate[Rsmq, P], T]:
-    """A call of several steps as a method that makes them."""
+def _stepping(build: Callable[Concatenate[Namespace, P], Steps[T]]) -> Callable[Concatenate[Rsmq, P], T]:
+    """Turns a call of several steps into a method that runs them."""
 
     @functools.wraps(build)
     def method(self: Rsmq, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        steps = build(self.book, *args, **kwargs)
+        steps = build(self.space, *args, **kwargs)
         try:
             step = next(steps)
             while True:
@@ -75,25 +76,25 @@ def _stepping(build: Callable[Concatenate[Book, P], Steps[T]]) -> Callable[Conca
 
 
 def _awaiting(
-    build: Callable[Concatenate[Book, P], Operation[T]],
+    build: Callable[Concatenate[Namespace, P], Operation[T]],
 ) -> Callable[Concatenate[AsyncRsmq, P], Coroutine[Any, Any, T]]:
-    """The call as a coroutine method."""
+    """Turns a call into a coroutine method."""
 
     @functools.wraps(build)
     async def method(self: AsyncRsmq, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self.client.connection.run(build(self.book, *args, **kwargs))
+        return await self.client.connection.run(build(self.space, *args, **kwargs))
 
     return method
 
 
 def _awaiting_steps(
-    build: Callable[Concatenate[Book, P], Steps[T]],
+    build: Callable[Concatenate[Namespace, P], Steps[T]],
 ) -> Callable[Concatenate[AsyncRsmq, P], Coroutine[Any, Any, T]]:
-    """A call of several steps as a coroutine method."""
+    """Turns a call of several steps into a coroutine method."""
 
     @functools.wraps(build)
     async def method(self: AsyncRsmq, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        steps = build(self.book, *args, **kwargs)
+        steps = build(self.space, *args, **kwargs)
         try:
             step = next(steps)
             while True:
@@ -108,8 +109,8 @@ def _awaiting_steps(
 class Rsmq:
     """An RSMQ client; safe to share between threads.
 
-    `url` is what `restante.connect` takes; with `post` it uses a server that is open already, and leaves it open.
-    With `realtime` every send is announced on the protocol's channel, and `receive_waiting` listens there.
+    `url` is as for `restante.connect`. With `post` it uses an open client and leaves it open. With `realtime` every
+    send is announced on the protocol's channel, and `receive_waiting` listens there.
     """
 
     def __init__(
@@ -121,23 +122,23 @@ class Rsmq:
         post: Client | None = None,
     ) -> None:
         if url is not None and post is not None:
-            raise InvalidInput("give a url or an open post, not both")
+            raise InvalidInput("give a url or an open client (post=), not both")
         self._owned = post is None
         self.client = connect(url) if post is None else post
         self.run = self.client.connection.run
         try:
-            self.book = _book(namespace, realtime, self.client.connection.endpoint.mode)
+            self.space = _namespace(namespace, realtime, self.client.connection.endpoint.mode)
         except BaseException:
             self.close()
             raise
 
     @property
     def namespace(self) -> str:
-        return self.book.namespace
+        return self.space.name
 
     @property
     def realtime(self) -> bool:
-        return self.book.realtime
+        return self.space.realtime
 
     create_queue = _calling(calls.create_queue)
     delete_queue = _calling(calls.delete_queue)
@@ -158,33 +159,34 @@ class Rsmq:
     receive_or_dead_letter = _stepping(calls.receive_or_dead_letter)
 
     def receive_waiting(self, qname: str, timeout: float, *, vt: int | None = None) -> RsmqReceived | None:
-        """The next message; waits for it up to `timeout` seconds.
+        """Receives the next message; waits up to `timeout` seconds for it.
 
-        A delayed or hidden message is noticed when it becomes due; one sent meanwhile at once where both sides
-        have `realtime` on, else at the next look, LOOK_EVERY seconds later at most.
+        A delayed or hidden message is received when it becomes due. A message sent meanwhile is noticed at once if
+        both sides have `realtime` on, else at the next poll, at most LOOK_EVERY seconds later.
         """
-        with Ear(self.client.connection, self.book, qname) as ear:
-            return self.wait_for(qname, check_timeout(timeout), vt, ear)
+        with Subscription(self.client.connection, self.space, qname) as subscription:
+            return self.wait_for(qname, check_timeout(timeout), vt, subscription)
 
     def wait_for(
         self,
         qname: str,
         timeout: float,
         vt: int | None,
-        ear: Ear,
-        waker: Waker | None = None,
+        subscription: Subscription,
+        stop: Waker | None = None,
         every: float = LOOK_EVERY,
     ) -> RsmqReceived | None:
+        """Receives the next message; waits until an announcement, `stop` or the timeout, and polls every `every` s."""
         deadline = time.monotonic() + timeout
         while True:
-            ear.open()
-            got = self.run(calls.receive_or_wait(self.book, qname, vt))
+            subscription.open()
+            got = self.run(calls.receive_or_wait(self.space, qname, vt))
             if isinstance(got, RsmqReceived):
                 return got
             left = deadline - time.monotonic()
-            if left <= 0 or (waker is not None and waker.woken):
+            if left <= 0 or (stop is not None and stop.woken):
                 return None
-            ear.wait(min(left, every if got is None else min(got, every)), waker)
+            subscription.wait(min(left, every if got is None else min(got, every)), stop)
 
     def consume(
         self,
@@ -198,16 +200,23 @@ class Rsmq:
         stop_when_empty: bool = False,
         look_every: float = LOOK_EVERY,
     ) -> RsmqConsumer:
-        """A consumer whose `run()` gives each message to the handler; see `restante.rsmq.consuming.RsmqConsumer`."""
-        from restante.rsmq.consuming import RsmqConsumer  # which is built on this module
+        """Returns a consumer whose `run()` calls the handler for each message; see `RsmqConsumer`."""
+        from restante.rsmq.consumer import RsmqConsumer  # imported here because it imports this module
 
         return RsmqConsumer(
-            self, qname, handler, vt=vt, dead=dead, max_receives=max_receives, retry_delay=retry_delay,
-            stop_when_empty=stop_when_empty, look_every=look_every,
-        )  # fmt: skip
+            self,
+            qname,
+            handler,
+            vt=vt,
+            dead=dead,
+            max_receives=max_receives,
+            retry_delay=retry_delay,
+            stop_when_empty=stop_when_empty,
+            look_every=look_every,
+        )
 
     def close(self) -> None:
-        """Closes what the constructor opened."""
+        """Closes the connection, if the constructor opened it."""
         if self._owned:
             self.client.close()
 
@@ -219,7 +228,7 @@ class Rsmq:
 
 
 class AsyncRsmq:
-    """The same for asyncio; belongs to the event loop it is first used in."""
+    """The RSMQ client for asyncio; belongs to the event loop it is first used in."""
 
     def __init__(
         self,
@@ -230,20 +239,20 @@ class AsyncRsmq:
         post: AsyncClient | None = None,
     ) -> None:
         if url is not None and post is not None:
-            raise InvalidInput("give a url or an open post, not both")
+            raise InvalidInput("give a url or an open client (post=), not both")
         from restante import aio
 
         self._owned = post is None
         self.client = aio.connect(url) if post is None else post
-        self.book = _book(namespace, realtime, self.client.connection.endpoint.mode)
+        self.space = _namespace(namespace, realtime, self.client.connection.endpoint.mode)
 
     @property
     def namespace(self) -> str:
-        return self.book.namespace
+        return self.space.name
 
     @property
     def realtime(self) -> bool:
-        return self.book.realtime
+        return self.space.realtime
 
     create_queue = _awaiting(calls.create_queue)
     delete_queue = _awaiting(calls.delete_queue)
@@ -264,24 +273,30 @@ class AsyncRsmq:
     receive_or_dead_letter = _awaiting_steps(calls.receive_or_dead_letter)
 
     async def receive_waiting(self, qname: str, timeout: float, *, vt: int | None = None) -> RsmqReceived | None:
-        """The next message; waits for it up to `timeout` seconds, as its synchronous namesake."""
-        async with AsyncEar(self.client.connection, self.book, qname) as ear:
-            return await self.wait_for(qname, check_timeout(timeout), vt, ear)
+        """Receives the next message; waits up to `timeout` seconds for it, as `Rsmq.receive_waiting` does."""
+        async with AsyncSubscription(self.client.connection, self.space, qname) as subscription:
+            return await self.wait_for(qname, check_timeout(timeout), vt, subscription)
 
     async def wait_for(
-        self, qname: str, timeout: float, vt: int | None, ear: AsyncEar,
-        stopped: asyncio.Event | None = None, every: float = LOOK_EVERY,
-    ) -> RsmqReceived | None:  # fmt: skip
+        self,
+        qname: str,
+        timeout: float,
+        vt: int | None,
+        subscription: AsyncSubscription,
+        stop: asyncio.Event | None = None,
+        every: float = LOOK_EVERY,
+    ) -> RsmqReceived | None:
+        """Receives the next message; waits until an announcement, `stop` or the timeout, and polls every `every` s."""
         deadline = time.monotonic() + timeout
         while True:
-            await ear.open()
-            got = await self.client.connection.run(calls.receive_or_wait(self.book, qname, vt))
+            await subscription.open()
+            got = await self.client.connection.run(calls.receive_or_wait(self.space, qname, vt))
             if isinstance(got, RsmqReceived):
                 return got
             left = deadline - time.monotonic()
-            if left <= 0 or (stopped is not None and stopped.is_set()):
+            if left <= 0 or (stop is not None and stop.is_set()):
                 return None
-            await ear.wait(min(left, every if got is None else min(got, every)), stopped)
+            await subscription.wait(min(left, every if got is None else min(got, every)), stop)
 
     def consume(
         self,
@@ -295,16 +310,23 @@ class AsyncRsmq:
         stop_when_empty: bool = False,
         look_every: float = LOOK_EVERY,
     ) -> AsyncRsmqConsumer:
-        """A consumer whose `run()` awaits the handler for each message."""
-        from restante.rsmq.consuming import AsyncRsmqConsumer  # which is built on this module
+        """Returns a consumer whose `run()` awaits the handler for each message."""
+        from restante.rsmq.consumer import AsyncRsmqConsumer  # imported here because it imports this module
 
         return AsyncRsmqConsumer(
-            self, qname, handler, vt=vt, dead=dead, max_receives=max_receives, retry_delay=retry_delay,
-            stop_when_empty=stop_when_empty, look_every=look_every,
-        )  # fmt: skip
+            self,
+            qname,
+            handler,
+            vt=vt,
+            dead=dead,
+            max_receives=max_receives,
+            retry_delay=retry_delay,
+            stop_when_empty=stop_when_empty,
+            look_every=look_every,
+        )
 
     async def close(self) -> None:
-        """Closes what the constructor opened."""
+        """Closes the connection, if the constructor opened it."""
         if self._owned:
             await self.client.close()
 
@@ -316,7 +338,7 @@ class AsyncRsmq:
 
 
 def blocking_twin(client: AsyncRsmq) -> Rsmq:
-    """A synchronous client of the same queues, for threads beside an event loop. Close its post."""
+    """A synchronous client of the same queues, for threads beside an event loop. The caller closes its `client`."""
     settings: ClientSettings = client.client.connection.settings
     post = Client(client.client.url, settings, consumer=client.client.consumer)
     return Rsmq(namespace=client.namespace, realtime=client.realtime, post=post)

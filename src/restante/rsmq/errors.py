@@ -6,14 +6,14 @@ RestanteError
     │   ├── MissingParameter
     │   ├── InvalidFormat
     │   ├── InvalidValue
-    │   │   └── ReservedName                a name that the protocol's rule lets through and its keys cannot bear
+    │   │   └── ReservedName                a name that is valid by the rule but collides with a key
     │   ├── NoAttributeSupplied
     │   ├── MessageNotString
     │   └── MessageTooLong (also PayloadTooLarge)
     ├── QueueNotFound (also NotFound)
     └── QueueExists
 
-The server's own troubles (`Unavailable`, `QueueFull`, `Unconfirmed`, `Corrupt` …) are those of `restante.core.errors`.
+Failures of the server (`Unavailable`, `QueueFull`, `Unconfirmed`, `Corrupt` …) are errors of `restante.core.errors`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from restante.core.errors import InvalidInput, NotFound, PayloadTooLarge, Restan
 class RsmqError(RestanteError):
     """The RSMQ protocol refuses this call."""
 
-    #: The protocol's word for it, as the Node client has it in `error.name`.
+    #: The protocol's name of the error, as in the Node client's `error.name`.
     name: ClassVar[str] = "rsmqError"
 
 
 class BadParameter(RsmqError, InvalidInput):
-    """A parameter is missing or not valid; nothing was stored. Correct the named one."""
+    """A parameter is missing or not valid; nothing was stored. Correct the named parameter."""
 
 
 class MissingParameter(BadParameter):
@@ -66,14 +66,12 @@ class InvalidValue(BadParameter):
 
 
 class ReservedName(InvalidValue):
-    """The name is valid by the protocol's rule, but its keys are already something else."""
+    """The name is valid by the protocol's rule, but its key is already in use for something else."""
 
     name = "reservedName"
 
     def __init__(self, queue: str) -> None:
-        BadParameter.__init__(
-            self, f"qname must not be {queue}: its key would be that of the set of all queue names, and destroy it"
-        )
+        BadParameter.__init__(self, f"qname must not be {queue}: the queue would overwrite the set of all queue names")
         self.item = "qname"
 
 
@@ -102,7 +100,7 @@ class QueueNotFound(RsmqError, NotFound):
 
     def __init__(self, queue: str = "") -> None:
         super().__init__("Queue not found")
-        #: Which.
+        #: The missing queue.
         self.queue = queue
 
 
@@ -113,5 +111,5 @@ class QueueExists(RsmqError):
 
     def __init__(self, queue: str = "") -> None:
         super().__init__("Queue exists")
-        #: Which.
+        #: The existing queue.
         self.queue = queue

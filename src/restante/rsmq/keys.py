@@ -1,15 +1,15 @@
-"""The only place where RSMQ's keys, hash fields and ids are spelled; a name they cannot carry raises InvalidName.
+"""The only module that names RSMQ's keys, hash fields and ids; on failure an invalid name raises InvalidName.
 
 | key | type | members and scores | written by | removed by |
 |---|---|---|---|---|
 | `{ns}:QUEUES` | set | queue names | createQueue | deleteQueue |
-| `{ns}:{q}` | zset | id by the ms when it can next be received | send, receive, change of visibility | delete, pop |
+| `{ns}:{q}` | zset | id by when it can next be received, in ms | send, receive, change of visibility | delete, pop |
 | `{ns}:{q}:Q` | hash | settings and totals; per message `id`, `id:rc`, `id:fr` | send, receive | delete, pop |
 | `{ns}:rt:{q}` | channel | length of the queue after a send, where realtime is on | send | – |
-| `restante:bridge:{ns}:{q}:{id}` | string | this message has crossed from a native queue | bridge | ends by itself |
+| `restante:bridge:{ns}:{q}:{id}` | string | marks a message as moved from a native queue | bridge | expires |
 
-The names carry no hash tag: in Redis Cluster the keys of one queue lie in different slots, unless the namespace
-itself is one such as `{rsmq}`. A command therefore names one key.
+The names have no hash tag. In Redis Cluster the keys of one queue are in different slots, unless the namespace itself
+is a hash tag such as `{rsmq}`. A command therefore names one key.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ import re
 
 from restante.core.errors import InvalidName
 
-#: The namespace all RSMQ clients use unless told otherwise.
+#: The default namespace of all RSMQ clients.
 DEFAULT_NAMESPACE = "rsmq"
-#: What the hash of a queue that exists always has; a client calls the queue missing when one is absent.
+#: Fields that the hash of every queue has; clients treat a queue as missing when one of them is absent.
 SETTINGS = ("vt", "delay", "maxsize")
-#: Characters at the start of an id that tell when it was sent: microseconds in base 36, this long until the year 2085.
+#: Characters at the start of an id that hold the time of sending: microseconds in base 36, this long until 2085.
 STAMP = 10
 
-#: The name of the set of queues, which a queue of that name would overwrite.
+#: The name of the set of queues. A queue of this name would overwrite the set.
 _QUEUES = "QUEUES"
-# The protocol's rule and the dot, which PyRSMQ lets through: what it sent there must be readable.
+# The protocol's rule and the dot, which PyRSMQ allows: queues that it made must be readable.
 _QUEUE = re.compile(r"[A-Za-z0-9._-]{1,160}", re.ASCII)
-# Wider than core's rule by the braces of a hash tag.
+# Core's rule and the braces of a hash tag.
 _NAMESPACE = re.compile(r"[A-Za-z0-9._:@/+{}-]{1,200}", re.ASCII)
 
 
@@ -39,23 +39,23 @@ def _refused(what: str, name: object, rule: str) -> InvalidName:
 
 
 def valid_queue(queue: str) -> str:
-    """The name itself, or InvalidName."""
+    """Returns the queue name, or raises InvalidName."""
     if not isinstance(queue, str) or not _QUEUE.fullmatch(queue):
         raise _refused("RSMQ queue name", queue, "use 1 to 160 letters, digits and ._-")
     if queue == _QUEUES:
-        raise _refused("RSMQ queue name", queue, "its key would be that of the set of all queue names")
+        raise _refused("RSMQ queue name", queue, "its key is the set of all queue names")
     return queue
 
 
 def valid_namespace(namespace: str) -> str:
-    """The namespace itself, or InvalidName."""
+    """Returns the namespace, or raises InvalidName."""
     if not isinstance(namespace, str) or not _NAMESPACE.fullmatch(namespace):
         raise _refused("RSMQ namespace", namespace, "use 1 to 200 letters, digits and ._:@/+-{}")
     return namespace
 
 
 def names_key(namespace: str) -> bytes:
-    """The set of all queue names of a namespace."""
+    """The key of the set of all queue names of a namespace."""
     return f"{valid_namespace(namespace)}:{_QUEUES}".encode()
 
 
@@ -66,9 +66,9 @@ class RsmqKeys:
 
     def __init__(self, queue: str, namespace: str = DEFAULT_NAMESPACE) -> None:
         self.queue = valid_queue(queue)
-        #: The sorted set of ids by when they are due.
+        #: The key of the sorted set of ids by when they are due.
         self.due = f"{valid_namespace(namespace)}:{queue}".encode()
-        #: The hash of settings and messages.
+        #: The key of the hash of settings and messages.
         self.messages = self.due + b":Q"
 
 
@@ -78,12 +78,12 @@ def message_fields(id: bytes) -> tuple[bytes, bytes, bytes]:
 
 
 def sent_ms(id: str) -> int | None:
-    """When the message was sent, as its id tells; None for an id that no RSMQ client made."""
+    """When the message was sent, read from its id; None for an id that no RSMQ client made."""
     stamp = id[:STAMP]
-    # int() alone would also take signs, spaces and underscores.
+    # int() alone would also accept signs, spaces and underscores.
     return int(stamp, 36) // 1000 if len(stamp) == STAMP and stamp.isascii() and stamp.isalnum() else None
 
 
 def bridge_key(namespace: str, queue: str, id: str) -> bytes:
-    """That a message has crossed into an RSMQ queue; with a hash tag in the namespace it lies beside the queue."""
+    """The key of a bridge's marker; with a hash tag in the namespace it is in the slot of the queue."""
     return f"restante:bridge:{valid_namespace(namespace)}:{valid_queue(queue)}:{id}".encode()

@@ -21,7 +21,7 @@ from starlette.staticfiles import StaticFiles
 from restante.bus.registry import Card, cards
 from restante.core import errors
 from restante.core.errors import RestanteError
-from restante.rsmq import viewing
+from restante.rsmq import inspector
 from restante.server import requests, responses
 from restante.server.access import COOKIE, SESSION_SECONDS, Caller
 from restante.server.guard import BodyRefused, Guard
@@ -220,7 +220,7 @@ async def _session_out(state: ServerState, caller: Caller) -> dict[str, Any]:
     services: list[Card] = await state.call(cards, state.client)
     if services or state.rabbitmq.url is not None:
         pages.insert(2, {"id": "topics", "title": "Topics"})
-    if await state.call(viewing.any_queue, state.client):
+    if await state.call(inspector.has_queues, state.client):
         pages.append({"id": "rsmq", "title": "RSMQ"})
     return {
         "user": caller.name,

@@ -16,7 +16,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from restante.core.admin import Admin
 from restante.core.message import Message, State, moment
 from restante.core.operations import MAX_BATCH
-from restante.rsmq import reading
+from restante.rsmq import reader
 from restante.spark import linking
 from restante.spark.lines import content
 from restante.spark.options import Options
@@ -130,8 +130,8 @@ class RsmqReader(DataSourceReader):
         space = self.options.namespace
         return [
             RsmqPart(queue, part)
-            for queue in self.options.matching(reading.queues(post, space))
-            for part in reading.split(post, queue, self.options.parts(), space)
+            for queue in self.options.matching(reader.queues(post, space))
+            for part in reader.split(post, queue, self.options.parts(), space)
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -139,13 +139,13 @@ class RsmqReader(DataSourceReader):
             return
         post = linking.post(self.options.server(), patience=self.options.patience)
         schema = RSMQ.arrow(self.names)
-        for page in reading.walk(post, partition.queue, self.options.namespace, part=partition.part):
+        for page in reader.walk(post, partition.queue, self.options.namespace, part=partition.part):
             rows = [_rsmq_row(partition.queue, message) for message in page]
             columns = [pa.array([row[name] for row in rows], schema.field(name).type) for name in self.names]
             yield pa.record_batch(columns, schema=schema)
 
 
-def _rsmq_row(queue: str, message: reading.RsmqMessage) -> dict[str, Any]:
+def _rsmq_row(queue: str, message: reader.RsmqMessage) -> dict[str, Any]:
     return {
         "queue": queue, "message_id": message.id, "state": message.state.value, "sent_at": moment(message.sent_ms),
         "due_at": moment(message.due_ms), "attempts": message.attempts,

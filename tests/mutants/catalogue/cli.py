@@ -7,9 +7,9 @@ from typing import Final
 from tests.mutants.planting import Fault
 
 _STATES = ("tests/faults/test_server_states.py", "-k", "ends_with_three")
-_TRAFFIC = "tests/cli/test_traffic.py"
-_OPERATING = "tests/cli/test_operating.py"
-_LOOKING = "tests/cli/test_looking.py"
+_MESSAGES = "tests/cli/test_messages.py"
+_ADMIN = "tests/cli/test_admin.py"
+_INSPECT = "tests/cli/test_inspect.py"
 
 FAULTS: Final = (
     Fault("cli", "a send that nobody confirmed ends as refused", "Code", "UNAVAILABLE = 3", "UNAVAILABLE = 4", _STATES),
@@ -19,7 +19,7 @@ FAULTS: Final = (
         "line_batches",
         "if rest:",
         "if False:",
-        (_TRAFFIC, "-k", "every_line"),
+        (_MESSAGES, "-k", "every_line"),
     ),
     Fault(
         "cli",
@@ -27,7 +27,7 @@ FAULTS: Final = (
         "_values",
         "return values, error",
         "continue",
-        (_TRAFFIC, "-k", "every_line"),
+        (_MESSAGES, "-k", "every_line"),
     ),
     Fault(
         "cli",
@@ -35,15 +35,15 @@ FAULTS: Final = (
         "line_batches",
         "while chunk := stream.read1(READ_SIZE):",
         "while chunk := stream.read(READ_SIZE):",
-        (_TRAFFIC, "-k", "before_the_next_one"),
+        (_MESSAGES, "-k", "before_the_next_one"),
     ),
     Fault(
         "cli",
         "send ignores --durability",
-        "send",
+        "_send_one",
         "send(value, id=id, durability=durability, **options)",
         "send(value, id=id, **options)",
-        (_TRAFFIC, "-k", "durability"),
+        (_MESSAGES, "-k", "durability"),
     ),
     Fault(
         "cli",
@@ -51,15 +51,15 @@ FAULTS: Final = (
         "send_lines",
         "send_many(values, durability=durability, **options)",
         "send_many(values, **options)",
-        (_TRAFFIC, "-k", "durability"),
+        (_MESSAGES, "-k", "durability"),
     ),
     Fault(
         "cli",
         "send ignores --lease",
         "send",
-        '"unique": unique, "lease": lease,',
-        '"unique": unique,',
-        (_TRAFFIC, "-k", "carries_everything"),
+        '        "lease": lease,\n',
+        "",
+        (_MESSAGES, "-k", "carries_everything"),
     ),
     Fault(
         "cli",
@@ -68,7 +68,7 @@ FAULTS: Final = (
         "        for message in batch:\n            _print_received(session, message)\n",
         "        if ack:\n            opened.ack_many(batch)\n"
         "        for message in batch:\n            _print_received(session, message)\n",
-        (_TRAFFIC, "-k", "nobody_read"),
+        (_MESSAGES, "-k", "nobody_read"),
     ),
     Fault(
         "cli",
@@ -76,7 +76,7 @@ FAULTS: Final = (
         "receive",
         "wait, lease=lease)",
         "wait)",
-        (_TRAFFIC, "-k", "holds_or_acks"),
+        (_MESSAGES, "-k", "holds_or_acks"),
     ),
     Fault(
         "cli",
@@ -84,7 +84,7 @@ FAULTS: Final = (
         "Session.existing",
         "if queue not in names:",
         "if False:",
-        (_TRAFFIC, "-k", "makes_none"),
+        (_MESSAGES, "-k", "makes_none"),
     ),
     Fault(
         "cli",
@@ -92,7 +92,7 @@ FAULTS: Final = (
         "consume",
         "Consumer(group, concurrency=concurrency, ",
         "Consumer(group, ",
-        (_TRAFFIC, "-k", "hands_back"),
+        (_MESSAGES, "-k", "hands_back"),
     ),
     Fault(
         "cli",
@@ -100,7 +100,7 @@ FAULTS: Final = (
         "consume",
         "grace=grace, ",
         "",
-        (_TRAFFIC, "-k", "hands_back"),
+        (_MESSAGES, "-k", "hands_back"),
     ),
     Fault(
         "cli",
@@ -108,7 +108,7 @@ FAULTS: Final = (
         "run_all",
         "if failures:",
         "if False:",
-        (_TRAFFIC, "-k", "fails_ends_with_its_error"),
+        (_MESSAGES, "-k", "fails_ends_with_its_error"),
     ),
     Fault(
         "cli",
@@ -116,7 +116,7 @@ FAULTS: Final = (
         "run_all.serve",
         "            stop()\n",
         "            pass\n",
-        (_TRAFFIC, "-k", "fails_ends_with_its_error"),
+        (_MESSAGES, "-k", "fails_ends_with_its_error"),
     ),
     Fault(
         "cli",
@@ -124,7 +124,7 @@ FAULTS: Final = (
         "Session.confirm",
         "if needed:",
         "if False:",
-        (_OPERATING, "-k", "purge"),
+        (_ADMIN, "-k", "purge"),
     ),
     Fault(
         "cli",
@@ -132,7 +132,7 @@ FAULTS: Final = (
         "drop",
         "if not force:",
         "if False:",
-        (_OPERATING, "-k", "drop_is_refused"),
+        (_ADMIN, "-k", "drop_is_refused"),
     ),
     Fault(
         "cli",
@@ -140,7 +140,7 @@ FAULTS: Final = (
         "replay",
         "**chosen, rate=rate, dry_run",
         "**chosen, dry_run",
-        (_OPERATING, "-k", "interrupted_replay"),
+        (_ADMIN, "-k", "interrupted_replay"),
     ),
     Fault(
         "cli",
@@ -148,7 +148,7 @@ FAULTS: Final = (
         "replay",
         "{queue} --task {done.id}",
         "{queue}",
-        (_OPERATING, "-k", "interrupted_replay"),
+        (_ADMIN, "-k", "interrupted_replay"),
     ),
     Fault(
         "cli",
@@ -156,7 +156,7 @@ FAULTS: Final = (
         "newest_then_more",
         "places[name] = entries[-1].position",
         "pass",
-        (_LOOKING, "-k", "shown_and_followed"),
+        (_INSPECT, "-k", "shown_and_followed"),
     ),
     Fault(
         "cli",
@@ -164,14 +164,14 @@ FAULTS: Final = (
         "doctor",
         'finding.level == "danger"',
         'finding.level == "error"',
-        (_LOOKING, "-k", "ends_with_five"),
+        (_INSPECT, "-k", "ends_with_five"),
     ),
     Fault(
         "cli",
         "an unexpected failure ends as if all was well",
         "run",
-        "        complain(type(error).__name__, str(error), json=session.json)\n        return code_of(error)",
-        "        complain(type(error).__name__, str(error), json=session.json)\n        return Code.OK",
-        (_TRAFFIC, "-k", "refused_in_one_line"),
+        "        print_error(type(error).__name__, str(error), json=session.json)\n        return code_of(error)",
+        "        print_error(type(error).__name__, str(error), json=session.json)\n        return Code.OK",
+        (_MESSAGES, "-k", "refused_in_one_line"),
     ),
 )

@@ -21,7 +21,7 @@ FAULTS: Final = (
     Fault(
         "compat",
         "arguments given by position reach the handler by the event's names",
-        "_spreading",
+        "_with_arguments",
         "count = int(envelope.headers.get(POSITIONAL, 0))",
         "count = 0",
         _AMQP_EVENTS,
@@ -62,7 +62,7 @@ FAULTS: Final = (
         "compat",
         "a handler without autoretry_for is retried after every error",
         "Registry.register",
-        "{**_USUAL, **options}",
+        "{**_DEFAULTS, **options}",
         "{**options}",
         _TCHU_TCHU,
     ),

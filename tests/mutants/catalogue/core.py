@@ -92,7 +92,7 @@ FAULTS: Final = (
         "Consumer._finish",
         "self._give_up([message for message in list(self._running.values()) if not message.settled])",
         "pass",
-        ("tests/cli/test_traffic.py", "-k", "hands_back"),
+        ("tests/cli/test_messages.py", "-k", "hands_back"),
     ),
     Fault(
         "core",
@@ -100,7 +100,7 @@ FAULTS: Final = (
         "Consumer._give_up",
         'message.nack(delay=0, error="the consumer was stopped while the handler ran")',
         "message.release()",
-        ("tests/cli/test_traffic.py", "-k", "hands_back"),
+        ("tests/cli/test_messages.py", "-k", "hands_back"),
     ),
     Fault(
         "core",

@@ -18,7 +18,7 @@ _INTO = ("tests/rsmq/test_bridge.py::TestInto",)
 _BACK = ("tests/rsmq/test_bridge.py::TestBack",)
 _TAKING = ("tests/rsmq/test_bridge.py::TestTakingOver",)
 _SLIPS = ("tests/rsmq/test_slips.py",)
-_READING = ("tests/rsmq/test_reading.py::TestWhileOthersWork",)
+_READING = ("tests/rsmq/test_reader.py::TestWhileOthersWork",)
 _PYRSMQ = ("tests/rsmq/test_pyrsmq.py",)
 _CTL = ("tests/rsmq/test_rsmqctl.py",)
 
@@ -68,8 +68,9 @@ FAULTS: Final[tuple[Fault, ...]] = (
         "rsmq",
         "a message whose handler failed is deleted",
         "RsmqConsumer._work",
-        "            self.told(message, error)\n",
-        "            self.told(message, error)\n            self._rsmq.delete_message(self.qname, message.id)\n",
+        "            self.count_failure(message, error)\n",
+        "            self.count_failure(message, error)\n"
+        "            self._rsmq.delete_message(self.qname, message.id)\n",
         _CONSUMING,
     ),
     Fault(
@@ -101,7 +102,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
         "rsmq",
         "a receive with a vt of its own hides for the queue's",
         "receive_message",
-        '"" if vt is None else checks.seconds(vt, "vt")',
+        '"" if vt is None else validation.seconds(vt, "vt")',
         '""',
         _CALLS,
     ),
@@ -136,7 +137,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
         "rsmq",
         "the delay of a send is ignored",
         "send_message",
-        '"" if delay is None else checks.seconds(delay, "delay")',
+        '"" if delay is None else validation.seconds(delay, "delay")',
         '""',
         _CALLS,
     ),
@@ -224,8 +225,8 @@ FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         "rsmq",
         "a message without a body is passed over without a word",
-        "_several",
-        'log.error("passed over queue=%s id=%r error=Corrupt reason=%r", qname, reply[place], "it has no body")',
+        "_parse_many",
+        'log.error("skipped queue=%s id=%r error=Corrupt reason=%r", qname, reply[place], "it has no body")',
         "pass",
         _SLIPS,
     ),
@@ -273,14 +274,14 @@ FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         "rsmq",
         "the bridge on a cluster deletes before it sends",
-        "Bridge._forward_apart",
+        "Bridge._forward_in_two_steps",
         """
-        made = self._queue.send(payload, id=one.id, headers={"rsmq_queue": self._keys.queue})
-        self._rsmq.delete_message(self._keys.queue, one.id)
+        sent = self._queue.send(payload, id=message.id, headers={"rsmq_queue": self._keys.queue})
+        self._rsmq.delete_message(self._keys.queue, message.id)
 """,
         """
-        self._rsmq.delete_message(self._keys.queue, one.id)
-        made = self._queue.send(payload, id=one.id, headers={"rsmq_queue": self._keys.queue})
+        self._rsmq.delete_message(self._keys.queue, message.id)
+        sent = self._queue.send(payload, id=message.id, headers={"rsmq_queue": self._keys.queue})
 """,
         _AWAY,
     ),
@@ -313,7 +314,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
         "the bridge ends when the native queue is full",
         "Bridge.run",
         "                continue\n",
-        "                return done\n",
+        "                return total\n",
         _AWAY,
     ),
     Fault(
@@ -377,7 +378,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
         "compat",
         "a message that the processor of RedisSMQConsumer declines is deleted",
         "RedisSMQConsumer._process",
-        'raise _Declined("the processor did not say that it is done")',
+        'raise _Declined("the processor returned a false value")',
         "return",
         _PYRSMQ,
     ),

@@ -1,4 +1,4 @@
-"""`events_app` and what it returns. The table of translations is in the package's docstring."""
+"""Implements `events_app`, its app and its events. The package's docstring has the table and the failures."""
 
 from __future__ import annotations
 
@@ -30,19 +30,25 @@ from restante.core.topics import as_word
 F = TypeVar("F", bound=Callable[..., Any])
 log = logging.getLogger("restante")
 
-#: Celery's settings of queues and routes, which the bus makes itself.
-_ROUTING = frozenset((
-    "task_queues", "task_routes", "task_default_exchange", "task_default_exchange_type", "task_default_queue",
-    "task_default_routing_key",
-))  # fmt: skip
+#: Celery's settings of queues and routes, which the bus sets itself.
+_ROUTING = frozenset(
+    (
+        "task_queues",
+        "task_routes",
+        "task_default_exchange",
+        "task_default_exchange_type",
+        "task_default_queue",
+        "task_default_routing_key",
+    )
+)
 
 
 class AlreadyRegistered(InvalidInput, RuntimeError):
-    """An event has one handler per service. Call the second function from the first, or give it to another service."""
+    """A service has one handler per event. Call the second function from the first, or move it to another service."""
 
 
 class Event:
-    """A function as an event: calling it runs the function, which may raise, then publishes the arguments."""
+    """An event declared by a function: calling it runs the function, which may raise, then publishes the arguments."""
 
     def __init__(self, app: EventsCelery, name: str, func: Callable[..., Any]) -> None:
         self.app = app
@@ -50,10 +56,11 @@ class Event:
         self.func = func
         functools.update_wrapper(self, func)
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        self._names = [one.name for one in inspect.signature(func).parameters.values() if one.kind in kinds]
+        parameters = inspect.signature(func).parameters.values()
+        self._names = [parameter.name for parameter in parameters if parameter.kind in kinds]
 
     def __call__(self, *args: Any, **kwargs: Any) -> str:
-        """Publishes and returns the event's ID."""
+        """Publishes the event; returns its ID."""
         self.func(*args, **kwargs)
         names = [*self._names, *map(str, range(len(self._names), len(args)))]
         try:
@@ -63,22 +70,27 @@ class Event:
         return self.app.publish(self.name, data, headers={POSITIONAL: len(args)} if args else None).id
 
     def handler(self, func: F | None = None, *, bind: bool = False) -> Any:
-        """`@an_event.handler` or `@an_event.handler(bind=True)`: the same as `app.handler` with its name."""
+        """`@an_event.handler` or `@an_event.handler(bind=True)`: `app.handler` with the name of the event."""
         register = self.app.handler(self.name, bind=bind)
         return register if func is None else register(func)
 
 
 class EventsCelery(Bus):
-    """The app of a service. `store=` and `dedup=` are `Bus`'s; every other keyword is a setting of Celery."""
+    """The app of a service. `store=` and `dedup=` are those of `Bus`; every other keyword is a Celery setting."""
 
     def __init__(
-        self, main: str, *, broker_url: str | None = None, store: str | None = None,
-        dedup: Literal["redis", "memory", "off"] | None = None, **settings: Any,
-    ) -> None:  # fmt: skip
+        self,
+        main: str,
+        *,
+        broker_url: str | None = None,
+        store: str | None = None,
+        dedup: Literal["redis", "memory", "off"] | None = None,
+        **settings: Any,
+    ) -> None:
         check_keywords(settings, SETTING_KEYS | {"broker_url", "store", "dedup"}, "events_app")
         if taken := sorted(_ROUTING & {name for name, value in settings.items() if value}):
             raise InvalidInput(
-                f"{', '.join(taken)} cannot be set: every handler has a queue of its own. To part environments give "
+                f"{', '.join(taken)} cannot be set: every handler has its own queue. To separate environments, give "
                 "each a virtual host, or a database of Redis"
             )
         url = broker_of(broker_url)
@@ -86,19 +98,24 @@ class EventsCelery(Bus):
             dedup = "off" if is_rabbitmq(url) and store is None else "redis"
         retries = defaults.AMQP_EVENTS_MAX_RETRIES
         super().__init__(
-            as_word(main), url, store=store, dedup=dedup, max_attempts=retries + 1,
-            retry=exponential(1, cap=_cap(retries), jitter=0), rabbitmq=_archive(is_rabbitmq(url)),
+            as_word(main),
+            url,
+            store=store,
+            dedup=dedup,
+            max_attempts=retries + 1,
+            retry=exponential(1, cap=_cap(retries), jitter=0),
+            rabbitmq=_archive(is_rabbitmq(url)),
             broker_transport_options=settings.pop("broker_transport_options", None),
-        )  # fmt: skip
+        )
         self._bases: dict[str, type[Task]] = {}
         self.conf.update(settings)
 
     def event(self, name: str) -> Callable[[Callable[..., Any]], Event]:  # type: ignore[override]
-        """Makes a function an event."""
+        """Decorates a function that declares an event."""
         return lambda func: Event(self, name, func)
 
     def handler(self, name: str, bind: bool = False) -> Callable[[F], F]:
-        """Makes a function, or a class of `celery.Task`, the handler of an event."""
+        """Registers a function, or a class of `celery.Task`, as the handler of an event."""
 
         def register(fun_or_cls: F) -> F:
             word = as_word(name)
@@ -110,16 +127,16 @@ class EventsCelery(Bus):
             bound = bind
             if _is_task(function):
                 options = _class_options(function)
-                # Celery would wrap the run in retries of its own.
+                # Without an empty autoretry_for, Celery would wrap the run in its own retries.
                 self._bases[full] = type(function.__name__, (function, HandlerTask), {"autoretry_for": ()})
                 function, bound = function.run, True
-            self.subscribe(name, name=word, bind=True, **options)(_spreading(function, bound))
+            self.subscribe(name, name=word, bind=True, **options)(_with_arguments(function, bound))
             return fun_or_cls
 
         return register
 
     def task(self, *args: Any, **options: Any) -> Any:
-        """Celery's own; the tasks of class handlers get their class as a base."""
+        """Celery's `task`; the task of a class handler has that class as its base."""
         base = self._bases.pop(options.get("name", ""), None) if "handler" in options else None
         return super().task(*args, **({**options, "base": base} if base else options))
 
@@ -141,12 +158,14 @@ def events_app(main: str, **kwargs: Any) -> EventsCelery:
 
 
 def _archive(on_rabbitmq: bool) -> dict[str, Any]:
-    """The archive's settings in the bus's words."""
+    """The archive settings of the bus."""
     life, length = defaults.AMQP_EVENTS_ARCHIVED_MESSAGE_TTL, defaults.AMQP_EVENTS_ARCHIVED_QUEUE_LENGTH
     if not on_rabbitmq:
         names = [name for name in os.environ if name.startswith("AMQP_EVENTS_ARCHIVED_")]
         if names:
-            log.warning("%s without effect: on Redis dead events stay until replayed or purged", ", ".join(names))
+            log.warning(
+                "ignored settings=%s reason=%r", ",".join(names), "on Redis dead events stay until replayed or purged"
+            )
         return {}
     if not life and not length:
         return {"archive": False}
@@ -158,30 +177,30 @@ def _archive(on_rabbitmq: bool) -> dict[str, Any]:
     return {"archive_seconds": life / 1000, "archive_length": length}
 
 
-def _is_task(found: Any) -> bool:
-    return isinstance(found, type) and issubclass(found, Task)
+def _is_task(handler: Any) -> bool:
+    return isinstance(handler, type) and issubclass(handler, Task)
 
 
 def _class_options(cls: type[Task]) -> dict[str, Any]:
-    """What a handler's class says of retries, over what every handler has; without what Celery's own Task says."""
+    """The retry options that a handler's class sets, over the defaults; options of Celery's own Task are ignored."""
     own = [kind for kind in cls.__mro__ if kind.__module__.partition(".")[0] != "celery"]
-    said = {
+    chosen = {
         name: getattr(cls, name)
         for name in sorted(RetryOptions.__optional_keys__)
         if any(name in vars(kind) for kind in own)
     }
     retries = defaults.AMQP_EVENTS_MAX_RETRIES
-    usual = {"retry_backoff": 1, "retry_backoff_max": _cap(retries), "retry_jitter": False, "max_retries": retries}
-    return {**usual, **said} if said else {}
+    defaults_ = {"retry_backoff": 1, "retry_backoff_max": _cap(retries), "retry_jitter": False, "max_retries": retries}
+    return {**defaults_, **chosen} if chosen else {}
 
 
 def _cap(retries: int) -> float:
-    """Seconds of the last of so many doublings from one second on."""
+    """Seconds of the last of `retries` delays that double from one second on."""
     return 2.0 ** max(0, retries - 1)
 
 
-def _spreading(function: Callable[..., Any], bound: bool) -> Callable[..., Any]:
-    """The function as a subscription calls it: data in, arguments spread."""
+def _with_arguments(function: Callable[..., Any], bound: bool) -> Callable[..., Any]:
+    """Adapts a function for a subscription: passes the data as its arguments."""
 
     def run(task: Any, data: Any, envelope: Envelope) -> Any:
         data = kombu_json.loads(kombu_json.dumps(data))

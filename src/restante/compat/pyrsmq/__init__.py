@@ -1,17 +1,18 @@
-"""RSMQ in PyRSMQ's words: a program written for it runs with `rsmq` in its imports changed to `restante.compat.pyrsmq`.
+"""The API of PyRSMQ: a program written for it runs with `rsmq` in its imports changed to `restante.compat.pyrsmq`.
 
-| PyRSMQ | here |
+| PyRSMQ | Restante |
 |---|---|
 | `from rsmq import RedisSMQ`, `from rsmq.rsmq import RedisSMQ` | the same names in this package |
 | `from rsmq.consumer import RedisSMQConsumer`, `RedisSMQConsumerThread` | `consumer` |
 | `from rsmq.cmd import …`, `from rsmq.cmd.exceptions import …` | `cmd`: the commands and the errors |
 | `createQueue(…)` … `execute()` | `Rsmq.create_queue` and so on, see `restante.rsmq` |
 | `exceptions(False)` | the error is logged and False returned |
-| `ts` of a received message | `fr`, which is there too |
+| `ts` of a received message | `ts`, and the same value as `fr` |
 
-What PyRSMQ does by mistake is not done here: a queue's maxsize is 65536 by default and is enforced, unknown keywords
-and bad values raise, an empty message is a message, deleting a message that was never received succeeds, setting
-attributes of a missing queue creates none, and realtime is published. docs/guide/rsmq.md lists all differences.
+PyRSMQ's defects are not reproduced: a queue's maxsize is 65536 by default and is enforced, unknown keywords and bad
+values raise, an empty message is a message, deleting a message that was never received succeeds, setting attributes of
+a missing queue does not create it, and realtime is published. docs/guide/rsmq.md lists all differences. On failure a
+command raises an error of PyRSMQ's name.
 """
 
 from restante.compat.pyrsmq.cmd.exceptions import (

@@ -1,4 +1,4 @@
-"""PyRSMQ's consumers over ours. A processor that raises or declines has its message received again."""
+"""PyRSMQ's consumers; on failure, if the processor raises or returns false, the message is received again."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from typing import Any
 
 from restante.compat.pyrsmq.rsmq import RedisSMQ
 from restante.rsmq.calls import RsmqReceived
-from restante.rsmq.checks import DEFAULT_VT
 from restante.rsmq.client import LOOK_EVERY
-from restante.rsmq.consuming import RsmqConsumer
+from restante.rsmq.consumer import RsmqConsumer
+from restante.rsmq.validation import DEFAULT_VT
 
 __all__ = ["RedisSMQConsumer", "RedisSMQConsumerThread"]
 
 log = logging.getLogger("restante")
 
-#: Seconds PyRSMQ's consumer waits when the queue is empty. Ours wakes earlier for what becomes due.
+#: Seconds between two polls of an empty queue, as in PyRSMQ. This consumer wakes earlier for messages that become due.
 EMPTY_QUEUE_DELAY = 2.0
 
 
 class _Declined(Exception):
-    """The processor returned something false: the message is to be tried again."""
+    """The processor returned a false value: the message must be processed again."""
 
 
 class RedisSMQConsumer:
     """PyRSMQ's consumer: `processor(id, message, rc, ts)` returns whether the message is done.
 
-    What it declines, and what it raises at, can be received again after `retry_delay` seconds. The message stays
-    hidden while the processor works and no longer: extension ends also when it raises. The queue is made if missing.
+    If the processor returns a false value or raises, the message can be received again after `retry_delay` seconds.
+    The message stays hidden only while the processor works. A missing queue is created.
     """
 
     def __init__(
@@ -61,14 +61,14 @@ class RedisSMQConsumer:
             try:
                 body = json.loads(body)
             except ValueError:
-                pass  # not JSON: as it is, as PyRSMQ does
+                pass  # not JSON: passed on unchanged, as in PyRSMQ
         if self.trace:
             log.debug("received queue=%s id=%s rc=%d", self.qname, message.id, message.rc)
         if not self.processor(id=message.id, message=body, rc=message.rc, ts=message.fr):
-            raise _Declined("the processor did not say that it is done")
+            raise _Declined("the processor returned a false value")
 
     def run(self) -> None:
-        """Serves until stopped, or until SIGTERM or SIGINT where it runs in the main thread."""
+        """Consumes until stopped; in the main thread also until SIGTERM or SIGINT."""
         try:
             self.smq.createQueue(vt=DEFAULT_VT, quiet=True).exceptions(False).execute()
             self._consumer.run()
@@ -77,13 +77,13 @@ class RedisSMQConsumer:
             self._finished.set()
 
     def stop(self, wait: float | None = None) -> bool:
-        """Ends it after the message at hand; waits for that up to `wait` seconds, and says whether it has ended."""
+        """Stops after the message in progress; waits up to `wait` seconds and returns whether it has stopped."""
         self._consumer.stop()
         return self._finished.wait(wait or 0)
 
 
 class RedisSMQConsumerThread(RedisSMQConsumer, threading.Thread):
-    """The same as a daemon thread: `start()` and `stop()`."""
+    """The consumer as a daemon thread, with `start()` and `stop()`."""
 
     def __init__(self, qname: str, processor: Callable[..., Any], **params: Any) -> None:
         threading.Thread.__init__(self, name=f"RedisSMQConsumer:{qname}", daemon=True)

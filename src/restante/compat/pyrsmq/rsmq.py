@@ -1,4 +1,4 @@
-"""PyRSMQ's class `RedisSMQ` over our client."""
+"""PyRSMQ's class `RedisSMQ`, built on `restante.rsmq.Rsmq`; on failure see `exceptions`."""
 
 from __future__ import annotations
 
@@ -25,28 +25,30 @@ __all__ = ["RedisSMQ"]
 
 
 def _url(client: Any, host: str, port: str | int, options: dict[str, Any]) -> str:
-    """The server that a redis-py client, or PyRSMQ's own arguments, mean."""
-    told = {"host": host, "port": port, **options} if client is None else dict(client.connection_pool.connection_kwargs)
-    if client is None and isinstance(found := told.get("url"), str):
-        return found
+    """The URL of the server that a redis-py client, or PyRSMQ's arguments, name."""
+    settings = (
+        {"host": host, "port": port, **options} if client is None else dict(client.connection_pool.connection_kwargs)
+    )
+    if client is None and isinstance(url := settings.get("url"), str):
+        return url
     login = ""
-    if told.get("password") is not None:
-        login = f"{quote(str(told.get('username') or ''), '')}:{quote(str(told['password']), '')}@"
-    database = int(told.get("db") or 0)
-    if path := told.get("path") or told.get("unix_socket_path"):
+    if settings.get("password") is not None:
+        login = f"{quote(str(settings.get('username') or ''), '')}:{quote(str(settings['password']), '')}@"
+    database = int(settings.get("db") or 0)
+    if path := settings.get("path") or settings.get("unix_socket_path"):
         return f"unix://{login}{path}?{urlencode({'db': database})}"
     kind = "" if client is None else client.connection_pool.connection_class.__name__
-    scheme = "rediss" if told.get("ssl") or "SSL" in kind else "redis"
-    kept = {key: told[key] for key in ("ssl_cert_reqs", "ssl_ca_certs") if scheme == "rediss" and told.get(key)}
-    query = f"?{urlencode(kept)}" if kept else ""
-    return f"{scheme}://{login}{told.get('host') or 'localhost'}:{told.get('port') or 6379}/{database}{query}"
+    scheme = "rediss" if settings.get("ssl") or "SSL" in kind else "redis"
+    tls = {key: settings[key] for key in ("ssl_cert_reqs", "ssl_ca_certs") if scheme == "rediss" and settings.get(key)}
+    query = f"?{urlencode(tls)}" if tls else ""
+    return f"{scheme}://{login}{settings.get('host') or 'localhost'}:{settings.get('port') or 6379}/{database}{query}"
 
 
 class RedisSMQ:
-    """PyRSMQ's class over this client.
+    """PyRSMQ's class.
 
-    Of a `client` given, the address and login are taken; connections are this client's own. Keywords besides `ns`,
-    `realtime` and `exceptions` become defaults of every command that takes them, such as `qname`.
+    From `client`, a redis-py client, it takes the address and login, and opens its own connections. Keywords other
+    than `ns`, `realtime` and `exceptions` become defaults of every command that takes them, such as `qname`.
     """
 
     def __init__(
@@ -71,18 +73,18 @@ class RedisSMQ:
 
     @property
     def rsmq(self) -> Rsmq:
-        """The client behind it, connected when first used."""
+        """The underlying client, connected on first use."""
         if self._rsmq is None:
             self._rsmq = Rsmq(_url(*self._address), namespace=self.options["ns"], realtime=self.options["realtime"])
         return self._rsmq
 
     def exceptions(self, enabled: bool = True) -> RedisSMQ:
-        """Whether commands raise, or return False."""
+        """Sets whether failed commands raise or return False."""
         self.options["exceptions"] = enabled is True
         return self
 
     def setClient(self, client: Any) -> RedisSMQ:  # noqa: N802 (PyRSMQ's name)
-        """Another server, as a redis-py client knows it."""
+        """Switches to the server of a redis-py client."""
         self.quit()
         self._address = (client, *self._address[1:])
         return self

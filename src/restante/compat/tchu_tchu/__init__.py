@@ -1,23 +1,23 @@
-"""Events and calls as tchu-tchu 3 has them: a program written for it runs with `tchu_tchu` in its imports changed to
-`restante.compat.tchu_tchu`, on RabbitMQ and, by its broker URL, on Redis.
+"""The API of tchu-tchu 3: a program written for it runs with `tchu_tchu` in its imports changed to
+`restante.compat.tchu_tchu`, on RabbitMQ or, if its broker URL says so, on Redis.
 
 | tchu-tchu | Restante |
 |---|---|
-| `TchuClient().publish(topic, data)` | `BusClient.publish`; `countdown`, `priority` and `expires` hold |
+| `TchuClient().publish(topic, data)` | `BusClient.publish`; with `countdown`, `priority` and `expires` |
 | `TchuClient().call(topic, data, timeout=30)` | `BusClient.call`: exactly one service answers |
 | `@subscribe("user.created", celery_options={…})` | `Bus.subscribe` and, for a topic without wildcards, `Bus.answer` |
-| `class UserCreated(TchuEvent)` with `Meta`, `.get()`, `[]`, `in` | the same class; a handler gets an instance of it |
-| request, response and error serializers | called as they are: Django REST framework's, or pydantic models |
-| no `celery_options` | one attempt, then dead; with `autoretry_for` Celery's three retries after 180 s unless it says otherwise |
+| `class UserCreated(TchuEvent)` with `Meta`, `.get()`, `[]`, `in` | the same class; a handler gets an instance |
+| request, response and error serializers | the same: Django REST framework's, or pydantic models |
+| no `celery_options` | one attempt, then dead; with `autoretry_for` by default Celery's three retries after 180 s |
 | `Celery(…).message_broker(queue_name="users")`, `setup_celery_queue`, `create_topic_dispatcher` | the app becomes the `Bus` of the service `users` |
 | `result_backend = "redis://…"`, `result_expires` | on RabbitMQ `store`, and `window`: the same event runs once per handler |
 | `ServerlessClient(broker_url=…)` | `restante.bus.BusClient` |
 | `TchuRPCException` | `Declined`: the caller gets its response as data |
 | `PublishError`, `TimeoutError`, `SerializationError` | the same names; all are errors of Restante, `TimeoutError` also Python's |
-| UUID, datetime, set, bytes in data | text and lists, as there; a Decimal becomes a float only where that is exact |
+| UUID, datetime, set, bytes in data | text and lists, as in tchu-tchu; a Decimal becomes a float only if that is exact |
 
-Not there: `tchu_tchu.django.auto_publish`, its model mixins, metrics and log formatters. On failure: unknown options raise
-`SubscriptionError` or `PublishError` with the nearest name; a failed handler's event is kept among the dead.
+Not included: `tchu_tchu.django.auto_publish`, its model mixins, metrics and log formatters. On failure: unknown options
+raise `SubscriptionError` or `PublishError` with the nearest name; if a handler fails, its event becomes dead.
 """  # noqa: E501 - a table
 
 from restante.compat.tchu_tchu.client import TchuClient

@@ -1,4 +1,4 @@
-"""What publishes and calls for `TchuClient`: the bus of the Celery app, or a client of the same broker."""
+"""Publishes and calls through the app's bus or a client of its broker; on failure raises PublishError."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from restante.core.errors import CallFailed, CallTimeout, Declined, InvalidInput
 from restante.core.keywords import check_keywords
 from restante.core.topics import as_word
 
-#: What `publish` takes beyond tchu-tchu's own words, by Celery's names and by the bus's.
+#: Options of `publish`: Celery's name → the bus's name.
 _OPTIONS = {"countdown": "delay", "priority": "priority", "expires": "expires"}
 
 
@@ -30,8 +30,8 @@ def _client(url: str, source: str) -> BusClient:
 
 
 @contextmanager
-def told() -> Iterator[None]:
-    """Turns the bus's errors into those that tchu-tchu's users catch."""
+def translated_errors() -> Iterator[None]:
+    """Converts the bus's errors to those that tchu-tchu's users catch."""
     try:
         yield
     except TchuError:
@@ -41,21 +41,21 @@ def told() -> Iterator[None]:
 
 
 class CeleryProducer:
-    """Publishes and calls by the broker of a Celery app, the current one where none is given."""
+    """Publishes and calls through the broker of a Celery app. Default: the current app."""
 
     def __init__(self, celery_app: Any = None) -> None:
         self._given = celery_app
 
     @property
     def celery_app(self) -> Any:
-        """The app, looked up with each use: a client may be made before the app is."""
+        """The app, looked up at each use, because a client may be created before the app."""
         return self._given or current_app._get_current_object()
 
     @property
     def client(self) -> BusClient:
         """The bus's client."""
         app = self.celery_app
-        # An app of ours that was not set up yet is still a plain one.
+        # Before its set-up, a `Celery` of this package is a plain Celery app.
         if isinstance(app, Bus) and hasattr(app, "service"):
             return app.client
         return _client(broker_of(app.conf.broker_url), as_word(app.main or ""))
@@ -63,15 +63,21 @@ class CeleryProducer:
     def publish(
         self, routing_key: str, body: Any, content_type: str = "application/json", delivery_mode: int = 2, **kwargs: Any
     ) -> str:
-        """Publishes an event to all that have subscribed and returns its ID; it is always persistent."""
+        """Publishes an event to all subscriptions; returns its ID. Events are always persistent."""
         return published(lambda: self.client, routing_key, body, content_type, delivery_mode, kwargs)
 
     def call(
-        self, routing_key: str, body: Any, content_type: str = "application/json", delivery_mode: int = 2,
-        timeout: float = 30, allow_join: bool = False, **kwargs: Any,
-    ) -> Any:  # fmt: skip
-        """Calls the service that answers, and returns its answer. `allow_join` is not needed: calls may be nested."""
-        with told():
+        self,
+        routing_key: str,
+        body: Any,
+        content_type: str = "application/json",
+        delivery_mode: int = 2,
+        timeout: float = 30,
+        allow_join: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """Calls the service that answers; returns its reply. `allow_join` has no effect: calls may always be nested."""
+        with translated_errors():
             _checked(content_type, delivery_mode)
             check_keywords(kwargs, ("timeout", "content_type", "delivery_mode", "allow_join"), "call")
             try:
@@ -89,11 +95,15 @@ class CeleryProducer:
 
 
 def published(
-    client: Callable[[], BusClient], routing_key: str, body: Any, content_type: str, delivery_mode: int,
+    client: Callable[[], BusClient],
+    routing_key: str,
+    body: Any,
+    content_type: str,
+    delivery_mode: int,
     options: dict[str, Any],
-) -> str:  # fmt: skip
-    """Publishes by a client that is made when the arguments are known to be right."""
-    with told():
+) -> str:
+    """Publishes an event; creates the client only after the arguments are checked."""
+    with translated_errors():
         _checked(content_type, delivery_mode)
         check_keywords(options, _OPTIONS, "publish")
         words = {_OPTIONS[name]: value for name, value in options.items() if value is not None}

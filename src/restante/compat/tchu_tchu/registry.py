@@ -1,7 +1,7 @@
-"""The handlers of this process, and the buses they belong to.
+"""Registers the handlers of this process with its buses; on failure raises SubscriptionError.
 
-Decorators register a handler before the app is set up as well as after it, so each handler meets each bus here. One
-registry per process, because tchu-tchu's decorators name no app.
+A handler may be registered before or after the set-up of an app, so the registry connects each handler with each bus.
+There is one registry per process, because tchu-tchu's decorators do not name an app.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from restante.core.topics import as_word, is_topic, valid_pattern
 
 log = logging.getLogger("restante")
 
-#: The options of a Celery task that mean something to a handler; others, such as a queue's name, would do nothing.
+#: The options of a Celery task that affect a handler; others, such as a queue's name, would have no effect.
 _TASK_OPTIONS = TaskOptions.__optional_keys__ | {"countdown"}
-#: What a Celery task has where nothing is said: no automatic retry; with `autoretry_for` three.
-_USUAL: dict[str, Any] = {"autoretry_for": (), "max_retries": 3}
+#: Celery's defaults: no automatic retry; with `autoretry_for` three.
+_DEFAULTS: dict[str, Any] = {"autoretry_for": (), "max_retries": 3}
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One handler."""
+    """A registered handler."""
 
     routing_key: str
     id: str
@@ -47,10 +47,15 @@ class Registry:
         self._buses: list[Bus] = []
 
     def register(
-        self, routing_key: str, id: str, name: str, function: Callable[[Any], Any],
-        celery_options: dict[str, Any] | None = None, metadata: dict[str, Any] | None = None,
-    ) -> str:  # fmt: skip
-        """Registers a handler with every bus of the process; a second one of the same ID and key is refused."""
+        self,
+        routing_key: str,
+        id: str,
+        name: str,
+        function: Callable[[Any], Any],
+        celery_options: dict[str, Any] | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> str:
+        """Registers a handler with every bus of the process; refuses a second handler with the same ID and key."""
         options = dict(celery_options or {})
         try:
             valid_pattern(routing_key)
@@ -59,51 +64,51 @@ class Registry:
             raise SubscriptionError(str(error)) from None
         if "countdown" in options:
             options.setdefault("default_retry_delay", options.pop("countdown"))
-        made = Entry(routing_key, id, name, function, {**_USUAL, **options}, dict(metadata or {}))
-        if any((one.id, one.routing_key) == (id, routing_key) for one in self.entries):
+        entry = Entry(routing_key, id, name, function, {**_DEFAULTS, **options}, dict(metadata or {}))
+        if any((other.id, other.routing_key) == (id, routing_key) for other in self.entries):
             raise SubscriptionError(f"{id} handles {routing_key} already: give the second one another handler_id")
-        self.entries.append(made)
+        self.entries.append(entry)
         for bus in self._buses:
-            _attach(bus, made)
+            _attach(bus, entry)
         return id
 
     def attach(self, bus: Bus) -> None:
-        """Gives a bus all handlers there are, and those to come."""
+        """Registers all present and future handlers with a bus."""
         self._buses.append(bus)
-        for one in self.entries:
-            _attach(bus, one)
+        for entry in self.entries:
+            _attach(bus, entry)
 
     def keys(self) -> list[str]:
         """Every routing key that has a handler, once."""
-        return list(dict.fromkeys(one.routing_key for one in self.entries))
+        return list(dict.fromkeys(entry.routing_key for entry in self.entries))
 
 
-def _attach(bus: Bus, one: Entry) -> None:
-    word = as_word(one.id)
-    if f"{bus.service}.{word}" in bus.subscriptions:  # one function may handle several keys
-        word = as_word(f"{one.id}.{one.routing_key}".replace("*", "any").replace("#", "all"))
-    bus.subscribe(one.routing_key, name=word, **one.options)(_event(one))
-    # A call has one answer: the first handler's, as there.
-    if is_topic(one.routing_key) and one.routing_key not in bus.answered:
-        bus.answer(one.routing_key, name=as_word(f"call.{one.id}.{one.routing_key}"))(_answer(one))
+def _attach(bus: Bus, entry: Entry) -> None:
+    word = as_word(entry.id)
+    if f"{bus.service}.{word}" in bus.subscriptions:  # a function may handle several keys
+        word = as_word(f"{entry.id}.{entry.routing_key}".replace("*", "any").replace("#", "all"))
+    bus.subscribe(entry.routing_key, name=word, **entry.options)(_event(entry))
+    # A call has entry reply: that of the first handler, as in tchu-tchu.
+    if is_topic(entry.routing_key) and entry.routing_key not in bus.answered:
+        bus.answer(entry.routing_key, name=as_word(f"call.{entry.id}.{entry.routing_key}"))(_answer(entry))
 
 
-def _event(one: Entry) -> Callable[[Any], Any]:
+def _event(entry: Entry) -> Callable[[Any], Any]:
     def handle(data: Any) -> Any:
         try:
-            return one.function(data)
+            return entry.function(data)
         except TchuRPCException as refusal:
-            # Nobody waits for an answer, and it is none of the errors that are tried again.
-            log.warning("declined handler=%s code=%s error=%s", one.id, refusal.code, refusal)
+            # No caller waits for a reply, and a refusal is not retried.
+            log.warning("declined handler=%s code=%s error=%s", entry.id, refusal.code, refusal)
             return None
 
     return handle
 
 
-def _answer(one: Entry) -> Callable[[Any], Any]:
+def _answer(entry: Entry) -> Callable[[Any], Any]:
     def answer(data: Any) -> Any:
         try:
-            return loads_message(dumps_message(one.function(data)))
+            return loads_message(dumps_message(entry.function(data)))
         except TchuRPCException as refusal:
             raise Declined(loads_message(dumps_message(refusal.to_response_dict()))) from refusal
 

@@ -1,4 +1,4 @@
-"""Publishing from short-lived processes, without a Celery app."""
+"""Publishes from short-lived processes without a Celery app; on failure raises PublishError."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from restante.core.errors import InvalidInput
 
 
 class ServerlessProducer:
-    """Publishes over a connection of its own, opened with the first event."""
+    """Publishes over its own connection, which the first event opens."""
 
     def __init__(self, broker_url: str, exchange_name: str = "tchu_events", connection_timeout: float = 10) -> None:
         if exchange_name != "tchu_events":
-            raise InvalidInput("exchange_name cannot be chosen: to part environments give each a virtual host")
+            raise InvalidInput("exchange_name cannot be changed: to separate environments, give each a virtual host")
         self.broker_url = broker_url
         self.connection_timeout = connection_timeout
         self._client: BusClient | None = None
@@ -27,7 +27,7 @@ class ServerlessProducer:
     def publish(
         self, routing_key: str, body: Any, content_type: str = "application/json", delivery_mode: int = 2, **kwargs: Any
     ) -> str:
-        """Publishes an event to all services and returns its ID."""
+        """Publishes an event to all services; returns its ID."""
         return published(self._opened, routing_key, body, content_type, delivery_mode, kwargs)
 
     def close(self) -> None:
@@ -44,7 +44,7 @@ class ServerlessProducer:
 
 
 class ServerlessClient:
-    """`TchuClient`'s publish for processes without a Celery app."""
+    """Publishes as `TchuClient` does, for processes without a Celery app."""
 
     def __init__(self, broker_url: str, exchange_name: str = "tchu_events", connection_timeout: float = 10) -> None:
         self.producer = ServerlessProducer(broker_url, exchange_name, connection_timeout)

@@ -1,4 +1,4 @@
-"""`@subscribe`, and the two calls of the set-up by hand."""
+"""`@subscribe`, and the two functions of a manual set-up; on failure raises SubscriptionError."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def subscribe(
-    routing_key: str, *, name: str | None = None, handler_id: str | None = None,
-    metadata: dict[str, Any] | None = None, celery_options: dict[str, Any] | None = None,
-) -> Callable[[F], F]:  # fmt: skip
-    """Makes a function the handler of a topic or a pattern, for events and for calls; it gets the data."""
+    routing_key: str,
+    *,
+    name: str | None = None,
+    handler_id: str | None = None,
+    metadata: dict[str, Any] | None = None,
+    celery_options: dict[str, Any] | None = None,
+) -> Callable[[F], F]:
+    """Registers a function as the handler of a topic or pattern, for events and calls; it gets the data."""
 
     def register(function: F) -> F:
         own = str(getattr(function, "__name__", type(function).__name__))
@@ -29,15 +33,15 @@ def subscribe(
 def get_subscribed_routing_keys(
     exclude_patterns: list[str] | None = None, celery_app: Any = None, force_import: bool = True
 ) -> list[str]:
-    """The routing keys of all handlers, without those that match a pattern; with an app its modules are imported."""
+    """The routing keys of all handlers except those that match a pattern; with an app, imports its modules first."""
     if celery_app is not None and force_import:
         celery_app.loader.import_default_modules()
     excluded = exclude_patterns or ()
-    return [key for key in get_registry().keys() if not any(matches(one, key) for one in excluded)]  # noqa: SIM118
+    return [key for key in get_registry().keys() if not any(matches(pattern, key) for pattern in excluded)]  # noqa: SIM118
 
 
 def create_topic_dispatcher(celery_app: Any, task_name: str = "tchu_tchu.dispatch_event") -> Any:
-    """Makes the app the bus of the service that its routes or queues name, and returns it. Call it last."""
+    """Turns the app into the bus of the service that its routes or queues name; returns it. Call it last."""
     from restante.compat.tchu_tchu.django.celery import setup_celery_queue
 
     routes = celery_app.conf.task_routes

@@ -17,7 +17,7 @@ from restante.core.admin import Admin
 from restante.core.inspector import Counts
 from restante.core.journal import JournalEntry
 from restante.core.message import JournalEvent, Message, State
-from restante.rsmq import viewing as rsmq
+from restante.rsmq import inspector as rsmq
 from restante.server import metrics, responses
 from restante.server.access import CHECKED_EVERY, Caller, Role
 from restante.server.insights import insights_out
@@ -96,7 +96,7 @@ async def queues(state: StateDep, caller: Reader) -> Json:
         admin = state.admin(caller)
         rows = admin.all_counts()
         now = max((ms(row.at) or 0 for row in rows), default=0) or admin.now_ms()
-        return rows, [rsmq_out(queue) for queue in rsmq.neighbours(state.client)], now
+        return rows, [rsmq_out(queue) for queue in rsmq.default_namespace_counts(state.client)], now
 
     rows, others, now = await state.call(look)
     listed = sorted((queue_out(state, row) for row in rows), key=_worst_first)

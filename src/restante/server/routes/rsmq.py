@@ -11,7 +11,7 @@ from typing import Annotated
 from fastapi import Path, Query
 
 from restante.core.errors import NotFound
-from restante.rsmq import viewing
+from restante.rsmq import inspector
 from restante.rsmq.bridge import take_over
 from restante.rsmq.client import Rsmq
 from restante.rsmq.keys import DEFAULT_NAMESPACE
@@ -31,7 +31,7 @@ Namespace = Annotated[str, Query(pattern=requests.RSMQ_NAMESPACE, description="R
 @answering(api.get, "/rsmq", responses.RsmqQueues, summary="List the RSMQ queues of a namespace")
 async def rsmq_queues(state: StateDep, caller: Reader, namespace: Namespace = DEFAULT_NAMESPACE) -> Json:
     """Sorted by name. `hidden` counts scheduled and leased messages, exact to the millisecond."""
-    counts = await state.call(viewing.every_count, state.client, namespace)
+    counts = await state.call(inspector.all_counts, state.client, namespace)
     return Json({"now": await state.now_ms(), "queues": [rsmq_out(queue) for queue in counts]})
 
 
@@ -40,7 +40,7 @@ async def rsmq_queue(
     state: StateDep, caller: Reader, queue: RsmqQueueName, namespace: Namespace = DEFAULT_NAMESPACE
 ) -> Json:
     """Settings, totals and counts. `max_payload_bytes` is null if the queue has no limit."""
-    counts = await state.call(viewing.counts, state.client, queue, namespace)
+    counts = await state.call(inspector.counts, state.client, queue, namespace)
     return Json({"now": counts.now_ms, "queue": rsmq_out(counts)})
 
 
@@ -50,11 +50,11 @@ async def rsmq_messages(
     caller: Reader,
     queue: RsmqQueueName,
     namespace: Namespace = DEFAULT_NAMESPACE,
-    limit: Annotated[int, Query(ge=1, le=viewing.LONGEST_PAGE)] = viewing.PAGE,
+    limit: Annotated[int, Query(ge=1, le=inspector.LONGEST_PAGE)] = inspector.PAGE,
     before: Cursor = None,
 ) -> Json:
     """Sorted by when they can next be received. Pass `next` as `before` to get the next page; it is null at the end."""
-    page = await state.call(viewing.page, state.client, queue, namespace, limit=limit, after=before)
+    page = await state.call(inspector.page, state.client, queue, namespace, limit=limit, after=before)
     messages = [rsmq_message_out(message, queue, namespace) for message in page.messages]
     return Json({"now": page.now_ms, "total": page.total, "messages": messages, "next": page.next})
 
@@ -64,7 +64,7 @@ async def rsmq_message(
     state: StateDep, caller: Reader, queue: RsmqQueueName, id: RsmqId, namespace: Namespace = DEFAULT_NAMESPACE
 ) -> Json:
     """With its whole payload: `payload` if it is text, else `payload_base64`."""
-    message = await state.call(viewing.show, state.client, queue, id, namespace)
+    message = await state.call(inspector.show, state.client, queue, id, namespace)
     return Json({"now": await state.now_ms(), "message": rsmq_whole_out(message, queue, namespace)})
 
 
@@ -91,7 +91,7 @@ async def rsmq_delete_many(
 
 
 def _delete(state: ServerState, caller: Caller, queue: str, ids: list[str], namespace: str) -> int:
-    viewing.keys_of(state.client, queue, namespace)
+    inspector.keys_of(state.client, queue, namespace)
     done = Rsmq(namespace=namespace, post=state.client).delete_many(queue, ids)
     if done:
         state.admin(caller).note("delete", f"rsmq:{queue}", done, _where(namespace))
@@ -113,9 +113,9 @@ async def rsmq_move(
 
 
 def _move(state: ServerState, caller: Caller, queue: str, body: requests.RsmqMove, namespace: str) -> int:
-    viewing.keys_of(state.client, queue, namespace)
+    inspector.keys_of(state.client, queue, namespace)
     if body.rsmq:
-        viewing.keys_of(state.client, body.to, namespace)
+        inspector.keys_of(state.client, body.to, namespace)
         moved = Rsmq(namespace=namespace, post=state.client).move(queue, body.to, body.ids)
     else:
         moved = take_over(state.client, queue, body.to, body.ids, namespace=namespace)

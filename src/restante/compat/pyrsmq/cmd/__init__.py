@@ -1,4 +1,4 @@
-"""PyRSMQ's commands: built by keywords or by chained setters, run by `execute()`."""
+"""PyRSMQ's commands, built by keywords or chained setters; on failure `execute()` raises or returns False."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ __all__ = [
 log = logging.getLogger("restante")
 
 
-def _told(message: RsmqReceived) -> dict[str, Any]:
+def _as_dict(message: RsmqReceived) -> dict[str, Any]:
     return {"id": message.id, "message": message.message, "rc": message.rc, "ts": message.fr, "fr": message.fr}
 
 
 class Command:
-    """One call being built: setters by name, each returning the command, then `execute()`."""
+    """A call under construction: setters return the command, `execute()` runs it."""
 
-    #: What this command takes, besides `quiet`.
+    #: The parameters of this command, besides `quiet`.
     takes: ClassVar[tuple[str, ...]] = ("qname",)
 
     def __init__(self, parent: RedisSMQ, **given: Any) -> None:
@@ -92,16 +92,16 @@ class Command:
         return self._set("quiet", value)
 
     def exceptions(self, enabled: bool = True) -> Command:
-        """Whether this command raises, whatever its parent does."""
+        """Sets whether this command raises, regardless of its parent."""
         self._raises = enabled is not False
         return self
 
     def ready(self) -> bool:
-        """Whether the parameters that must be given are."""
+        """Whether all required parameters are set."""
         return all(self._given.get(name) is not None for name in self.takes if name in ("qname", "message", "id"))
 
     def execute(self) -> Any:
-        """Makes the call."""
+        """Runs the call."""
         raises = self.parent.options["exceptions"] if self._raises is None else self._raises
         try:
             return self._call(self.parent.rsmq)
@@ -117,7 +117,7 @@ class Command:
 
     @property
     def _queue(self) -> str:
-        return self._given.get("qname")  # type: ignore[return-value]  # a missing one is refused by the call
+        return self._given.get("qname")  # type: ignore[return-value]  # the call refuses None
 
     @property
     def _id(self) -> str:
@@ -168,7 +168,7 @@ class SendMessageCommand(Command):
             try:
                 message = message.decode()
             except UnicodeDecodeError:
-                raise BadParameter("a message of bytes must be UTF-8: Node could not read it otherwise") from None
+                raise BadParameter("a message of bytes must be UTF-8, else Node cannot read it") from None
         elif not isinstance(message, str):
             try:
                 message = json.dumps(message)
@@ -181,18 +181,18 @@ class ReceiveMessageCommand(Command):
     takes = ("qname", "vt")
 
     def _call(self, rsmq: Rsmq) -> dict[str, Any]:
-        found = rsmq.receive_message(self._queue, **self._some("vt"))
-        if found is None:
+        message = rsmq.receive_message(self._queue, **self._some("vt"))
+        if message is None:
             raise NoMessageInQueue(self._queue)
-        return _told(found)
+        return _as_dict(message)
 
 
 class PopMessageCommand(Command):
     def _call(self, rsmq: Rsmq) -> dict[str, Any]:
-        found = rsmq.pop_message(self._queue)
-        if found is None:
+        message = rsmq.pop_message(self._queue)
+        if message is None:
             raise NoMessageInQueue(self._queue)
-        return _told(found)
+        return _as_dict(message)
 
 
 class DeleteMessageCommand(Command):
@@ -207,7 +207,7 @@ class ChangeMessageVisibilityCommand(Command):
 
     def _call(self, rsmq: Rsmq) -> bool:
         vt = self._given.get("vt")
-        if vt is None:  # PyRSMQ takes the queue's
+        if vt is None:  # as in PyRSMQ: the queue's vt
             vt = rsmq.get_queue_attributes(self._queue).vt
         if not rsmq.change_message_visibility(self._queue, self._id, vt):
             raise NoMessageInQueue(self._queue)

@@ -19,7 +19,7 @@ QueueDoesNotExist = QueueNotFound
 
 
 class NoMessageInQueue(RsmqError):
-    """The queue has no message that can be received now, or none of this id."""
+    """The queue has no message that can be received now, or no message with this id."""
 
     name = "noMessageInQueue"
 

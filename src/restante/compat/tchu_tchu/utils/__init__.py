@@ -1,4 +1,4 @@
-"""tchu-tchu's errors and its JSON, where its programs import them from."""
+"""tchu-tchu's errors and JSON functions, under the names that its programs import."""
 
 from restante.compat.tchu_tchu.utils.error_handling import (
     ConnectionError,  # noqa: A004 - their name

@@ -19,7 +19,7 @@ __all__ = [
 
 
 class TchuError(RestanteError):
-    """Something went wrong between services."""
+    """An event or call between services failed."""
 
     def __init__(self, message: str | None = None, details: dict[str, Any] | None = None) -> None:
         super().__init__(message)
@@ -28,34 +28,32 @@ class TchuError(RestanteError):
 
 
 class ConnectionError(TchuError):
-    """The broker cannot be reached. Check the URL, that the broker runs, and the network between."""
+    """The broker cannot be reached. Check the URL, the broker and the network."""
 
 
 class SerializationError(TchuError, InvalidInput):
-    """The data does not fit its serializer. Correct it and send again."""
+    """The data is not valid for its serializer. Correct it and send again."""
 
 
 class SubscriptionError(TchuError, InvalidInput):
-    """The handler cannot be registered as asked. Correct the named option."""
+    """The handler cannot be registered with these options. Correct the named option."""
 
 
 class PublishError(TchuError):
-    """The event or call was not handled as asked; the text says why."""
+    """The event or call failed; the message says why."""
 
 
 class TimeoutError(TchuError, builtins.TimeoutError):
-    """The call was not answered in time. Call again, or wait longer."""
+    """No reply to the call arrived in time. Call again, or with a longer timeout."""
 
 
 class TchuRPCException(TchuError):
-    """An answer that says no: raised by a handler, it reaches the caller as data, by `to_response_dict`."""
+    """A refusal: raised by a handler, it reaches the caller as data, the result of `to_response_dict`."""
 
     def __init__(self, message: str, code: str = "RPC_ERROR", details: dict[str, Any] | None = None) -> None:
         super().__init__(message, details)
         self.code = code
 
     def to_response_dict(self) -> dict[str, Any]:
-        """What the caller gets; override it for another shape."""
-        return {
-            "success": False, "error_message": self.message, "error_code": self.code, "error_details": self.details
-        }  # fmt: skip
+        """The data that the caller gets; override it to change its form."""
+        return {"success": False, "error_message": self.message, "error_code": self.code, "error_details": self.details}

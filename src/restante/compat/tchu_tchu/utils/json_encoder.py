@@ -1,4 +1,4 @@
-"""Data as tchu-tchu writes it in JSON. What would arrive changed in value is refused, not rounded."""
+"""Writes data as JSON in tchu-tchu's form; on failure, also if a value would be rounded, raises SerializationError."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from restante.compat.tchu_tchu.utils.error_handling import SerializationError
 
 
 def dumps_message(obj: Any, **kwargs: Any) -> str:
-    """JSON text; UUID, dates, sets, bytes and exact decimals in tchu-tchu's form."""
+    """Returns JSON text; UUIDs, dates, sets, bytes and exact decimals have tchu-tchu's form."""
     try:
         return json.dumps(obj, default=_plain, **kwargs)
     except (TypeError, ValueError) as error:
@@ -23,7 +23,7 @@ def dumps_message(obj: Any, **kwargs: Any) -> str:
 
 
 def loads_message(s: str | bytes, **kwargs: Any) -> Any:
-    """The value of JSON text."""
+    """Returns the value of a JSON text."""
     try:
         return json.loads(s, **kwargs)
     except ValueError as error:
@@ -31,7 +31,7 @@ def loads_message(s: str | bytes, **kwargs: Any) -> Any:
 
 
 def plain(data: Any) -> Any:
-    """Data as it arrives; text and bytes are JSON already."""
+    """Returns the data as it arrives at the receiver; text and bytes must be JSON."""
     return loads_message(data if isinstance(data, str | bytes) else dumps_message(data))
 
 
@@ -49,6 +49,6 @@ def _plain(value: Any) -> Any:
             return base64.b64encode(value).decode()
     if isinstance(value, Decimal):
         if Decimal(str(float(value))) != value:
-            raise SerializationError(f"{value} would be rounded as a number of JSON: send it as text, str(value)")
+            raise SerializationError(f"{value} would be rounded as a JSON number: send it as text, str(value)")
         return float(value)
-    raise TypeError(f"{type(value).__name__} has no form in JSON")
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")

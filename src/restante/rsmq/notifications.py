@@ -1,6 +1,6 @@
-"""Waits for the word by which RSMQ clients announce a send, or for a time to pass where nobody announces any.
+"""Waits for the announcement of a send on an RSMQ queue's channel, or until a timeout.
 
-On failure: a lost connection is opened again before the next look at the queue; until then only the time is waited for.
+On failure: a lost connection is opened again before the next poll of the queue; until then each wait lasts its timeout.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from restante.core.call_retry import LOST
 from restante.core.connection import Connection, Link, Waker
 from restante.core.connection_aio import AsyncConnection, AsyncLink
 from restante.core.operations import pack
-from restante.rsmq.calls import Book
+from restante.rsmq.namespace import Namespace
 
 
-class Ear:
-    """A subscription to a queue's channel, on a connection of its own; nothing where realtime is off."""
+class Subscription:
+    """A subscription to a queue's channel on a separate connection; does nothing without realtime."""
 
-    def __init__(self, connection: Connection, book: Book, qname: str) -> None:
+    def __init__(self, connection: Connection, namespace: Namespace, qname: str) -> None:
         self._connection = connection
-        self._key = book.place(qname)[0]
-        self._channel = book.channel(qname)
+        self._key = namespace.place(qname)[0]
+        self._channel = namespace.channel(qname)
         self._link: Link | None = None
 
     def open(self) -> None:
-        """Listens from now on; what is sent before is found by the look that follows."""
+        """Subscribes. The poll that follows finds messages that were sent before."""
         if not self._channel or self._link is not None:
             return
         try:
             link = self._connection.make_link(self._connection.address_of(self._key))
         except LOST:
-            return  # the look that follows says so, or finds the server back
+            return  # the poll that follows raises, or finds the server back
         try:
             link.call(pack(("SUBSCRIBE", self._channel)))
         except LOST:
@@ -42,7 +42,7 @@ class Ear:
             self._link = link
 
     def wait(self, seconds: float, waker: Waker | None = None) -> None:
-        """Sleeps until a word, the waker, or the time is over."""
+        """Sleeps until an announcement, the waker or the timeout."""
         if self._link is None and waker is None:
             time.sleep(seconds)
             return
@@ -70,24 +70,24 @@ class Ear:
         self.close()
 
 
-class AsyncEar:
-    """The same for asyncio."""
+class AsyncSubscription:
+    """The subscription for asyncio."""
 
-    def __init__(self, connection: AsyncConnection, book: Book, qname: str) -> None:
+    def __init__(self, connection: AsyncConnection, namespace: Namespace, qname: str) -> None:
         self._connection = connection
-        self._key = book.place(qname)[0]
-        self._channel = book.channel(qname)
+        self._key = namespace.place(qname)[0]
+        self._channel = namespace.channel(qname)
         self._link: AsyncLink | None = None
         self._reading: asyncio.Task[Any] | None = None
 
     async def open(self) -> None:
-        """Listens from now on."""
+        """Subscribes."""
         if not self._channel or self._link is not None:
             return
         try:
             link = await self._connection.make_link(await self._connection.address_of(self._key))
         except LOST:
-            return  # the look that follows says so, or finds the server back
+            return  # the poll that follows raises, or finds the server back
         try:
             await link.call(pack(("SUBSCRIBE", self._channel)))
         except LOST:
@@ -96,11 +96,11 @@ class AsyncEar:
             self._link = link
 
     async def wait(self, seconds: float, stopped: asyncio.Event | None = None) -> None:
-        """Sleeps until a word, a stop, or the time is over."""
+        """Sleeps until an announcement, the stop or the timeout."""
         tasks: list[asyncio.Task[Any]] = []
         if self._link is not None:
             if self._reading is None:
-                # Kept from wait to wait: a read cut short could lose half a word.
+                # Kept between waits: cancelling a read could lose half of an announcement.
                 reading = self._link.connection.read_response(True, timeout=None)
                 self._reading = asyncio.ensure_future(reading)
             tasks.append(self._reading)

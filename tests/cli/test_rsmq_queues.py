@@ -69,10 +69,10 @@ def test_the_bridge_carries_once_and_says_what_it_did(cli: Cli, post: Client, rs
 
 def test_the_bridge_runs_until_it_is_told_to_end(cli: Cli, rsmq: Rsmq, admin: Admin) -> None:
     running = cli.start("rsmq", "bridge", "--queue", "orders", "--to", "shop")
-    running.wait_for("carrying rsmq:orders → shop")
+    running.wait_for("moving rsmq:orders → shop")
     rsmq.send_many("orders", ["a", "b"])
     running.signal(signal.SIGTERM)
     assert running.wait() == 0
     assert "moved" in running.output
-    # Whatever it had time for: nothing is lost.
+    # However far it got, nothing is lost.
     assert admin.counts("shop").ready + rsmq.get_queue_attributes("orders").msgs == 2

@@ -1,4 +1,4 @@
-"""up, demo and a server that is away: what runs for a while ends without leaving a process behind."""
+"""up, demo and a server that is away: long-running commands leave no process behind."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import restante
 from restante import Admin, Client, State
 from tests.cli.conftest import Cli
-from tests.cli.test_operating import on_terminal
+from tests.cli.test_admin import on_terminal
 from tests.harness.deadlines import at_most, wait_until
 from tests.harness.servers import RedisServer
 

@@ -1,18 +1,17 @@
-"""Reads RSMQ queues without changing anything in them, page by page, while their clients go on working.
+"""Reads RSMQ queues page by page, without changing them, while their clients go on working.
 
-On failure: a missing queue raises `NotFound`, keys of another type or unreadable counts raise `Corrupt`, a lost
-server raises as everywhere in core once the client's patience has ended; a walk cut short is begun anew.
+On failure: a missing queue raises `NotFound`; keys of another type or unreadable counts raise `Corrupt`; a lost server
+raises as everywhere in core when the client's patience has ended. An interrupted walk must start again.
 
-**Promised.** A walk returns each message at most once. It returns every message that is in the queue from the walk's
-begin to its end: also one that is received meanwhile, and one whose lease or delay is cut short once. The walks of
-all parts of a split together return what one walk returns, each message in exactly one part.
+**Promised.** A walk returns each message at most once. It returns every message that is in the queue from the start of
+the walk to its end, including a message that is received meanwhile, or whose lease or delay is shortened once. The
+walks of all parts of a split together return what one walk returns, each message in exactly one part.
 
-**Not promised.** A message sent after the begin, or removed before the end, may be returned or not. A message that
-slips behind the walk twice may be missed: that takes a lease cut short during the first look and, after another
-receive, again during the second; or a server whose clock is set back meanwhile. Score and payload are read one after
-the other (in Redis Cluster they lie on different servers): a message received in that moment may be told as ready
-with the attempt already counted. An id without a payload was removed between the two reads, or belongs to nothing a
-client could deliver: it is left out.
+**Not promised.** A message sent after the start, or removed before the end, may be returned or not. A message that
+moves behind the walk twice may be missed: its lease is shortened during the first pass and, after another receive,
+again during the second; or the server's clock is set back. Score and payload are read one after the other (in Redis
+Cluster they are on different servers): a message received in between may appear as ready with the attempt already
+counted. An id without a payload is left out: it was removed between the two reads, or no client could deliver it.
 """
 
 from __future__ import annotations
@@ -29,51 +28,51 @@ from restante.core.queue import Client
 from restante.core.settings import whole
 from restante.rsmq.keys import DEFAULT_NAMESPACE, SETTINGS, RsmqKeys, message_fields, names_key, sent_ms
 
-#: Messages per page. One page of payloads is in memory at a time: fewer where payloads are large.
+#: Messages per page. One page of payloads is in memory at a time: use smaller pages for large payloads.
 PAGE = 1000
-#: The longest page: beyond it one answer would stall the server's other clients.
+#: The longest page: a longer reply would stall the server's other clients.
 MAX_PAGE = 10_000
-#: The fewest ids asked for at once: half of them overlap with the answer before, and the rest must lead on.
+#: The fewest ids requested at once: half of them overlap with the previous reply, the rest must make progress.
 LEAST_IDS = 2
-#: Messages below which a queue is not split further: a part of less takes longer to start than to read.
+#: Messages per part below which a queue is not split further: a smaller part takes longer to start than to read.
 SMALLEST_PART = 1000
 #: The most parts of a split. Every part reads all ids, so many parts cost more than they gain.
 MAX_PARTS = 1024
-#: Milliseconds a client may take between asking the server's time and writing a score made from it. Too short, and a
-#: lease cut short by a slow client is missed; longer only makes the second look read more ids again.
+#: Milliseconds a client may take between reading the server's time and writing a score computed from it. Too short, and
+#: a lease shortened by a slow client is missed; longer only makes the second pass read more ids again.
 SLOWNESS_MS = 10_000
-#: The last millisecond that a datetime can tell (year 9999). Scores beyond it were not written by any client.
+#: The last millisecond that a datetime can represent (year 9999). No client writes a later score.
 LATEST_MS = 253_402_300_799_999
 
 
 @dataclass(frozen=True, slots=True)
 class RsmqMessage:
-    """A message of an RSMQ queue as it lay there when its page was read. Instants are in ms of the server's clock."""
+    """A message of an RSMQ queue as it was when its page was read. Instants are in ms of the server's clock."""
 
     id: str
     payload: bytes
-    #: When it can be received (next): the end of its delay or of its lease.
+    #: When it can be received next: the end of its delay or of its lease.
     due_ms: int
     attempts: int
     first_received_ms: int | None
-    #: As the id tells; None where the id was not made by an RSMQ client.
+    #: Read from the id; None if no RSMQ client made the id.
     sent_ms: int | None
     #: ready, scheduled or leased.
     state: State
 
 
 class Place(NamedTuple):
-    """Where an id stands in the sorted set; places compare as Redis orders them."""
+    """The position of an id in the sorted set; places compare as Redis orders them."""
 
     score: float
     id: bytes
 
 
 def queues(post: Client, namespace: str = DEFAULT_NAMESPACE) -> list[str]:
-    """The names of all queues in the namespace, sorted, as their clients registered them.
+    """Returns the names of all queues in the namespace, sorted, as their clients registered them.
 
-    PyRSMQ registers names that break the rule: they are listed, and `walk` refuses them, so that none is silently
-    left out of what was meant to be everything.
+    PyRSMQ registers names that break the protocol's rule. They are listed, and `walk` refuses them, so that a caller
+    who wants every queue does not miss one silently.
     """
     key = names_key(namespace)
     _check_type(post.connection, key, b"set")
@@ -81,10 +80,10 @@ def queues(post: Client, namespace: str = DEFAULT_NAMESPACE) -> list[str]:
 
 
 def split(post: Client, queue: str, parts: int, namespace: str = DEFAULT_NAMESPACE) -> list[tuple[int, int]]:
-    """What to give `walk` as `part` so that up to `parts` walks share the queue; fewer where it is short.
+    """Returns values for the `part` of `walk`, so that up to `parts` walks share the queue; fewer for a short queue.
 
-    Parts share by id and not by score: scores move while parts are read, and a message could slip from a part that
-    has not come to it into one that is past it.
+    Parts are divided by id, not by score: scores change while parts are read, and a message could move from a part
+    that has not reached it to a part that has passed it.
     """
     whole(parts, "parts", 1, MAX_PARTS)
     keys = existing(post.connection, queue, namespace)
@@ -101,14 +100,14 @@ def walk(
     page: int = PAGE,
     part: tuple[int, int] = (0, 1),
 ) -> Iterator[list[RsmqMessage]]:
-    """Every message of the queue, or of one part of it, in pages of at most `page`, in order of due_ms mostly.
+    """Iterates over all messages of the queue, or of one part, in pages of at most `page`, mostly in order of due_ms.
 
-    `part` is (number, parts) as `split` gives it. Bad arguments and a missing queue raise at the call. The walk
-    remembers the ids it returned: about 120 bytes each. What is promised is said above, in the module's docstring.
+    `part` is (number, parts) as returned by `split`. Bad arguments and a missing queue raise at the call. The walk
+    keeps the ids it returned, about 120 bytes each. The module's docstring says what it promises.
     """
     whole(page, "page", 1, MAX_PAGE)
     if not isinstance(part, tuple) or len(part) != 2:
-        raise InvalidInput(f"part must be (number, parts) as split() gives it, not {part!r}")
+        raise InvalidInput(f"part must be (number, parts) as returned by split(), not {part!r}")
     number, parts = part
     whole(parts, "parts", 1, MAX_PARTS)
     whole(number, "number of the part", 0, parts - 1)
@@ -116,7 +115,7 @@ def walk(
 
 
 def existing(connection: Connection, queue: str, namespace: str) -> RsmqKeys:
-    """The keys of a queue that is there."""
+    """Returns the keys of a queue that exists; else raises NotFound."""
     keys = RsmqKeys(queue, namespace)
     _check_type(connection, keys.due, b"zset")
     _check_type(connection, keys.messages, b"hash")
@@ -126,17 +125,17 @@ def existing(connection: Connection, queue: str, namespace: str) -> RsmqKeys:
 
 
 def _check_type(connection: Connection, key: bytes, expected: bytes) -> None:
-    # Asked first: a namespace with a colon in it can make one queue's key another's.
-    found = connection.command("TYPE", key, key=key)
-    if found not in (expected, b"none"):
-        raise Corrupt(f"the key {key.decode()} holds a {found.decode()}, which RSMQ did not write: check the namespace")
+    # A namespace that contains a colon can make the key of one queue the key of another.
+    kind = connection.command("TYPE", key, key=key)
+    if kind not in (expected, b"none"):
+        raise Corrupt(f"the key {key.decode()} holds a {kind.decode()}, which RSMQ did not write: check the namespace")
 
 
 def _pages(connection: Connection, keys: RsmqKeys, page: int, number: int, parts: int) -> Iterator[list[RsmqMessage]]:
     seen: set[bytes] = set()
     begun = now_ms(connection, keys)
-    # Receiving moves a message up, ahead of the walk, where it is met again. Only a lease or delay cut short
-    # moves one down, never below the time of that moment: the second look finds there what slipped behind the first.
+    # A receive moves a message up, ahead of the walk, which meets it again. Only a shortened lease or delay moves a
+    # message down, never below the time of that change: the second pass finds it there.
     for start in (b"-inf", b"%d" % (begun - SLOWNESS_MS)):
         answers = 0
         for places in _places(connection, keys.due, start, max(page, LEAST_IDS)):
@@ -148,15 +147,15 @@ def _pages(connection: Connection, keys: RsmqKeys, page: int, number: int, parts
                 if messages := messages_at(connection, keys, fresh[i : i + page], now):
                     yield messages
         if answers <= 1:
-            return  # one answer held the whole queue, so nothing can have slipped
+            return  # one reply held the whole queue, so no message can have moved behind the walk
 
 
 def _places(connection: Connection, key: bytes, start: bytes, count: int) -> Iterator[list[Place]]:
-    """All places from a score on, `count` at a time, overlapping: whatever stays where it is, is in one of them.
+    """Iterates over all places from a score on, `count` at a time, overlapping, so that no unmoved message is missed.
 
-    They are found by score and not by rank, since each message received ahead of them moves all ranks. Within a run
-    of equal scores there is only a number to go by, which moves as well: there each answer must reach back to a place
-    that was read before, or it is asked for again from further back.
+    It continues by score, not by rank, because each receive ahead of it changes all ranks. Within a run of equal
+    scores it can only continue by an offset, which changes too: there each reply must reach back to a place that was
+    read before; else it is requested again from further back.
     """
     reached = Place(float("-inf"), b"")
     low, skip = start, 0
@@ -172,24 +171,24 @@ def _places(connection: Connection, key: bytes, start: bytes, count: int) -> Ite
             return
         reached = max(reached, places[-1])
         run = scores.count(scores[-1]) + (skip if scores[0] == scores[-1] == low else 0)
-        # The overlap is room for what is received between two commands; a run shorter than it is read again whole.
+        # The overlap allows for receives between two commands. A run shorter than the overlap is read again as a whole.
         low, skip = scores[-1], max(0, run - count // 2)
 
 
 def _range(connection: Connection, key: bytes, low: bytes, skip: int, count: int) -> list[bytes]:
-    """Ids and scores from a score on, after stepping over some."""
+    """Returns ids and scores from a score on, after skipping `skip` of them."""
     if not skip:
         words: tuple[str | bytes | int, ...] = ("ZRANGEBYSCORE", key, low, "+inf", "WITHSCORES", "LIMIT", 0, count)
     else:
-        # By rank, since LIMIT steps over one after the other: too long for the server's other clients in a long run.
+        # By rank, because LIMIT skips one by one, which blocks the server's other clients in a long run.
         first = connection.command("ZCOUNT", key, "-inf", b"(" + low, key=key) + skip
         words = ("ZRANGE", key, first, first + count - 1, "WITHSCORES")
-    found: list[bytes] = connection.command(*words, key=key)
-    return found
+    flat: list[bytes] = connection.command(*words, key=key)
+    return flat
 
 
 def messages_at(connection: Connection, keys: RsmqKeys, places: list[Place], now: int) -> list[RsmqMessage]:
-    """The messages at these places that are still there."""
+    """Returns the messages at these places that still exist."""
     fields = [field for place in places for field in message_fields(place.id)]
     flat = connection.command("HMGET", keys.messages, *fields, key=keys.messages)
     return [
@@ -219,6 +218,9 @@ def _state(score: float, now: int, attempts: int) -> State:
 
 
 def now_ms(connection: Connection, keys: RsmqKeys) -> int:
-    """The clock of the server that holds the scores; asked after they were read, none just sent looks scheduled."""
+    """Returns the clock of the server that holds the scores.
+
+    Read it after the scores, so that a message just sent does not appear as scheduled.
+    """
     seconds, micros = connection.command("TIME", key=keys.due)
     return int(seconds) * 1000 + int(micros) // 1000

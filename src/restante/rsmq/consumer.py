@@ -1,11 +1,11 @@
-"""Runs a handler for the messages of an RSMQ queue, and keeps each hidden from others while its handler works.
+"""Runs a handler for the messages of an RSMQ queue, and keeps each message hidden while its handler works.
 
-On failure: a handler that raises leaves its message in the queue, where it is received again when its vt or
-`retry_delay` is over, or goes to the queue for the dead after `max_receives`; a lost server is waited for with
-jittered pauses. A stop lets the handler at work finish, and its message is deleted as ever.
+On failure: if a handler raises, its message stays in the queue. It is received again when its vt or `retry_delay` has
+passed, or moved to the dead-letter queue after `max_receives`. If the server is lost, the consumer retries with
+jittered pauses. A stop lets the running handler finish; its message is then deleted as usual.
 
-The protocol has no proof of who holds a message. A consumer that was away for longer than the vt (a stopped process,
-a server out of reach) may come back while another works on the same message: its delete then removes it for both.
+The protocol has no proof of who holds a message. A consumer that was suspended or cut off from the server for longer
+than the vt may resume while another works on the same message: its delete then removes the message for both.
 """
 
 from __future__ import annotations
@@ -24,42 +24,42 @@ from restante.core.connection import Waker
 from restante.core.consume import stopping_by_signal
 from restante.core.errors import InvalidInput, RestanteError, Unavailable
 from restante.core.settings import whole
-from restante.rsmq import calls, checks
+from restante.rsmq import calls, validation
 from restante.rsmq.calls import MOST_RECEIVES, RsmqReceived
 from restante.rsmq.client import LOOK_EVERY, AsyncRsmq, Rsmq, blocking_twin
-from restante.rsmq.listening import AsyncEar, Ear
+from restante.rsmq.notifications import AsyncSubscription, Subscription
 
 log = logging.getLogger("restante")
 
-#: Share of its vt after which a message at work is hidden anew: two tries may fail before it shows.
+#: Share of the vt after which the message in progress is hidden again: two attempts may fail before it becomes visible.
 EXTEND_AFTER = 1 / 3
-#: Seconds for which the queue's own vt is taken as known. Every receive of that time is told it, so that message and
-#: heartbeat agree; a change of the setting holds for a consumer this late.
+#: Seconds for which the queue's vt is cached. Each receive passes the cached vt, so that message and heartbeat agree; a
+#: consumer obeys a changed setting this late.
 VT_KNOWN = 5.0
-#: Seconds; the longest `look_every`: beyond it a consumer would seem asleep.
+#: Seconds; the longest `look_every`. A consumer that polls less often looks dead.
 LONGEST_LOOK = 60.0
-#: Seconds of one wait for messages: what is known of the queue is asked anew after it.
+#: Seconds of one wait for messages, after which the cached vt is read again.
 LONGEST_WAIT = VT_KNOWN
 
 
 class Heartbeat:
-    """Keeps a message hidden from a thread of its own while its handler works, so that a busy handler does not matter.
+    """Keeps a message hidden while its handler works, from a separate thread, so that a busy handler does not delay it.
 
-    It ends with the handler, also with one that raised. A message that is gone ends it as well.
+    It ends when the handler returns or raises, or when the message does not exist any more.
     """
 
     def __init__(self, rsmq: Rsmq) -> None:
         self._rsmq = rsmq
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
-        #: Queue, id and vt of the message at work, and when it is hidden anew.
+        #: Queue, id and vt of the message in progress, and when to hide it again.
         self._work: tuple[str, str, int, float] | None = None
         self._awake_at = math.inf
         self._closed = False
 
     @contextmanager
     def during(self, qname: str, id: str, vt: int) -> Iterator[None]:
-        """Around the handler; vt 0 hides nothing and so needs no beat."""
+        """Keeps the message hidden within the block; with vt 0 nothing is hidden, so there is no heartbeat."""
         if vt == 0:
             yield
             return
@@ -74,7 +74,7 @@ class Heartbeat:
         try:
             yield
         finally:
-            # A beat holds the lock: one on its way would otherwise hide again what a failed handler gave back.
+            # A beat holds the lock. Otherwise a beat in flight could hide a message that the failed handler returned.
             with self._changed:
                 self._work = None
 
@@ -96,10 +96,10 @@ class Heartbeat:
     def _beat(self, qname: str, id: str, vt: int) -> tuple[str, str, int, float] | None:
         asked = time.monotonic()
         try:
-            # Not longer than until the next beat: the handler's end waits for one that is on its way.
-            beat = calls.change_message_visibility(self._rsmq.book, qname, id, vt)
+            # Patience ends at the next beat, because the end of the handler waits for a beat in flight.
+            beat = calls.change_message_visibility(self._rsmq.space, qname, id, vt)
             if not self._rsmq.run(beat, patience=vt * EXTEND_AFTER):
-                log.warning("extend found nothing queue=%s id=%s", qname, id)
+                log.warning("extend missed queue=%s id=%s", qname, id)
                 return None
         except RestanteError as error:
             log.warning("extend failed queue=%s id=%s error=%s", qname, id, error)
@@ -107,19 +107,25 @@ class Heartbeat:
 
 
 class _Plan:
-    """What both kinds of consumer are told, and how they count."""
+    """Settings and counters of a consumer, shared by both kinds."""
 
     def __init__(
-        self, qname: str, vt: int | None, dead: str | None, max_receives: int | None, retry_delay: int | None,
-        stop_when_empty: bool, look_every: float,
-    ) -> None:  # fmt: skip
-        self.qname = checks.queue_name(qname)
-        self.vt = None if vt is None else checks.seconds(vt, "vt")
+        self,
+        qname: str,
+        vt: int | None,
+        dead: str | None,
+        max_receives: int | None,
+        retry_delay: int | None,
+        stop_when_empty: bool,
+        look_every: float,
+    ) -> None:
+        self.qname = validation.queue_name(qname)
+        self.vt = None if vt is None else validation.seconds(vt, "vt")
         if (dead is None) != (max_receives is None):
             raise InvalidInput("dead and max_receives belong together: give both or none")
-        self.dead = None if dead is None else checks.queue_name(dead, "dead")
+        self.dead = None if dead is None else validation.queue_name(dead, "dead")
         self.max_receives = None if max_receives is None else whole(max_receives, "max_receives", 1, MOST_RECEIVES)
-        self.retry_delay = None if retry_delay is None else checks.seconds(retry_delay, "retry_delay")
+        self.retry_delay = None if retry_delay is None else validation.seconds(retry_delay, "retry_delay")
         self.stop_when_empty = stop_when_empty
         if not 0 < look_every <= LONGEST_LOOK:
             raise InvalidInput(f"look_every must be a number of seconds up to {LONGEST_LOOK:g}, not {look_every!r}")
@@ -130,7 +136,7 @@ class _Plan:
         self.failed = 0
 
     def _vt(self) -> int | None:
-        """The vt for the next receive; None where the queue must be asked."""
+        """The vt for the next receive; None if it must be read from the queue."""
         if self.vt is not None:
             return self.vt
         vt, since = self._known
@@ -140,7 +146,8 @@ class _Plan:
         self._known = (vt, time.monotonic())
         return vt
 
-    def told(self, message: RsmqReceived, error: BaseException) -> None:
+    def count_failure(self, message: RsmqReceived, error: BaseException) -> None:
+        """Counts and logs a handler that raised."""
         self.failed += 1
         log.warning(
             "failed queue=%s id=%s rc=%d error=%s: %s", self.qname, message.id, message.rc, type(error).__name__, error
@@ -148,11 +155,11 @@ class _Plan:
 
 
 class RsmqConsumer(_Plan):
-    """Gives messages to a handler, one after the other, until `stop()`, SIGTERM or SIGINT.
+    """Calls a handler for each message, one at a time, until `stop()`, SIGTERM or SIGINT.
 
-    A handler that returns has its message deleted. One that raises leaves it: it is received again when its vt is over,
-    or `retry_delay` seconds from then. With `dead` and `max_receives` a message that was received that often goes to
-    the queue `dead` instead. While the handler works the message is kept hidden, however long that takes. Several
+    If the handler returns, the message is deleted. If it raises, the message stays: it is received again when its vt
+    has passed, or `retry_delay` seconds after the failure. With `dead` and `max_receives`, a message that was received
+    that often is moved to the queue `dead` instead. The message stays hidden for as long as the handler works. Several
     consumers, in threads or processes, may serve one queue.
     """
 
@@ -176,23 +183,23 @@ class RsmqConsumer(_Plan):
         self._waker: Waker | None = None
 
     def stop(self) -> None:
-        """Ends `run()` after the message at hand; callable from any thread and from signal handlers."""
+        """Ends `run()` after the message in progress; callable from any thread and from signal handlers."""
         self._stopped = True
         if (waker := self._waker) is not None:
             waker.wake()
 
     def run(self) -> None:
-        """Serves until stopped."""
+        """Handles messages until stopped."""
         heartbeat = Heartbeat(self._rsmq)
         failures = 0
-        ear = Ear(self._rsmq.client.connection, self._rsmq.book, self.qname)
+        subscription = Subscription(self._rsmq.client.connection, self._rsmq.space, self.qname)
         self._waker = Waker()
-        with stopping_by_signal(self.stop), ear, closing(heartbeat), closing(self._waker):
+        with stopping_by_signal(self.stop), subscription, closing(heartbeat), closing(self._waker):
             while not self._stopped:
                 try:
                     if (vt := self._vt()) is None:
-                        vt = self._learn(self._rsmq.run(calls.vt_of(self._rsmq.book, self.qname)))
-                    message = self._next(ear, vt)
+                        vt = self._learn(self._rsmq.run(calls.vt_of(self._rsmq.space, self.qname)))
+                    message = self._next(subscription, vt)
                     failures = 0
                     if message is not None:
                         self._work(message, vt, heartbeat)
@@ -201,25 +208,25 @@ class RsmqConsumer(_Plan):
                 except Unavailable as error:
                     failures += 1
                     log.warning("server away queue=%s error=%s", self.qname, error)
-                    ear.close()
-                    ear.wait(away(failures), self._waker)
+                    subscription.close()
+                    subscription.wait(away(failures), self._waker)
 
-    def _next(self, ear: Ear, vt: int) -> RsmqReceived | None:
+    def _next(self, subscription: Subscription, vt: int) -> RsmqReceived | None:
         if self.dead is not None and self.max_receives is not None:
             got = self._rsmq.receive_or_dead_letter(self.qname, self.dead, self.max_receives, vt=vt)
             if got is None and not self.stop_when_empty:
-                ear.open()
-                ear.wait(self.look_every, self._waker)
+                subscription.open()
+                subscription.wait(self.look_every, self._waker)
             return got
         timeout = 0.0 if self.stop_when_empty else LONGEST_WAIT
-        return self._rsmq.wait_for(self.qname, timeout, vt, ear, self._waker, self.look_every)
+        return self._rsmq.wait_for(self.qname, timeout, vt, subscription, self._waker, self.look_every)
 
     def _work(self, message: RsmqReceived, vt: int, heartbeat: Heartbeat) -> None:
         try:
             with heartbeat.during(self.qname, message.id, vt):
                 self._handler(message)
         except Exception as error:
-            self.told(message, error)
+            self.count_failure(message, error)
             if self.retry_delay is not None:
                 delay = self.retry_delay
                 self._insist(lambda: self._rsmq.change_message_visibility(self.qname, message.id, delay))
@@ -228,7 +235,7 @@ class RsmqConsumer(_Plan):
             self.handled += 1
 
     def _insist(self, call: Callable[[], Any]) -> None:
-        """Waits for a server that is away, or for the stop: a message not deleted would be handled again."""
+        """Repeats the call until the server is back or the consumer stops: an undeleted message is handled again."""
         failures = 0
         while True:
             try:
@@ -243,7 +250,10 @@ class RsmqConsumer(_Plan):
 
 
 class AsyncRsmqConsumer(_Plan):
-    """The same for asyncio: `await consumer.run()`. The heartbeat is a thread's, so a handler that blocks keeps it."""
+    """The consumer for asyncio: `await consumer.run()`.
+
+    The heartbeat runs in a thread, so it goes on while a handler blocks the event loop.
+    """
 
     def __init__(
         self,
@@ -265,27 +275,27 @@ class AsyncRsmqConsumer(_Plan):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def stop(self) -> None:
-        """Ends `run()` after the message at hand; callable from any thread and from signal handlers."""
+        """Ends `run()` after the message in progress; callable from any thread and from signal handlers."""
         if self._loop is None:
             self._stopped.set()
         else:
             self._loop.call_soon_threadsafe(self._stopped.set)
 
     async def run(self) -> None:
-        """Serves until stopped."""
+        """Handles messages until stopped."""
         self._loop = asyncio.get_running_loop()
         twin = blocking_twin(self._rsmq)
         heartbeat = Heartbeat(twin)
         failures = 0
-        ear = AsyncEar(self._rsmq.client.connection, self._rsmq.book, self.qname)
+        subscription = AsyncSubscription(self._rsmq.client.connection, self._rsmq.space, self.qname)
         try:
             with stopping_by_signal(self.stop):
                 while not self._stopped.is_set():
                     try:
                         if (vt := self._vt()) is None:
-                            asked = calls.vt_of(self._rsmq.book, self.qname)
+                            asked = calls.vt_of(self._rsmq.space, self.qname)
                             vt = self._learn(await self._rsmq.client.connection.run(asked))
-                        message = await self._next(ear, vt)
+                        message = await self._next(subscription, vt)
                         failures = 0
                         if message is not None:
                             await self._work(message, vt, heartbeat)
@@ -294,29 +304,29 @@ class AsyncRsmqConsumer(_Plan):
                     except Unavailable as error:
                         failures += 1
                         log.warning("server away queue=%s error=%s", self.qname, error)
-                        await ear.close()
-                        await ear.wait(away(failures), self._stopped)
+                        await subscription.close()
+                        await subscription.wait(away(failures), self._stopped)
         finally:
-            await ear.close()
+            await subscription.close()
             heartbeat.close()
             twin.client.close()
 
-    async def _next(self, ear: AsyncEar, vt: int) -> RsmqReceived | None:
+    async def _next(self, subscription: AsyncSubscription, vt: int) -> RsmqReceived | None:
         if self.dead is not None and self.max_receives is not None:
             got = await self._rsmq.receive_or_dead_letter(self.qname, self.dead, self.max_receives, vt=vt)
             if got is None and not self.stop_when_empty:
-                await ear.open()
-                await ear.wait(self.look_every, self._stopped)
+                await subscription.open()
+                await subscription.wait(self.look_every, self._stopped)
             return got
         timeout = 0.0 if self.stop_when_empty else LONGEST_WAIT
-        return await self._rsmq.wait_for(self.qname, timeout, vt, ear, self._stopped, self.look_every)
+        return await self._rsmq.wait_for(self.qname, timeout, vt, subscription, self._stopped, self.look_every)
 
     async def _work(self, message: RsmqReceived, vt: int, heartbeat: Heartbeat) -> None:
         try:
             with heartbeat.during(self.qname, message.id, vt):
                 await self._handler(message)
         except Exception as error:
-            self.told(message, error)
+            self.count_failure(message, error)
             if self.retry_delay is not None:
                 delay = self.retry_delay
                 await self._insist(lambda: self._rsmq.change_message_visibility(self.qname, message.id, delay))

@@ -1,4 +1,4 @@
-"""What an operator does from a shell: replay, delete, purge, pause, move, edit, configure."""
+"""Operator commands: replay, delete, purge, pause, move, edit, configure."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def bury(post: Client, count: int, error: str = "Broken", kind: str = "order") -
 
 
 def on_terminal(cli: Cli, *words: str, answers: dict[str, str]) -> tuple[int, str]:
-    """Runs a command on a terminal of its own, types each answer when its text shows, gives code and screen."""
+    """Runs a command on a new terminal and types each answer when its text appears; returns exit code and screen."""
     near, far = pty.openpty()
     env = cli.env | {"TERM": "xterm", "COLUMNS": "140", "LINES": "40"}
-    # Its own session, led by what takes the terminal: only so does Ctrl-C become a signal.
+    # A new session whose leader has the terminal: else Ctrl-C does not become a signal.
     leader = [sys.executable, "-I", "-S", "-c", _TAKE_TERMINAL, str(RESTANTE)]
     child = subprocess.Popen(
         [*leader, *words], stdin=far, stdout=far, stderr=far, env=env, cwd=cli.cwd, start_new_session=True
@@ -131,8 +131,9 @@ def test_drop_removes_a_queue_with_what_it_holds_once_it_is_told_yes(cli: Cli, p
     post.queue("orders").send(3, delay=3600)
     refused = cli.inside("drop", "orders")
     assert (refused.code, refused.error) == (
-        2, "error: Remove orders with its 3 messages (1 scheduled, 2 ready) for good? Say --yes to do it"
-    )  # fmt: skip
+        2,
+        "error: Remove orders with its 3 messages (1 scheduled, 2 ready) for good? Give --yes to confirm",
+    )
     assert admin.counts("orders").waiting == 3
     assert "did you mean orders" in cli.inside("drop", "ordrs", "--yes").error
     assert cli("drop", "orders", "--yes", "--json").json == {"queue": "orders", "dropped": True, "messages": 3}
@@ -151,8 +152,9 @@ def test_drop_is_refused_while_messages_are_held_or_consumers_live_unless_forced
     assert held is not None
     leased = cli.inside("drop", "orders", "--yes")
     assert (leased.code, leased.error) == (
-        4, "error: orders has 1 leased messages: stop its consumers, or say --force"
-    )  # fmt: skip
+        4,
+        "error: orders has 1 leased messages: stop its consumers, or give --force",
+    )
     held.ack()
     used = cli.inside("drop", "orders", "--yes")
     assert (used.code, f"is consumed by {post.consumer}, seen within the last minute" in used.error) == (4, True)
@@ -168,8 +170,8 @@ def test_drop_is_refused_while_messages_are_held_or_consumers_live_unless_forced
 def test_a_setting_or_a_move_makes_no_queue_by_a_slip(cli: Cli, post: Client, admin: Admin) -> None:
     id = post.queue("orders").send(1)
     post.queue("archive").configure()
-    assert "did you mean orders? Say --create" in cli.inside("configure", "ordrs", "lease=2m").error
-    assert "did you mean archive? Say --create" in cli.inside("move", "orders", "archiv", id).error
+    assert "did you mean orders? Give --create" in cli.inside("configure", "ordrs", "lease=2m").error
+    assert "did you mean archive? Give --create" in cli.inside("move", "orders", "archiv", id).error
     assert admin.queues() == ["archive", "orders"]
     assert cli.inside("configure", "orders2", "lease=2m", "--create").code == 0
     assert cli.inside("move", "orders", "archive2", id, "--create").code == 0

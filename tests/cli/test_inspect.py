@@ -26,9 +26,28 @@ def test_the_help_names_every_command_and_exit_code(cli: Cli) -> None:
     ran = cli("--help", COLUMNS="100")
     assert ran.code == 0
     for word in (
-        "up", "send", "receive", "consume", "ls", "show", "replay", "delete", "purge", "pause", "resume", "move",
-        "edit", "configure", "journal", "consumers", "doctor", "bench", "demo", "Exit codes", "--install-completion",
-    ):  # fmt: skip
+        "up",
+        "send",
+        "receive",
+        "consume",
+        "ls",
+        "show",
+        "replay",
+        "delete",
+        "purge",
+        "pause",
+        "resume",
+        "move",
+        "edit",
+        "configure",
+        "journal",
+        "consumers",
+        "doctor",
+        "bench",
+        "demo",
+        "Exit codes",
+        "--install-completion",
+    ):
         assert f" {word}" in ran.out, word
     assert cli(COLUMNS="100").out == ran.out
     assert cli.inside("--version").out.startswith("restante ")
@@ -60,8 +79,13 @@ def test_queues_and_their_counts(cli: Cli, post: Client, admin: Admin) -> None:
     ran = cli("ls", "--json")
     rows = {row["queue"]: row for row in ran.json["queues"]}
     assert {state.value: rows["orders"][state.value] for state in State} == {
-        "scheduled": 1, "ready": 2, "leased": 0, "retrying": 0, "dead": 0, "done": 0,
-    }  # fmt: skip
+        "scheduled": 1,
+        "ready": 2,
+        "leased": 0,
+        "retrying": 0,
+        "dead": 0,
+        "done": 0,
+    }
     one = cli.inside("ls", "orders", "--json").json
     assert (one["queue"], one["paused"], one["settings"]["max_attempts"]) == ("orders", True, 5)
     assert cli.inside("ls", "nope").code == 1
@@ -132,8 +156,11 @@ def test_a_journal_of_payloads_is_shown_as_any_other(cli: Cli, post: Client) -> 
     assert cli.inside("purge", "orders", "--yes").code == 0
     ran = cli("journal", "orders", "-n", "4", "--json")
     assert [(line["event"], line["message_id"], line["detail"]) for line in ran.ndjson] == [
-        ("sent", ids[0], ""), ("sent", ids[1], ""), ("purged", ids[0], "ready"), ("purged", ids[1], "ready"),
-    ]  # fmt: skip
+        ("sent", ids[0], ""),
+        ("sent", ids[1], ""),
+        ("purged", ids[0], "ready"),
+        ("purged", ids[1], "ready"),
+    ]
     shown = cli.inside("journal", "orders", "-n", "2")
     assert all(text in shown.out for text in ("purged", *ids, "gone", "ready"))
 
@@ -171,7 +198,9 @@ def test_completion_knows_commands_and_queues(cli: Cli, post: Client) -> None:
     names = cli(_RESTANTE_COMPLETE="complete_bash", COMP_WORDS="restante show or", COMP_CWORD="2")
     assert names.out.split() == ["orders"]
     away = cli(
-        _RESTANTE_COMPLETE="complete_bash", COMP_WORDS="restante show or", COMP_CWORD="2",
+        _RESTANTE_COMPLETE="complete_bash",
+        COMP_WORDS="restante show or",
+        COMP_CWORD="2",
         RESTANTE_URL="redis://127.0.0.1:1",
-    )  # fmt: skip
+    )
     assert away.out.split() == []

@@ -1,7 +1,7 @@
-"""The two steps by which a message crosses between an RSMQ queue and a native one, as values; nothing here does I/O.
+"""Defines the two operations that move a message between an RSMQ queue and a native queue; nothing here does I/O.
 
-Into the native queue is one script on one server: sent there and removed here, or neither. Into the RSMQ queue the
-step leaves a marker, so that a message whose ack was lost on the way is known when it comes again.
+Into the native queue one script sends and removes the message, or does neither. Into the RSMQ queue the script also
+sets a marker, so that a message whose ack was lost is recognised when it is received again.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from restante.core.stored import Json, decode_json
 from restante.rsmq.calls import RsmqScript
 from restante.rsmq.keys import STAMP, RsmqKeys, bridge_key
 
-#: Seconds a marker is kept while its message's ack is not known. A bridge that is killed between the two and started
-#: again later than this brings the message twice.
+#: Seconds a marker is kept until the message is acked. A bridge that is killed before the ack and started again later
+#: than this moves the message twice.
 UNSETTLED = 7 * 86400
-#: Seconds a marker is kept once its message is acked: for another bridge that was stopped with the message in its
-#: hands and goes on after that. Every message of this time costs a small key.
+#: Seconds a marker is kept after the ack, for another bridge that was suspended while it held the message and resumes.
+#: Each message of this time costs a small key.
 SETTLED = 600
 
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -33,7 +33,7 @@ _ID = 32
 
 
 class _Forward(RsmqScript):
-    """The core's own send with what removes the message on this side behind it."""
+    """The core's send script, followed by the removal from the RSMQ queue."""
 
     def __init__(self) -> None:
         super().__init__("forward", "zset hash", when_full=False)
@@ -51,10 +51,10 @@ BRING = RsmqScript("bring", "zset hash string", when_full=False)
 def forward(
     ref: QueueRef, keys: RsmqKeys, id: str, payload: Any, attempts: int, *, due_at: datetime | None = None
 ) -> Operation[MessageId | None]:
-    """Takes a message that had been received `attempts` times into a native queue, under its own id.
+    """Moves a message that had been received `attempts` times into a native queue, under its own id.
 
-    None when it is not there as it was read: somebody received or deleted it. `stored` of the id is False where the
-    native queue had the message already; it is removed from the RSMQ queue all the same.
+    Returns None if another client received or deleted it since it was read. `stored` of the id is False if the native
+    queue had the message already; it is still removed from the RSMQ queue.
     """
     headers = {"rsmq_queue": keys.queue}
     send = ops.send(ref, payload, id=id, headers=headers, due_at=due_at)
@@ -63,13 +63,17 @@ def forward(
         return None if reply == b"gone" else send.parse(reply)
 
     return Operation(
-        FORWARD, (*send.keys, keys.due, keys.messages), [*send.args, str(attempts)], parse, ref.name,
+        FORWARD,
+        (*send.keys, keys.due, keys.messages),
+        [*send.args, str(attempts)],
+        parse,
+        ref.name,
         durability=send.durability,
-    )  # fmt: skip
+    )
 
 
 def bring(keys: RsmqKeys, namespace: str, id: str, text: str, *, channel: bytes = b"") -> Operation[str]:
-    """Puts a text into an RSMQ queue under this id, once: "brought", "known", "long" or "missing"."""
+    """Puts a text into an RSMQ queue under this id, once; returns "brought", "known", "long" or "missing"."""
     length = len(text.encode("utf-16-le")) // 2
     marker = bridge_key(namespace, keys.queue, id)
     args: list[ops.Argument] = [id, text.encode(), str(length), str(UNSETTLED), channel]
@@ -77,7 +81,7 @@ def bring(keys: RsmqKeys, namespace: str, id: str, text: str, *, channel: bytes 
 
 
 def payload_of(body: bytes, *, decode: bool = False) -> Any:
-    """What a native queue is sent of an RSMQ message: its text, with `decode` the JSON value it is, or plain bytes."""
+    """The native payload for an RSMQ message: its text, with `decode` its JSON value, or bytes if it is not UTF-8."""
     try:
         text = body.decode()
     except UnicodeDecodeError:
@@ -87,12 +91,12 @@ def payload_of(body: bytes, *, decode: bool = False) -> Any:
             decode_json(body)
             return Json(body)
         except ValueError:
-            pass  # a text that is no JSON crosses as the text it is
+            pass  # a text that is not JSON is sent as text
     return text
 
 
 def text_of(message: Message) -> str:
-    """What an RSMQ queue is sent of a native message: its text, or the JSON text of any other value."""
+    """The RSMQ text for a native message: its text payload, or the JSON text of any other value."""
     payload = message.payload
     if isinstance(payload, str):
         return payload
@@ -100,12 +104,12 @@ def text_of(message: Message) -> str:
     try:
         return body.decode()
     except UnicodeDecodeError:
-        raise InvalidPayload(f"{message.id} is not text, and RSMQ carries nothing else") from None
+        raise InvalidPayload(f"{message.id} is not text: RSMQ can only store text") from None
 
 
 def id_of(message: Message) -> str:
-    """The RSMQ id of a native message: always the same for it, and of no other; it tells when it was sent."""
-    # The sequence stands in for the microseconds, so that what was sent within one millisecond keeps its order.
+    """The RSMQ id of a native message: unique, the same on every call, and with the time when it was sent."""
+    # The sequence replaces the microseconds, so that messages of one millisecond keep their order.
     micros = message.stored.sent_ms * 1000 + int(message.stored.raw.partition(b"\n")[0]) % 1000
     stamp = ""
     while micros:

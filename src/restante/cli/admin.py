@@ -1,4 +1,4 @@
-"""Commands of the operator: replay, delete, purge, drop, pause, resume, move, edit, configure."""
+"""Operator commands: replay, delete, purge, drop, pause, resume, move, edit, configure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from restante import InUse, MessageLeased, QueueSettings, RetryPolicy, State
-from restante.cli import texts
-from restante.cli.names import OneQueue, complete_queue
+from restante.cli import render
+from restante.cli.arguments import QueueName, complete_queue, parse_duration, parse_json, parse_pair
 from restante.cli.session import Context, Session, WrongUsage, stopping
 from restante.core.admin import ReplayTask
 from restante.core.inspector import ConsumerInfo
 
-Ids = Annotated[list[str], typer.Argument(metavar="IDS…", help="Message ids.")]
-Create = Annotated[bool, typer.Option("--create", help="Make the queue though its name resembles another's.")]
+Ids = Annotated[list[str], typer.Argument(metavar="IDS…", help="The message ids.")]
+Create = Annotated[bool, typer.Option("--create", help="Create the queue even if its name resembles another.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
@@ -28,7 +28,7 @@ def add_to(app: typer.Typer) -> None:
         app.command(rich_help_panel="Operate")(command)
 
 
-def _bar(session: Session) -> Progress:
+def _progress(session: Session) -> Progress:
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -42,52 +42,54 @@ def _bar(session: Session) -> Progress:
 
 def replay(
     context: Context,
-    queue: OneQueue,
-    ids: Annotated[list[str] | None, typer.Argument(metavar="[IDS…]", help="Only these.")] = None,
+    queue: QueueName,
+    ids: Annotated[list[str] | None, typer.Argument(metavar="[IDS…]", help="Only these messages.")] = None,
     kind: Annotated[str | None, typer.Option(help="Only messages of this kind.")] = None,
     error: Annotated[str | None, typer.Option(metavar="CLASS", help="Only those that died of this error.")] = None,
-    rate: Annotated[float | None, typer.Option(metavar="N", help="At most so many per second.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count.")] = False,
-    task: Annotated[str | None, typer.Option(metavar="ID", help="Go on with an interrupted replay.")] = None,
+    rate: Annotated[float | None, typer.Option(metavar="N", help="At most N messages per second.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count the messages.")] = False,
+    task: Annotated[str | None, typer.Option(metavar="ID", help="Continue an interrupted replay.")] = None,
     yes: Yes = False,
 ) -> None:
-    """Put dead messages back to ready, attempts reset. Ctrl-C stops it and says how to go on."""
+    """Make dead messages ready again, with their attempts reset. Ctrl-C stops it and prints how to continue."""
     session = context.obj
     admin = session.admin
     session.existing(queue)
     if task is not None and (ids or kind or error):
-        raise WrongUsage("--task goes on with its own filter: give no ids, --kind or --error")
+        raise WrongUsage("--task continues with its own filter: leave out ids, --kind and --error")
     chosen: dict[str, Any] = {"ids": ids or None, "kind": kind, "error_class": error}
     if not dry_run:
         count = _matching(session, queue, task, chosen)
         session.confirm(f"Replay {count:,} dead messages of {queue}?", yes=yes, needed=False)
     stop = threading.Event()
-    with stopping(stop.set), _bar(session) as progress:
+    with stopping(stop.set), _progress(session) as progress:
         bar = progress.add_task("replaying")
 
         def moved(work: ReplayTask) -> None:
             progress.update(bar, completed=work.seen, total=work.total, description=f"{work.replayed:,} replayed")
 
-        done = admin.replay(
-            queue, **chosen, rate=rate, dry_run=dry_run, task=task, progress=moved, cancel=stop.is_set
-        )  # fmt: skip
+        done = admin.replay(queue, **chosen, rate=rate, dry_run=dry_run, task=task, progress=moved, cancel=stop.is_set)
     if session.json:
         session.emit(
             {
-                "queue": queue, "task": done.id, "status": done.status, "seen": done.seen, "replayed": done.replayed,
+                "queue": queue,
+                "task": done.id,
+                "status": done.status,
+                "seen": done.seen,
+                "replayed": done.replayed,
                 "dry_run": done.dry_run,
             }
-        )  # fmt: skip
+        )
     if done.status == "cancelled":
-        how = "" if dry_run else f"; go on with: restante replay {queue} --task {done.id}"
+        how = "" if dry_run else f"; continue with: restante replay {queue} --task {done.id}"
         session.nothing(f"stopped after {done.replayed:,} replayed{how}")
     if not done.replayed:
-        session.nothing(f"no dead message of {queue} matches")
+        session.nothing(f"no dead messages of {queue} match")
     session.note(f"{done.replayed:,} {'would be ' if dry_run else ''}replayed in {queue}")
 
 
 def _matching(session: Session, queue: str, task: str | None, chosen: dict[str, Any]) -> int:
-    """How many messages a replay would put back, for the question; counted only when it will be asked."""
+    """How many messages a replay would move, for the confirmation; counted only if it will be asked."""
     admin = session.admin
     if task is not None:
         work = admin.task(queue, task)
@@ -99,8 +101,8 @@ def _matching(session: Session, queue: str, task: str | None, chosen: dict[str, 
     return admin.counts(queue).dead
 
 
-def delete(context: Context, queue: OneQueue, ids: Ids) -> None:
-    """Remove messages by id; those a consumer holds stay."""
+def delete(context: Context, queue: QueueName, ids: Ids) -> None:
+    """Delete messages by id; leased messages stay."""
     session = context.obj
     count = session.admin.delete(session.existing(queue), ids)
     _report(session, "deleted", queue, count, f"{queue} has none of these messages")
@@ -116,20 +118,20 @@ def _report(session: Session, verb: str, queue: str, count: int, otherwise: str,
 
 def purge(
     context: Context,
-    queue: OneQueue,
-    state: Annotated[list[State] | None, typer.Option(help="Only this state; may be repeated.")] = None,
+    queue: QueueName,
+    state: Annotated[list[State] | None, typer.Option(help="Only this state; repeatable.")] = None,
     yes: Yes = False,
 ) -> None:
-    """Remove every message that nobody holds, or those of some states."""
+    """Delete all messages of a queue except leased ones, or those in some states."""
     session = context.obj
     admin = session.admin
     counts = admin.counts(session.existing(queue))
-    states = state or [one for one in State if one is not State.LEASED]
-    total = sum(getattr(counts, one.value) for one in states)
+    states = state or [each for each in State if each is not State.LEASED]
+    total = sum(getattr(counts, each.value) for each in states)
     if total:
-        words = ", ".join(one.value for one in states)
+        words = ", ".join(each.value for each in states)
         session.confirm(f"Remove {total:,} messages ({words}) of {queue} for good?", yes=yes, needed=True)
-    with _bar(session) as progress:
+    with _progress(session) as progress:
         bar = progress.add_task("purging", total=total)
         count = admin.purge(queue, states, progress=lambda gone: progress.update(bar, completed=gone))
     _report(session, "purged", queue, count, f"nothing to purge in {queue}")
@@ -137,19 +139,19 @@ def purge(
 
 def drop(
     context: Context,
-    queue: OneQueue,
-    force: Annotated[bool, typer.Option("--force", help="Also while consumers take from it or hold messages.")] = False,
+    queue: QueueName,
+    force: Annotated[bool, typer.Option("--force", help="Even while consumers use it or hold messages.")] = False,
     yes: Yes = False,
 ) -> None:
-    """Remove a queue with its messages, settings and journal."""
+    """Delete a queue with its messages, settings and journal."""
     session = context.obj
     admin = session.admin
     counts = admin.counts(session.existing(queue))
     if not force:
         _refuse_while_used(session, queue, counts.leased)
-    held = {one: getattr(counts, one.value) for one in State}
+    held = {state: getattr(counts, state.value) for state in State}
     total = sum(held.values())
-    words = ", ".join(f"{count:,} {one.value}" for one, count in held.items() if count)
+    words = ", ".join(f"{count:,} {state.value}" for state, count in held.items() if count)
     question = f"Remove {queue} with {f'its {total:,} messages ({words})' if total else 'its settings'} for good?"
     session.confirm(question, yes=yes, needed=True)
     admin.drop(queue, force=force)
@@ -160,17 +162,17 @@ def drop(
 
 
 def _refuse_while_used(session: Session, queue: str, leased: int) -> None:
-    """A consumer of a dropped queue would make it anew with its next receive."""
+    """Raises if the queue is in use: a consumer would create the queue again with its next receive."""
     if leased:
-        raise MessageLeased(f"{queue} has {leased:,} leased messages: stop its consumers, or say --force")
-    users = [one for one in session.admin.consumers() if queue in one.queues and is_running(one)]
+        raise MessageLeased(f"{queue} has {leased:,} leased messages: stop its consumers, or give --force")
+    users = [consumer for consumer in session.admin.consumers() if queue in consumer.queues and is_running(consumer)]
     if users:
-        names = ", ".join(one.name for one in users[:5])
-        raise InUse(f"{queue} is consumed by {names}, seen within the last minute: stop them, or say --force")
+        names = ", ".join(consumer.name for consumer in users[:5])
+        raise InUse(f"{queue} is consumed by {names}, seen within the last minute: stop them, or give --force")
 
 
 def is_running(consumer: ConsumerInfo) -> bool:
-    """Whether a consumer may still be there; of this host's processes it is known."""
+    """Whether a consumer may still run; certain only for processes of this host."""
     if consumer.host != platform.node() or not consumer.pid:
         return True
     try:
@@ -178,23 +180,23 @@ def is_running(consumer: ConsumerInfo) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # somebody else's process: it is there
+        pass  # the process of another user: it runs
     return True
 
 
-def pause(context: Context, queue: OneQueue) -> None:
-    """Let nothing be received until resumed; sends go on."""
+def pause(context: Context, queue: QueueName) -> None:
+    """Stop all receives from a queue until it is resumed; sends still work."""
     context.obj.admin.pause(context.obj.existing(queue))
-    _settled(context.obj, queue, "paused")
+    _report_pause(context.obj, queue, "paused")
 
 
-def resume(context: Context, queue: OneQueue) -> None:
-    """End a pause."""
+def resume(context: Context, queue: QueueName) -> None:
+    """Allow receives from a paused queue again."""
     context.obj.admin.resume(context.obj.existing(queue))
-    _settled(context.obj, queue, "resumed")
+    _report_pause(context.obj, queue, "resumed")
 
 
-def _settled(session: Session, queue: str, event: str) -> None:
+def _report_pause(session: Session, queue: str, event: str) -> None:
     if session.json:
         session.emit({"queue": queue, "paused": event == "paused"})
     session.note(f"{queue} {event}")
@@ -202,12 +204,12 @@ def _settled(session: Session, queue: str, event: str) -> None:
 
 def move(
     context: Context,
-    queue: OneQueue,
+    queue: QueueName,
     target: Annotated[str, typer.Argument(help="The queue to move to.", autocompletion=complete_queue)],
     ids: Ids,
     create: Create = False,
 ) -> None:
-    """Move messages that nobody holds to another queue."""
+    """Move messages to another queue; leased messages stay."""
     session = context.obj
     count = session.admin.move(session.existing(queue), session.new_or_existing(target, create=create), ids)
     _report(session, "moved", queue, count, f"none of these messages of {queue} could be moved", target=target)
@@ -215,61 +217,61 @@ def move(
 
 def edit(
     context: Context,
-    queue: OneQueue,
+    queue: QueueName,
     id: Annotated[str, typer.Argument(help="The message's id.")],
     payload: Annotated[str | None, typer.Option(metavar="JSON", help="The new payload.")] = None,
     priority: Annotated[int | None, typer.Option(min=0, max=255, help="The new priority.")] = None,
     delay: Annotated[
-        float | None, typer.Option(parser=texts.duration, metavar="TIME", help="Ready so long from now.")
+        float | None, typer.Option(parser=parse_duration, metavar="TIME", help="Delay until the message is ready.")
     ] = None,
-    header: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Headers instead of its own.")] = None,
+    header: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="New headers; repeatable.")] = None,
 ) -> None:
-    """Change a message that nobody holds; what is not named stays."""
+    """Change a message that is not leased; options that are not given leave their part unchanged."""
     session = context.obj
     changes: dict[str, Any] = {"priority": priority, "delay": delay}
     if payload is not None:
-        changes["payload"] = texts.parse_json(payload, "the payload")
+        changes["payload"] = parse_json(payload, "the payload")
     if header:
-        changes["headers"] = dict(texts.pair(one, "--header") for one in header)
+        changes["headers"] = dict(parse_pair(text, "--header") for text in header)
     if all(value is None for value in changes.values()) and payload is None:
-        raise WrongUsage("name what to change: --payload, --priority, --delay or --header")
+        raise WrongUsage("give what to change: --payload, --priority, --delay or --header")
     message = session.admin.edit(session.existing(queue), id, **changes)
     if session.json:
-        return session.emit(texts.message_dict(message))
+        return session.emit(render.message_dict(message))
     session.note(f"{id} edited, now {message.state.value}")
     return None
 
 
 def configure(
     context: Context,
-    queue: OneQueue,
+    queue: QueueName,
     pairs: Annotated[
         list[str] | None, typer.Argument(metavar="[NAME=VALUE…]", help="Settings; an empty value restores the default.")
     ] = None,
     create: Create = False,
 ) -> None:
-    """Show or change a queue's settings, for every client from now on.
+    """Show or change a queue's settings. Changes apply to every client at once.
 
     For example: configure orders lease=2m max_attempts=8 retry=fixed:1,5,30 keep_done=1000 max_length=
     """
     session = context.obj
     if pairs:
-        options = {name: _setting(name, value) for name, value in (texts.pair(one, "a setting") for one in pairs)}
+        options = {name: _setting(name, value) for name, value in (parse_pair(text, "a setting") for text in pairs)}
         settings: QueueSettings = session.admin.configure(session.new_or_existing(queue, create=create), **options)
     else:
         settings = session.admin.counts(session.existing(queue)).settings
     if session.json:
         return session.emit({"queue": queue, "settings": settings.as_dict()})
-    session.out.print(texts.facts(texts.settings_rows(settings)))
+    session.out.print(render.key_values(render.settings_rows(settings)))
     return None
 
 
 def _setting(name: str, value: str) -> Any:
-    """The value in the type the setting has; what has none of them is refused by the core, by name."""
+    """Converts a value to the type of its setting; core refuses unknown settings by name."""
     if value in ("", "none", "default"):
         return None
     if name in ("lease", "dedup"):
-        return texts.duration(value)
+        return parse_duration(value)
     if name == "retry":
         return RetryPolicy.parse(value)
     if name == "rate":

@@ -13,18 +13,18 @@ from rich.panel import Panel
 from rich.text import Text
 
 from restante import Admin, JournalEntry, Position, RestanteError, State
-from restante.cli import texts
-from restante.cli.names import MaybeQueue, OneQueue, complete_queue
+from restante.cli import render
+from restante.cli.arguments import OptionalQueueName, QueueName, complete_queue
 from restante.cli.session import Code, Context, Session, WrongUsage, stopping
 from restante.core.doctor import examine
-from restante.rsmq import viewing as rsmq
+from restante.rsmq import inspector as rsmq
 from restante.rsmq.keys import DEFAULT_NAMESPACE
 
-#: Seconds between two looks while following the journal.
+#: Seconds between two polls while following the journal.
 FOLLOW_PAUSE = 0.2
-#: Seconds a server may be away before following ends; less would end at every restart of it.
+#: Seconds a server may be away before following ends; shorter, and every restart of the server ends it.
 FOLLOW_AWAY = 30.0
-#: Entries of one queue's journal read by one call.
+#: Journal entries of one queue read by one call.
 FOLLOW_BATCH = 1000
 _LEVELS = {"ok": "green", "notice": "cyan", "warning": "yellow", "danger": "bold red"}
 
@@ -37,36 +37,36 @@ def add_to(app: typer.Typer) -> None:
 
 def ls(
     context: Context,
-    queue: MaybeQueue = None,
+    queue: OptionalQueueName = None,
     state: Annotated[State | None, typer.Option(help="List the messages in this state.")] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="Messages on a page.")] = 20,
-    after: Annotated[str | None, typer.Option(metavar="PLACE", help="Continue where the page before said so.")] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="Messages per page.")] = 20,
+    after: Annotated[str | None, typer.Option(metavar="PLACE", help="Continue after the previous page.")] = None,
     newest: Annotated[bool, typer.Option("--newest", help="Newest first.")] = False,
-    neighbours: Annotated[bool, typer.Option("--rsmq", help="RSMQ queues, or the messages of one.")] = False,
+    rsmq_queues: Annotated[bool, typer.Option("--rsmq", help="List RSMQ queues, or the messages of one.")] = False,
     namespace: Annotated[
-        str, typer.Option("--ns", metavar="NAMESPACE", help="With --rsmq: where its clients keep their queues.")
+        str, typer.Option("--ns", metavar="NAMESPACE", help="With --rsmq: the namespace of the queues.")
     ] = DEFAULT_NAMESPACE,
 ) -> None:
-    """Queues and their counts, one queue, or the messages of a state."""
+    """List the queues and their counts, one queue, or its messages in a state."""
     session = context.obj
-    if neighbours:
+    if rsmq_queues:
         if state is not None or newest:
-            raise WrongUsage("RSMQ queues have no states to choose and one order: leave out --state and --newest")
+            raise WrongUsage("--state and --newest do not work with --rsmq: RSMQ has no states to select and one order")
         if queue is None:
-            return list_neighbours(session, namespace)
-        return list_rsmq(session, queue, namespace, limit, after)
+            return list_rsmq_queues(session, namespace)
+        return list_rsmq_messages(session, queue, namespace, limit, after)
     if queue is None:
         return list_queues(session)
     session.existing(queue)
     if state is None:
-        return list_one(session, queue)
+        return show_queue(session, queue)
     page = session.admin.messages(queue, state, limit=limit, after=after, newest_first=newest)
     if session.json:
-        found = [texts.message_dict(message) for message in page.messages]
-        session.emit({"queue": queue, "state": state.value, "messages": found, "next": page.next})
+        messages = [render.message_dict(message) for message in page.messages]
+        session.emit({"queue": queue, "state": state.value, "messages": messages, "next": page.next})
     elif page.messages:
         counts = session.admin.counts(queue)
-        session.out.print(texts.messages_table(page.messages, counts.at, counts.settings.max_attempts))
+        session.out.print(render.messages_table(page.messages, counts.at, counts.settings.max_attempts))
         if page.next:
             session.note(f"more: restante ls {queue} --state {state.value} --after '{page.next}'")
     if not page.messages:
@@ -75,41 +75,41 @@ def ls(
 
 
 def list_queues(session: Session) -> None:
-    """Every queue with its counts, and the RSMQ queues beside them."""
+    """Lists every queue with its counts, and the RSMQ queues of the default namespace."""
     rows = session.admin.all_counts()
-    others = rsmq.neighbours(session.post)
+    others = rsmq.default_namespace_counts(session.post)
     if session.json:
-        session.emit({"queues": [row.as_dict() for row in rows], "rsmq": [texts.rsmq_dict(one) for one in others]})
+        session.emit({"queues": [row.as_dict() for row in rows], "rsmq": [render.rsmq_dict(row) for row in others]})
     else:
         if rows:
-            session.out.print(texts.queues_table(rows))
+            session.out.print(render.queues_table(rows))
         if rows and others:
             session.out.print()
         if others:
-            session.out.print(texts.rsmq_table(others))
+            session.out.print(render.rsmq_table(others))
     if not rows and not others:
         session.nothing("no queues yet: restante send QUEUE '{\"hello\": 1}'")
 
 
-def list_neighbours(session: Session, namespace: str) -> None:
-    """The RSMQ queues of a namespace."""
-    found = rsmq.every_count(session.post, namespace)
+def list_rsmq_queues(session: Session, namespace: str) -> None:
+    """Lists the RSMQ queues of a namespace."""
+    rows = rsmq.all_counts(session.post, namespace)
     if session.json:
-        session.emit({"namespace": namespace, "rsmq": [texts.rsmq_dict(one) for one in found]})
-    elif found:
-        session.out.print(texts.rsmq_table(found))
-    if not found:
+        session.emit({"namespace": namespace, "rsmq": [render.rsmq_dict(row) for row in rows]})
+    elif rows:
+        session.out.print(render.rsmq_table(rows))
+    if not rows:
         session.nothing(f"no RSMQ queues in the namespace {namespace}")
 
 
-def list_rsmq(session: Session, queue: str, namespace: str, limit: int, after: str | None) -> None:
-    """The messages of an RSMQ queue by when they can be received next."""
+def list_rsmq_messages(session: Session, queue: str, namespace: str, limit: int, after: str | None) -> None:
+    """Lists the messages of an RSMQ queue by when they can be received next."""
     page = rsmq.page(session.post, queue, namespace, limit=min(limit, rsmq.LONGEST_PAGE), after=after)
     if session.json:
-        found = [texts.rsmq_message_dict(message) for message in page.messages]
-        session.emit({"queue": queue, "namespace": namespace, "messages": found, "next": page.next})
+        messages = [render.rsmq_message_dict(message) for message in page.messages]
+        session.emit({"queue": queue, "namespace": namespace, "messages": messages, "next": page.next})
     elif page.messages:
-        session.out.print(texts.rsmq_messages_table(page.messages, page.now_ms))
+        session.out.print(render.rsmq_messages_table(page.messages, page.now_ms))
         if page.next:
             where = "" if namespace == DEFAULT_NAMESPACE else f" --ns '{namespace}'"
             session.note(f"more: restante ls {queue} --rsmq{where} --after '{page.next}'")
@@ -117,43 +117,43 @@ def list_rsmq(session: Session, queue: str, namespace: str, limit: int, after: s
         session.nothing(f"no messages in the RSMQ queue {queue}")
 
 
-def list_one(session: Session, queue: str) -> None:
-    """One queue: counts, totals since it began, settings."""
+def show_queue(session: Session, queue: str) -> None:
+    """Shows the counts, totals and settings of a queue."""
     row = session.admin.counts(queue)
     if session.json:
         return session.emit(row.as_dict())
-    session.out.print(texts.queues_table([row]))
+    session.out.print(render.queues_table([row]))
     totals = "  ".join(f"{name} {count:,}" for name, count in row.totals.items() if count)
     session.out.print()
-    session.out.print(texts.facts({"since the start": totals or "nothing", **texts.settings_rows(row.settings)}))
+    session.out.print(render.key_values({"since the start": totals or "nothing", **render.settings_rows(row.settings)}))
     return None
 
 
-def show(context: Context, queue: OneQueue, id: Annotated[str, typer.Argument(help="The message's id.")]) -> None:
-    """One message: its payload and one row per attempt."""
+def show(context: Context, queue: QueueName, id: Annotated[str, typer.Argument(help="The message's id.")]) -> None:
+    """Show a message: its payload and one row per attempt."""
     session = context.obj
     message = session.admin.show(session.existing(queue), id)
     if session.json:
-        return session.emit(texts.message_dict(message))
+        return session.emit(render.message_dict(message))
     counts = session.admin.counts(queue)
     rows: dict[str, RenderableType] = {
         "queue": queue,
-        "state": Text.assemble(texts.dotted(message.state), f"  {texts.when(message, counts.at)}"),
+        "state": Text.assemble(render.state_label(message.state), f"  {render.timing(message, counts.at)}"),
         "kind": message.kind,
         "priority": str(message.priority),
         "attempts": f"{message.attempts} / {message.max_attempts or counts.settings.max_attempts}",
         "replays": str(message.replays or ""),
-        "sent": texts.clock(message.sent_at),
+        "sent": render.format_time(message.sent_at),
         "consumer": message.consumer,
         "unique": message.unique or "",
         "headers": Text("  ".join(f"{name}={value}" for name, value in message.headers.items())),
         "content": f"{message.content_type}, {message.size:,} bytes",
     }
     session.out.print(Text(message.id, style="bold"))
-    session.out.print(texts.facts({name: value for name, value in rows.items() if value}))
-    session.out.print(Panel.fit(texts.payload_view(message), title="payload", title_align="left", border_style="dim"))
+    session.out.print(render.key_values({name: value for name, value in rows.items() if value}))
+    session.out.print(Panel.fit(render.payload(message), title="payload", title_align="left", border_style="dim"))
     if message.history:
-        attempts = texts.table(
+        attempts = render.table(
             "attempt",
             "received",
             "took",
@@ -163,16 +163,26 @@ def show(context: Context, queue: OneQueue, id: Annotated[str, typer.Argument(he
             right=("attempt", "took"),
             shrinking=("consumer", "error"),
         )
-        for one in message.history:
-            took = texts.span((one.ended_at - one.received_at).total_seconds()) if one.received_at else ""
+        for attempt in message.history:
+            took = (
+                render.format_duration((attempt.ended_at - attempt.received_at).total_seconds())
+                if attempt.received_at
+                else ""
+            )
             attempts.add_row(
-                str(one.attempt), texts.clock(one.received_at), took, one.event.value, texts.cell(one.consumer),
-                Text(f"{one.error_class}: {texts.last_line(one)}" if one.error else one.error_class),
-            )  # fmt: skip
+                str(attempt.attempt),
+                render.format_time(attempt.received_at),
+                took,
+                attempt.event.value,
+                render.cell(attempt.consumer),
+                Text(
+                    f"{attempt.error_class}: {render.error_summary(attempt)}" if attempt.error else attempt.error_class
+                ),
+            )
         session.out.print(attempts)
         last = message.history[-1]
         if message.state is State.DEAD and "\n" in last.error.strip():
-            text = Text("\n".join(texts.oneline(line, 400) for line in last.error.strip().splitlines()))
+            text = Text("\n".join(render.one_line(line, 400) for line in last.error.strip().splitlines()))
             session.out.print(Panel.fit(text, title=f"error of attempt {last.attempt}", title_align="left"))
     return None
 
@@ -180,12 +190,12 @@ def show(context: Context, queue: OneQueue, id: Annotated[str, typer.Argument(he
 def journal(
     context: Context,
     queues: Annotated[
-        list[str] | None, typer.Argument(help="Queues; all when none is named.", autocompletion=complete_queue)
+        list[str] | None, typer.Argument(help="The queues. Default: all.", autocompletion=complete_queue)
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as entries are written.")] = False,
-    count: Annotated[int, typer.Option("-n", "--count", min=0, max=100_000, help="The newest so many.")] = 20,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for new entries and print them.")] = False,
+    count: Annotated[int, typer.Option("-n", "--count", min=0, max=100_000, help="How many entries.")] = 20,
 ) -> None:
-    """What happened, oldest first."""
+    """Show the newest journal entries, oldest first."""
     session = context.obj
     stop = threading.Event()
     for name in queues or ():
@@ -197,7 +207,7 @@ def journal(
             if session.json:
                 session.emit(entry.as_dict())
             else:
-                session.out.print(texts.journal_line(entry), soft_wrap=not session.out.is_terminal)
+                session.out.print(render.journal_line(entry), soft_wrap=not session.out.is_terminal)
     if not seen and not follow:
         session.nothing("the journal is empty")
 
@@ -205,15 +215,15 @@ def journal(
 def newest_then_more(
     admin: Admin, queues: tuple[str, ...], count: int, follow: bool, stop: threading.Event
 ) -> Iterator[JournalEntry]:
-    """The newest entries of all queues in order of time, then new ones; queues made meanwhile are included."""
+    """Iterates over the newest entries by time, then over new entries, including those of queues created meanwhile."""
     places: dict[str, Position] = {}
-    found: list[JournalEntry] = []
+    newest: list[JournalEntry] = []
     for name in queues or admin.queues():
         entries = admin.journal(name, limit=max(1, count), newest_first=True)
         places[name] = entries[0].position if entries else Position(0)
-        found += entries
-    found.sort(key=lambda entry: (entry.at, entry.queue, entry.position))
-    yield from found[-count:] if count else ()
+        newest += entries
+    newest.sort(key=lambda entry: (entry.at, entry.queue, entry.position))
+    yield from newest[-count:] if count else ()
     failing_since = 0.0
     while follow and not stop.is_set():
         fresh: list[JournalEntry] = []
@@ -225,7 +235,7 @@ def newest_then_more(
                     fresh += entries
             failing_since = 0.0
         except RestanteError:
-            # A server that restarts is waited for; one that stays away is an error.
+            # Waits for a server that restarts; raises if it stays away.
             failing_since = failing_since or time.monotonic()
             if time.monotonic() - failing_since > FOLLOW_AWAY:
                 raise
@@ -237,12 +247,12 @@ def newest_then_more(
 def consumers(context: Context) -> None:
     """Who takes messages, seen within the last minute."""
     session = context.obj
-    found = session.admin.consumers()
+    alive = session.admin.consumers()
     if session.json:
-        session.emit({"consumers": [texts.consumer_dict(one) for one in found]})
-    elif found:
-        now = texts.utcnow()
-        made = texts.table(
+        session.emit({"consumers": [render.consumer_dict(consumer) for consumer in alive]})
+    elif alive:
+        now = render.utcnow()
+        table = render.table(
             "consumer",
             "queues",
             "concurrency",
@@ -252,31 +262,34 @@ def consumers(context: Context) -> None:
             right=("concurrency", "pid"),
             shrinking=("queues", "host"),
         )
-        for one in found:
-            made.add_row(
-                Text(one.name, style="bold"), texts.cell(", ".join(one.queues)), str(one.concurrency),
-                texts.cell(one.host), str(one.pid),
-                f"{texts.span(max(0.0, (now - one.last_seen).total_seconds()))} ago",
-            )  # fmt: skip
-        session.out.print(made)
-    if not found:
+        for consumer in alive:
+            table.add_row(
+                Text(consumer.name, style="bold"),
+                render.cell(", ".join(consumer.queues)),
+                str(consumer.concurrency),
+                render.cell(consumer.host),
+                str(consumer.pid),
+                f"{render.format_duration(max(0.0, (now - consumer.last_seen).total_seconds()))} ago",
+            )
+        session.out.print(table)
+    if not alive:
         session.nothing("no consumer was seen within the last minute")
 
 
 def doctor(context: Context) -> None:
-    """What on this server could lose or stall messages, each with its remedy."""
+    """Show what on this server could lose or stall messages, with a remedy for each."""
     session = context.obj
-    # A server that evicts is what the doctor is for; any other command refuses it.
+    # Other commands refuse a server that evicts keys; the doctor must be able to report it.
     findings = examine(session.connect(allow_eviction=True))
     if session.json:
         session.emit({"findings": [finding.as_dict() for finding in findings]})
     else:
-        made = texts.table("level", "what", "found", "remedy")
-        made.columns[2].no_wrap = made.columns[3].no_wrap = False
-        made.columns[2].overflow = made.columns[3].overflow = "fold"
+        table = render.table("level", "what", "found", "remedy")
+        table.columns[2].no_wrap = table.columns[3].no_wrap = False
+        table.columns[2].overflow = table.columns[3].overflow = "fold"
         for finding in findings:
             level = Text(f"● {finding.level}", style=_LEVELS[finding.level])
-            made.add_row(level, finding.what, Text(finding.found), Text(finding.remedy))
-        session.out.print(made)
+            table.add_row(level, finding.what, Text(finding.found), Text(finding.remedy))
+        session.out.print(table)
     if any(finding.level == "danger" for finding in findings):
         raise typer.Exit(Code.DANGER)

@@ -39,10 +39,30 @@ async def email(message):
 
 def test_a_sent_message_carries_everything_it_was_given(cli: Cli, admin: Admin) -> None:
     ran = cli(
-        "send", "orders", '{"order": 42}', "--priority", "200", "--delay", "10m", "--id", "o-42", "--kind",
-        "order.placed", "--header", "tenant=a=b", "--header", "x=1", "--unique", "order-42", "--max-attempts", "7",
-        "--retry", "fixed:1,5", "--lease", "2h",
-    )  # fmt: skip
+        "send",
+        "orders",
+        '{"order": 42}',
+        "--priority",
+        "200",
+        "--delay",
+        "10m",
+        "--id",
+        "o-42",
+        "--kind",
+        "order.placed",
+        "--header",
+        "tenant=a=b",
+        "--header",
+        "x=1",
+        "--unique",
+        "order-42",
+        "--max-attempts",
+        "7",
+        "--retry",
+        "fixed:1,5",
+        "--lease",
+        "2h",
+    )
     assert (ran.code, ran.out, ran.err) == (0, "o-42\n", "")
     message = admin.show("orders", "o-42")
     assert message.payload == {"order": 42}
@@ -90,7 +110,7 @@ def test_every_line_of_standard_input_is_a_message(cli: Cli, admin: Admin) -> No
     bad = cli("send", "bulk", stdin='1\n"two"\nthree\n4\n')
     assert bad.code == 4
     assert "line 3 is not JSON" in bad.err
-    assert "2 before it were sent" in bad.err
+    assert "2 messages before it were sent" in bad.err
     assert admin.counts("bulk").ready == 1202
     assert cli("send", "bulk", stdin="\n").code == 1
     unended = cli("send", "bulk", "--json", stdin='"one"\n"last, without a line end"')
@@ -125,7 +145,7 @@ def test_receive_prints_and_holds_or_acks(cli: Cli, post: Client, admin: Admin) 
     post.queue("orders").send_many([{"n": 1}, {"n": 2}, {"n": 3}], kind="order")
     held = cli("receive", "orders", "--lease", "1m")
     assert held.code == 0
-    assert "back in orders in 1 m" in held.err
+    assert "not acked: ready in orders again in 1 m" in held.err
     (message,) = admin.walk("orders", State.LEASED)
     assert message.received_at is not None
     assert message.lease_expires_at == message.received_at + timedelta(minutes=1)
@@ -174,7 +194,7 @@ def test_receive_from_a_queue_that_is_not_there_makes_none_and_names_the_nearest
 
 def test_a_queue_made_by_a_slip_is_said(cli: Cli, post: Client) -> None:
     post.queue("orders").configure()
-    assert "ordrs is a new queue; there is also orders" in cli.inside("send", "ordrs", "1").err
+    assert "ordrs is a new queue; a queue named orders exists too" in cli.inside("send", "ordrs", "1").err
     assert cli.inside("send", "quite-different", "1").err == ""
     assert cli.inside("send", "orders", "1").err == ""
 
@@ -183,7 +203,7 @@ def test_receive_from_a_paused_queue_says_that_it_is_paused(cli: Cli, post: Clie
     post.queue("orders").send(1)
     admin.pause("orders")
     ran = cli.inside("receive", "orders")
-    assert (ran.code, ran.err) == (1, "orders is paused: nothing is received until restante resume orders\n")
+    assert (ran.code, ran.err) == (1, "orders is paused; to receive from it: restante resume orders\n")
 
 
 def test_consume_names_its_servers_without_their_passwords(cli: Cli, post: Client, server: RedisServer) -> None:

@@ -1,4 +1,4 @@
-"""What is read of RSMQ queues, as other clients wrote them, and what is promised while they go on writing."""
+"""Reading RSMQ queues that other clients wrote, also while they write."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from redis.cluster import RedisCluster
 import restante
 from restante import Client, Corrupt, InvalidInput, InvalidName, NotFound, State
 from restante.rsmq import Rsmq, RsmqMessage, queues, split, walk
-from restante.rsmq.reading import MAX_PAGE, MAX_PARTS, SMALLEST_PART
+from restante.rsmq.reader import MAX_PAGE, MAX_PARTS, SMALLEST_PART
 from tests.harness.cluster import RedisCluster3
 from tests.harness.servers import HOST, call, require
 from tests.rsmq.clients import Node, Pyrsmq, RsmqClient
@@ -35,7 +35,7 @@ def once_each(pages: Iterable[list[RsmqMessage]]) -> dict[str, RsmqMessage]:
 
 
 def contents(bench: Bench) -> tuple[object, ...]:
-    """All that the server holds, where it holds one queue named orders."""
+    """All data of the server, which has one queue named orders."""
     client = bench.client
     names = sorted(call(client, "KEYS", "*"))
     assert names == [b"rsmq:QUEUES", b"rsmq:orders", b"rsmq:orders:Q"]
@@ -52,8 +52,10 @@ def test_what_our_own_client_wrote_is_read_as_any_others(bench: Bench) -> None:
     bench.clock.advance(2)
     found = all_of(bench.post, "orders")
     assert {id: (one.payload, one.state, one.attempts) for id, one in found.items()} == {
-        ready: (b"a", State.READY, 0), held: (b"b", State.LEASED, 1), later: (b"c", State.SCHEDULED, 0),
-    }  # fmt: skip
+        ready: (b"a", State.READY, 0),
+        held: (b"b", State.LEASED, 1),
+        later: (b"c", State.SCHEDULED, 0),
+    }
 
 
 class TestOneMessage:
@@ -297,7 +299,7 @@ class TestPages:
         node.fill("orders", 2500, apart_ms=1)
         node.receive("orders")
         before = contents(bench)
-        # Greetings of first connections are not what is counted.
+        # The first commands of new connections are not counted.
         assert queues(bench.post)
         assert bench.server.info("commandstats")
         call(bench.client, "CONFIG", "RESETSTAT")
@@ -315,7 +317,7 @@ class TestPages:
         list(walk(bench.post, "orders"))
         before = bench.server.commands_processed()
         list(walk(bench.post, "orders"))
-        # Two types, the settings, the time before; then the ids, the time, the messages. And the harness's look.
+        # Two types, the settings, the time; then the ids, the time, the messages; and the command of the harness.
         assert bench.server.commands_processed() - before == 7 + 1
 
 
@@ -338,7 +340,7 @@ class TestWhileOthersWork:
         for number, page in enumerate(walk(bench.post, "orders", page=100)):
             pages.append(page)
             if number == 5:
-                # All that was read so far and more: the ranks of the others fall by far more than a page.
+                # More than was read so far: the ranks of the others fall by far more than a page.
                 for id in ids[:250]:
                     node.delete("orders", id)
         assert set(once_each(pages)) >= set(ids[250:])
@@ -352,7 +354,7 @@ class TestWhileOthersWork:
         for page in walk(bench.post, "orders", page=40):
             pages.append(page)
             if page[-1].state is State.SCHEDULED and not given_back:
-                # The walk is past the present moment, and has not come to the leased ones.
+                # The walk has passed the present time and has not reached the leased messages.
                 given_back = True
                 for id in leased:
                     assert id is not None
