@@ -6,7 +6,7 @@ from pathlib import Path
 
 from restante.spark import schemas
 from restante.spark.options import reference
-from restante.spark.writing import SEND_COLUMNS, SETTLE_COLUMNS
+from restante.spark.writer import SEND_COLUMNS, SETTLE_COLUMNS
 
 PAGE = Path(__file__).parent / "reference" / "spark.md"
 

@@ -22,7 +22,7 @@ from restante.core.retry import fixed
 from restante.spark.leases import DEFAULT_ROWS
 from restante.spark.schemas import LEASES
 from restante.spark.verdicts import Bury, RetryLater, try_map
-from restante.spark.writing import Written
+from restante.spark.writer import Written
 from tests.harness.deadlines import PATIENCE, wait_until
 from tests.harness.servers import call
 from tests.spark.driving import Row, fresh_name, rows_of, stream_reader

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from restante.core.errors import InvalidInput, RestanteError
-from restante.spark import charts, gathering, report, schemas
-from restante.spark.figures import ALL, Figures
-from restante.spark.findings import Finding, Level, findings, troubled
-from restante.spark.gathering import gather, opened
+from restante.spark import report, schemas
+from restante.spark.report import charts, load
+from restante.spark.report.findings import Finding, Level, findings, troubled
+from restante.spark.report.load import gather, opened
+from restante.spark.report.model import ALL, Figures
 from tests.harness.chromium import FLAGS
 from tests.harness.deadlines import at_most
 from tests.harness.requirements import require
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No pipeline runs beside these tests: what is not there will not come."""
-    monkeypatch.setattr(gathering, "PAUSE", 0)
+    monkeypatch.setattr(load, "PAUSE", 0)
 
 
 # -- what is wrong ---------------------------------------------------------------------------------------------------

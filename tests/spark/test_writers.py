@@ -25,7 +25,7 @@ from restante.core.errors import InvalidInput, InvalidName, InvalidPayload, Payl
 from restante.core.message import JournalEvent, Message, State
 from restante.core.queue import LeasedMessage, Queue
 from restante.core.retry import fixed
-from restante.spark.writing import Written, hashed_id
+from restante.spark.writer import Written, hashed_id
 from tests.harness.servers import RedisServer, call
 from tests.spark.busy_queues import entries
 from tests.spark.driving import Row, batch_of, fresh_name, source, write_batch, written

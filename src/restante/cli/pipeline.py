@@ -110,7 +110,7 @@ def run(
     queues: Queues = "*",
     reader: Reader = "pipeline",
     batch_rows: Annotated[int, typer.Option(metavar="N", help="Journal lines of one micro-batch.")] = 250_000,
-    fold_seconds: Annotated[float, typer.Option(metavar="S", help="Silver and gold every so often.")] = 60.0,
+    refresh_seconds: Annotated[float, typer.Option(metavar="S", help="Silver and gold every so often.")] = 60.0,
     keep_bronze: Annotated[int, typer.Option(metavar="DAYS", help="Days of bronze kept; 0 keeps all.")] = 0,
     keep_silver: Annotated[int, typer.Option(metavar="DAYS", help="Days of silver kept; 0 keeps all.")] = 0,
     compact_from: Annotated[int, typer.Option(metavar="N", help="Batches from which on they are compacted.")] = 16,
@@ -146,7 +146,7 @@ def run(
         options = PipelineOptions(
             url=session.post.url, lake=lake, queues=queues, reader=reader, batch_rows=batch_rows,
             fail_on_data_loss=not data_loss, compact_from=compact_from, keep_bronze_days=keep_bronze,
-            keep_silver_days=keep_silver, fold_seconds=fold_seconds, report=str(report_to or ""),
+            keep_silver_days=keep_silver, refresh_seconds=refresh_seconds, report=str(report_to or ""),
         )  # fmt: skip
         work = Pipeline(spark, options, progress=told, status=status)
         summary = work.run_once(stop=stop.is_set) if once else work.run_continuously(stop=stop.is_set)
@@ -220,7 +220,7 @@ def status(context: Context, lake: LakeDir, queues: Queues = "*", reader: Reader
     last = state.last_run
     session.out.print(
         f"last run {last.get('ended_at', 'never')}, {last.get('rows', 0):,} rows in {last.get('batches', 0)} batches; "
-        f"batches folded to {state.folded}, compacted to {state.compacted}; too late {state.too_late:,}"
+        f"batches refreshed to {state.folded}, compacted to {state.compacted}; too late {state.too_late:,}"
     )
 
 

@@ -22,8 +22,8 @@ from restante.core.journal_reader import JournalReader, Place
 from restante.core.queue import Client
 from restante.spark import tables
 from restante.spark.lake import Lake
+from restante.spark.live_lake import LiveLake
 from restante.spark.pipeline import Pipeline, PipelineOptions, typed
-from restante.spark.present import Present
 from restante.spark.schemas import SNAPSHOT
 
 #: Ids named per kind of trouble; the rest is counted.
@@ -103,14 +103,14 @@ class Audit:
             self._look_for_gaps(self._pipeline.journal(state), findings)
             self._add_windows(tables.audit(self._pipeline.table("silver", "messages")), {}, findings)
             return findings
-        present = Present(self._pipeline, self.post)
-        self._look_for_gaps(present.lines, findings)
+        live = LiveLake(self._pipeline, self.post)
+        self._look_for_gaps(live.lines, findings)
         firsts = {
             row.queue: row.first
-            for row in present.lines.groupBy("queue").agg(F.min("position").alias("first")).collect()
+            for row in live.lines.groupBy("queue").agg(F.min("position").alias("first")).collect()
         }  # fmt: skip
-        places = self._auditable(present.places, findings)
-        messages = present.messages().cache()
+        places = self._auditable(live.places, findings)
+        messages = live.messages().cache()
         found = self._snapshot(list(places)).cache()
         found.count()
         moving = self._moving(places)

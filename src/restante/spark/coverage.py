@@ -1,6 +1,6 @@
 """Which lines of each journal a lake holds: where it begins, and how many are missing in between.
 
-Counted from the batches themselves as they are folded, so it holds whatever Redis says later.
+It counts the batches themselves at each refresh, so the result stays true whatever Redis says later.
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ from pyspark.sql.streaming.datasource import (
 from restante.core.admin import Admin
 from restante.core.errors import JournalLost
 from restante.core.journal_reader import JournalReader, Place
-from restante.spark import linking
-from restante.spark.lines import batches
+from restante.spark import connections
+from restante.spark.arrow import batches
 from restante.spark.options import Options, whole_ms
 
 log = logging.getLogger("restante")
@@ -97,7 +97,7 @@ def read_part(options: Options, names: tuple[str, ...], part: InputPartition) ->
     """The rows of one part. Of an empty list of parts Spark makes one that is none of ours."""
     if not isinstance(part, Part):
         return
-    reader = JournalReader(linking.post(options.server(), patience=options.patience))
+    reader = JournalReader(connections.post(options.server(), patience=options.patience))
     since, until = options.since_ms(), options.until_ms()
     # The collector finds nothing among a million short-lived tuples but takes half of the time looking.
     gc.disable()
@@ -152,7 +152,7 @@ class JournalBatchReader(DataSourceReader):
         self.since, self.until = options.since_ms(), options.until_ms()
 
     def partitions(self) -> Sequence[InputPartition]:
-        post = linking.post(self.options.server(), patience=self.options.patience)
+        post = connections.post(self.options.server(), patience=self.options.patience)
         reader = JournalReader(post)
         queues = self.options.matching(Admin(post).queues())
         ranges = []
@@ -228,10 +228,10 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._claimed: set[tuple[str, int]] = set()
 
     def _reader(self) -> JournalReader:
-        return JournalReader(linking.post(self.options.server(), patience=self.options.patience))
+        return JournalReader(connections.post(self.options.server(), patience=self.options.patience))
 
     def _places(self) -> dict[str, Place]:
-        post = linking.post(self.options.server(), patience=self.options.patience)
+        post = connections.post(self.options.server(), patience=self.options.patience)
         reader = self._reader()
         places = reader.places(self.options.matching(Admin(post).queues()))
         for queue, place in list(places.items()) if self.options.reader else ():

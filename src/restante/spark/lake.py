@@ -8,7 +8,7 @@
     _progress.json                 what the pipeline is doing now, for the Insights page (progress.py)
 
 Plain Parquet, readable by anything. Every step is repeated safely after a crash: `_state.json` is replaced in one move,
-and says which batches are folded into silver and gold and which are compacted.
+and says which batches are in silver and gold and which are compacted.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _DATE = re.compile(r"/dt=(\d{4}-\d{2}-\d{2})(?:/|$)")
 class State:
     """How far the pipeline is. Batches are numbered from 0; -1 stands for none."""
 
-    #: The last batch in silver and gold.
+    #: The last batch in silver and gold. Lakes on disk store it under this name.
     folded: int = -1
     #: The last batch in bronze_compact.
     compacted: int = -1

@@ -37,8 +37,8 @@ from restante.core.lease_journal import LeaseJournal, Row
 from restante.core.message import moment
 from restante.core.queue import Client, consumer_name
 from restante.core.settings import ClientSettings
-from restante.spark import linking
-from restante.spark.lines import content
+from restante.spark import connections
+from restante.spark.arrow import content
 from restante.spark.options import Options
 from restante.spark.schemas import LEASES
 
@@ -88,7 +88,7 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._fresh = (0, 0, 0.0)
 
     def _journal(self) -> LeaseJournal:
-        post = linking.post(self.options.server(), consumer=self.consumer, patience=self.options.patience)
+        post = connections.post(self.options.server(), consumer=self.consumer, patience=self.options.patience)
         return LeaseJournal(post, self.queue, self.owner)
 
     def _own(self) -> tuple[LeaseJournal, int]:

@@ -40,12 +40,12 @@ log = logging.getLogger("restante")
 
 #: Rows of one micro-batch: large ones spread its fixed cost, and bound the memory of a task.
 BATCH_ROWS = 250_000
-#: Folded batches from which on they are compacted.
+#: Compaction waits for this many refreshed batches: fewer make many small files, more keep many folders.
 COMPACT_FROM = 16
 #: Seconds between two looks for new lines, in continuous mode.
 TRIGGER_SECONDS = 5.0
-#: Seconds between two renewals of silver and gold, in continuous mode.
-FOLD_SECONDS = 60.0
+#: Seconds between two refreshes of silver and gold, in continuous mode.
+REFRESH_SECONDS = 60.0
 #: Seconds of the first pause after a failure, and of the longest.
 BACKOFF = (1.0, 60.0)
 #: Tables written at the same time.
@@ -74,7 +74,7 @@ class PipelineOptions:
     #: The page to draw whenever silver and gold are renewed; none by default.
     report: str = ""
     trigger_seconds: float = TRIGGER_SECONDS
-    fold_seconds: float = FOLD_SECONDS
+    refresh_seconds: float = REFRESH_SECONDS
 
 
 @dataclass
@@ -152,14 +152,14 @@ class Pipeline:
             while not stop():
                 query = self._start(once=False)
                 try:
-                    folded = time.monotonic()
+                    refreshed = time.monotonic()
                     while query.isActive and not stop():
                         query.awaitTermination(timeout=1)
                         self._look(summary)
-                        if time.monotonic() - folded >= self.options.fold_seconds:
+                        if time.monotonic() - refreshed >= self.options.refresh_seconds:
                             self._rest(summary)
                             self._note(summary)
-                            folded = time.monotonic()
+                            refreshed = time.monotonic()
                             failures = 0
                     if error := query.exception():
                         raise error
@@ -225,7 +225,7 @@ class Pipeline:
     def _rest(self, summary: Summary) -> None:
         """Everything behind bronze."""
         self._look(summary)
-        for name, step in (("silver and gold", self.fold), ("compact", self.compact), ("retention", self.retain)):
+        for name, step in (("silver and gold", self.refresh), ("compact", self.compact), ("retention", self.retain)):
             began = time.monotonic()
             step(summary)
             summary.seconds[name] = summary.seconds.get(name, 0.0) + time.monotonic() - began
@@ -303,8 +303,8 @@ class Pipeline:
         rows = tables.dated(reduce(DataFrame.unionByName, parts))
         return rows if dates is None else rows.where(col("dt").isin(list(dates)))
 
-    def fold(self, summary: Summary) -> None:
-        """Computes silver and gold anew for the dates that batches since the last time have touched."""
+    def refresh(self, summary: Summary) -> None:
+        """Recomputes silver and gold for the dates that new batches touch."""
         state = self.lake.state()
         if count_lines(self.lake, state):
             self.lake.save(state)
@@ -346,7 +346,7 @@ class Pipeline:
 
     def _overwrite_all(self, layer: str, made: Mapping[str, DataFrame], written: Tables) -> None:
         """Several at a time: planning a small table takes longer than computing it, and takes one core."""
-        with ThreadPoolExecutor(AT_A_TIME, "restante-fold") as pool:
+        with ThreadPoolExecutor(AT_A_TIME, "restante-refresh") as pool:
             writing = [pool.submit(self._overwrite, table, layer, name) for name, table in made.items()]
             for one in as_completed(writing):
                 one.result()
@@ -367,7 +367,7 @@ class Pipeline:
     # -- files ---------------------------------------------------------------------------------------------------
 
     def compact(self, summary: Summary) -> None:
-        """Moves folded batches into few files by date of sending."""
+        """Moves refreshed batches into few files by date of sending."""
         state = self.lake.state()
         if state.compacting:
             self._undo_compaction(state)

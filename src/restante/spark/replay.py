@@ -29,10 +29,10 @@ from restante.core.names import valid_name
 from restante.core.queue import Client
 from restante.core.throttle import forget_throttle
 from restante.spark.lake import Lake, now
+from restante.spark.live_lake import LiveLake
 from restante.spark.pipeline import Pipeline, PipelineOptions, typed
-from restante.spark.present import Present
 from restante.spark.tables import FATES
-from restante.spark.writing import ID_DIGITS, hashed_id
+from restante.spark.writer import ID_DIGITS, hashed_id
 
 #: Messages of one part: a finished part is never looked at again.
 PART = 20_000
@@ -103,11 +103,11 @@ class Replay:
         if not self.lake.exists("silver", "messages"):
             raise NotFound(f"{self.lake.uri} has no tables yet: run `restante pipeline run --once --lake …` first")
         try:
-            present = Present(self._pipeline, self.post)
-            messages = present.messages()
+            live = LiveLake(self._pipeline, self.post)
+            messages = live.messages()
             chosen = messages.where(F.expr(where)) if where.strip() else messages
             chosen = chosen.where(F.col("fate").isin(list(fates)))
-            planned = self._with_actions(chosen, present.journal(), to).persist()
+            planned = self._with_actions(chosen, live.journal(), to).persist()
             rows = planned.groupBy("queue", "target", "action", "error_class").count().collect()
         except PySparkException as error:
             told = typed(error)

@@ -111,7 +111,7 @@ def _defaults(master: str) -> dict[str, str]:
     everywhere = {
         "spark.sql.session.timeZone": "UTC",
         "spark.ui.showConsoleProgress": "false",
-        # A fold of the lake needs more classes than Spark keeps by default, and would compile them anew each time.
+        # A refresh of the tables needs more classes than Spark keeps by default, and would compile them anew each time.
         "spark.sql.codegen.cache.maxEntries": "1000",
     }
     if importlib.util.find_spec("pandas") is None:

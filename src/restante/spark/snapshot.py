@@ -17,8 +17,8 @@ from restante.core.admin import Admin
 from restante.core.message import Message, State, moment
 from restante.core.operations import MAX_BATCH
 from restante.rsmq import reading
-from restante.spark import linking
-from restante.spark.lines import content
+from restante.spark import connections
+from restante.spark.arrow import content
 from restante.spark.options import Options
 from restante.spark.schemas import RSMQ, SNAPSHOT
 
@@ -48,7 +48,7 @@ class SnapshotReader(DataSourceReader):
         self.names = names
 
     def partitions(self) -> Sequence[InputPartition]:
-        admin = Admin(linking.post(self.options.server(), patience=self.options.patience))
+        admin = Admin(connections.post(self.options.server(), patience=self.options.patience))
         made: list[InputPartition] = []
         for queue in self.options.matching(admin.queues()):
             counts = admin.counts(queue)
@@ -67,7 +67,7 @@ class SnapshotReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, StatePart):
             return  # of an empty list of parts Spark makes one that is none of ours
-        admin = Admin(linking.post(self.options.server(), patience=self.options.patience))
+        admin = Admin(connections.post(self.options.server(), patience=self.options.patience))
         preview = _WHOLE if "payload" in self.names else 0
         after = partition.after
         limit = FIRST_PAGE if preview else MAX_BATCH
@@ -126,7 +126,7 @@ class RsmqReader(DataSourceReader):
         self.names = names
 
     def partitions(self) -> Sequence[InputPartition]:
-        post = linking.post(self.options.server(), patience=self.options.patience)
+        post = connections.post(self.options.server(), patience=self.options.patience)
         space = self.options.namespace
         return [
             RsmqPart(queue, part)
@@ -137,7 +137,7 @@ class RsmqReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, RsmqPart):
             return
-        post = linking.post(self.options.server(), patience=self.options.patience)
+        post = connections.post(self.options.server(), patience=self.options.patience)
         schema = RSMQ.arrow(self.names)
         for page in reading.walk(post, partition.queue, self.options.namespace, part=partition.part):
             rows = [_rsmq_row(partition.queue, message) for message in page]

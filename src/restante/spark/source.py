@@ -21,7 +21,7 @@ from restante.spark.leases import LeaseStreamReader
 from restante.spark.options import KNOWN, STATE_KINDS, Options
 from restante.spark.schemas import KINDS, SNAPSHOT, Table
 from restante.spark.snapshot import RsmqReader, SnapshotReader
-from restante.spark.writing import RestanteStreamWriter, RestanteWriter
+from restante.spark.writer import RestanteStreamWriter, RestanteWriter
 
 #: Where the schema of a table made by SQL keeps its options.
 _KEPT = "restante"

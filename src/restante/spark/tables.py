@@ -166,7 +166,7 @@ def _lives(journal: DataFrame) -> DataFrame:
     """One row per life, the begins and ends of its leases in a list: the one shuffle of silver.
 
     Each aggregate finds its row by position, so that it is right under any plan. The sort makes it quick: Spark then
-    folds neighbours in one pass, where it would fill a hash table and sort after all. Window functions over the same
+    combines neighbours in one pass, where it would fill a hash table and sort after all. Window functions over the same
     order took twice the time.
     """
     event, position = F.col("event"), F.col("position")

@@ -160,7 +160,7 @@ FAULTS: Final = (
     Fault(
         "spark",
         "dates that new batches touch are not computed anew",
-        "Pipeline.fold",
+        "Pipeline.refresh",
         "dates = sorted(day for day in touched if day not in gone)",
         "dates = sorted(touched)[:1]",
         ("tests/spark/test_pipeline.py::TestRuns",),

@@ -18,11 +18,11 @@ from pathlib import Path
 from string import Template
 
 from restante.core.errors import RestanteError
-from restante.spark import listings, sections
-from restante.spark.charts import dated, moment, span
-from restante.spark.figures import Axis, Figures
-from restante.spark.findings import Finding, Level, findings, troubled
-from restante.spark.gathering import gather, opened
+from restante.spark.report import sections, tables
+from restante.spark.report.charts import dated, moment, span
+from restante.spark.report.findings import Finding, Level, findings, troubled
+from restante.spark.report.load import gather, opened
+from restante.spark.report.model import Axis, Figures
 
 TITLE = "Restante: pipeline report"
 
@@ -103,7 +103,7 @@ def _body(figures: Figures, found: list[Finding], title: str, foot: str) -> str:
     else:
         page = sections.Page(figures, axis, found, troubled(figures, found))
         first = (sections.verdict, sections.tiles, sections.queues, sections.choice, sections.charts)
-        lists = (listings.drain, listings.deaths, listings.failures, listings.consumers, listings.audit)
+        lists = (tables.drain, tables.deaths, tables.failures, tables.consumers, tables.audit)
         parts = [part(page) for part in (*first, *lists)]
         attributes = (
             f'data-first="{axis.first}" data-step="{axis.step}" data-end="{axis.end}" data-buckets="{axis.count}"'
@@ -125,7 +125,7 @@ def _about(axis: Axis, queues: int) -> str:
 
 def _page(title: str, body: str) -> str:
     """The page around its body; only the one script may run, whatever text has found its way in."""
-    folder = resources.files("restante.spark")
+    folder = resources.files("restante.spark.report")
     template, style, script = (
         folder.joinpath(f"report.{end}").read_text(encoding="utf-8") for end in ("html", "css", "js")
     )

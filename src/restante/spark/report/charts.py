@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from html import escape
 
-from restante.spark.figures import Axis, Series
+from restante.spark.report.model import Axis, Series
 
 #: Width and height of a drawing before it is stretched. Coordinates are whole, to keep the page light: less is coarser
 #: than a pixel, ten times as much makes a page of many queues a third heavier.

@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from html import escape
 
-from restante.spark.charts import SHADES, bar, clock, count, percent, rate
-from restante.spark.figures import AuditRow, ConsumerFigures
-from restante.spark.findings import Level
-from restante.spark.sections import Page, cell, drained, mark, none, number, section, table
+from restante.spark.report.charts import SHADES, bar, clock, count, percent, rate
+from restante.spark.report.findings import Level
+from restante.spark.report.model import AuditRow, ConsumerFigures
+from restante.spark.report.sections import Page, cell, drained, mark, none, number, section, table
 
 #: Rows of a list; what is left out is counted below it.
 LISTED = 40

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import IntEnum
 
-from restante.spark.charts import clock, count, moment, percent, rate, span
-from restante.spark.figures import NOW, Figures, QueueFigures, share
+from restante.spark.report.charts import clock, count, moment, percent, rate, span
+from restante.spark.report.model import NOW, Figures, QueueFigures, share
 
 #: Share of leases that ran out from which it is worth a look, and from which consumers are surely stuck or too slow.
 OVERDUE_WARNING, OVERDUE_WRONG = 0.05, 0.25

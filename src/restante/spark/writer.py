@@ -27,7 +27,7 @@ from restante.core.queue import Queue
 from restante.core.settings import milliseconds
 from restante.core.stored import Json
 from restante.core.throttle import forget_throttle, throttle
-from restante.spark import linking
+from restante.spark import connections
 from restante.spark.options import Options
 
 log = logging.getLogger("restante")
@@ -240,12 +240,12 @@ class _Writer:
         options = self.options
         told = Written()
         if options.op == "settle":
-            post = linking.post(options.server(), consumer=options.named_consumer(), patience=options.patience)
+            post = connections.post(options.server(), consumer=options.named_consumer(), patience=options.patience)
             journal = LeaseJournal(post, options.one_queue())
             for batch in iterator:
                 _add(told, settle_all(journal, batch.to_pylist(), options.rows_per_call))
             return told
-        queue = linking.post(options.server(), patience=options.patience).queue(options.one_queue())
+        queue = connections.post(options.server(), patience=options.patience).queue(options.one_queue())
         bucket = Bucket(queue, options)
         for batch in iterator:
             _add(told, send_all(queue, drafts(batch, options), options.rows_per_call, bucket))
@@ -269,7 +269,7 @@ class RestanteWriter(_Writer, DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         self._tell(messages)
         if self.options.rate and self.options.op == "send":
-            post = linking.post(self.options.server(), patience=self.options.patience)
+            post = connections.post(self.options.server(), patience=self.options.patience)
             forget_throttle(post.queue(self.options.one_queue()), self.options.op)
 
 

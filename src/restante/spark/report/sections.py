@@ -10,9 +10,22 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from restante.spark.charts import Chart, Drawing, Line, Unit, bar, clock, count, moment, percent, rate, span, spark
-from restante.spark.figures import QUANTILES, WORDS, Axis, Figures, QueueFigures, Series, share
-from restante.spark.findings import Finding, Level
+from restante.spark.report.charts import (
+    Chart,
+    Drawing,
+    Line,
+    Unit,
+    bar,
+    clock,
+    count,
+    moment,
+    percent,
+    rate,
+    span,
+    spark,
+)
+from restante.spark.report.findings import Finding, Level
+from restante.spark.report.model import QUANTILES, WORDS, Axis, Figures, QueueFigures, Series, share
 
 #: Queues that get charts of their own, the most troubled first; each adds about 50 kB to a page over a month.
 DETAILED = 30

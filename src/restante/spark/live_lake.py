@@ -21,7 +21,7 @@ from restante.spark.pipeline import Pipeline
 from restante.spark.schemas import JOURNAL
 
 
-class Present:
+class LiveLake:
     """One lake and one server at the moment this was made."""
 
     def __init__(self, pipeline: Pipeline, post: Client) -> None:

@@ -21,7 +21,8 @@ import pyarrow.dataset as ds
 from restante.core.errors import InvalidInput, RestanteError
 from restante.spark import schemas
 from restante.spark.coverage import coverage
-from restante.spark.figures import (
+from restante.spark.lake import Lake
+from restante.spark.report.model import (
     ALL,
     NOW,
     QUANTILES,
@@ -36,7 +37,6 @@ from restante.spark.figures import (
     Percentiles,
     QueueFigures,
 )
-from restante.spark.lake import Lake
 
 #: Failed attempts in a minute from which it can be a retry storm; fewer may exceed the acked on a quiet queue.
 STORM_FAILED = 10
