@@ -14,7 +14,7 @@ from restante.core.errors import InvalidInput, RestanteError
 from restante.spark import report, schemas
 from restante.spark.report import charts, load
 from restante.spark.report.findings import Finding, Level, findings, troubled
-from restante.spark.report.load import gather, opened
+from restante.spark.report.load import load_figures, open_lake
 from restante.spark.report.model import ALL, Figures
 from tests.harness.chromium import FLAGS
 from tests.harness.deadlines import at_most
@@ -48,13 +48,13 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def figures(shop: Path) -> Figures:
-    return gather(opened(str(shop)))
+    return load_figures(open_lake(str(shop)))
 
 
 def test_the_sample_days_troubles_are_found_and_its_healthy_queues_are_left_alone(figures: Figures) -> None:
     found = findings(figures, END)
     assert (Level.WRONG, "Retry storm") in said(found, "emails")
-    assert (Level.WARNING, "More comes than goes") in said(found, "thumbnails")
+    assert (Level.WARNING, "More messages arrive than leave") in said(found, "thumbnails")
     assert (Level.WRONG, "The audit does not add up") in said(found, "webhooks@partners")
     assert said(found, "audit.log") == []
     assert [one.name for one in troubled(figures, found)][:3] == ["emails", "webhooks@partners", "thumbnails"]

@@ -13,7 +13,7 @@ from restante.spark import schemas
 from restante.spark.report import load
 from restante.spark.report.charts import Unit, durations, linear, span
 from restante.spark.report.findings import Level, findings
-from restante.spark.report.load import estimate, gather, opened, quantiles
+from restante.spark.report.load import estimate, load_figures, open_lake, quantiles
 from restante.spark.report.model import BUCKETS, Axis, Figures
 from tests.spark.sample_gold import DAY, EVE, NOON, at, events, failed, put, times
 
@@ -25,7 +25,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def figured(lake: Path, since: datetime | None = None, until: datetime | None = None) -> Figures:
-    return gather(opened(str(lake)), since, until)
+    return load_figures(open_lake(str(lake)), since, until)
 
 
 # -- merging ---------------------------------------------------------------------------------------------------------

@@ -220,7 +220,7 @@ class TestRefusing:
     @pytest.mark.parametrize(
         ("columns", "told", "match"),
         [
-            ("payload string", {}, "need an id that stays"),
+            ("payload string", {}, "need the same id each time"),
             ("a int", {"idColumns": "b"}, "idColumns names b"),
             ("message_id string, payload struct<a:int>", {}, "to_json"),
             ("message_id string, payload string, headers map<string,string>", {}, "headers"),

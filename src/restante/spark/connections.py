@@ -1,4 +1,7 @@
-"""One connection per process and server: Spark's Python workers are reused, and readers must not carry sockets."""
+"""Keeps one client per process, server and consumer name.
+
+Spark reuses its Python workers, and pickles readers and writers, which therefore cannot hold sockets.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,14 @@ import os
 from restante.core.queue import Client
 from restante.core.settings import ClientSettings
 
-_posts: dict[tuple[int, str, str], Client] = {}
+_clients: dict[tuple[int, str, str], Client] = {}
 
 
 def post(url: str, *, consumer: str = "", patience: float = 30.0) -> Client:
-    """The process's own post on a server."""
+    """This process's client of a server, connected at its first use."""
     key = (os.getpid(), url, consumer)
-    found = _posts.get(key)
-    if found is None:
+    client = _clients.get(key)
+    if client is None:
         settings = ClientSettings(patience=patience, connect_timeout=5.0, socket_timeout=30.0)
-        found = _posts[key] = Client(url, settings, consumer=consumer or None)
-    return found
+        client = _clients[key] = Client(url, settings, consumer=consumer or None)
+    return client

@@ -1,8 +1,8 @@
-"""The pipeline: journal → bronze as a stream, then silver and gold for the dates that were touched.
+"""Runs the pipeline: streams the journal into bronze, then refreshes silver and gold for the dates that changed.
 
-Exactly once across crashes: bronze is written by whole batches that overwrite themselves, everything behind it is
-computed from bronze and overwrites whole dates, and what was done is noted after it was done. On failure: a server that
-is away ends the query, which starts again after a pause that grows; lost journal lines end the run.
+Every line counts exactly once, also after a crash: a repeated batch overwrites itself in bronze, silver and gold are
+computed from bronze and overwrite whole dates, and the state is saved after the work. On failure: a server that is away
+ends the query, which starts again after a growing pause; lost journal lines end the run.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ from restante.spark.source import register
 
 log = logging.getLogger("restante")
 
-#: Rows of one micro-batch: large ones spread its fixed cost, and bound the memory of a task.
+#: Most rows of one micro-batch: fewer pay its fixed cost more often, more need more memory per task.
 BATCH_ROWS = 250_000
 #: Compaction waits for this many refreshed batches: fewer make many small files, more keep many folders.
 COMPACT_FROM = 16
-#: Seconds between two looks for new lines, in continuous mode.
+#: Seconds between two reads of new lines, in continuous mode.
 TRIGGER_SECONDS = 5.0
 #: Seconds between two refreshes of silver and gold, in continuous mode.
 REFRESH_SECONDS = 60.0
-#: Seconds of the first pause after a failure, and of the longest.
+#: Seconds of the first and of the longest pause after a failure.
 BACKOFF = (1.0, 60.0)
-#: Tables written at the same time.
+#: Tables written in parallel: with one, Spark's planning leaves cores idle; many compete for them.
 AT_A_TIME = 2
-#: Tables that lie by date, by their names.
+#: Tables divided by date, by name.
 TABLES = {table.name: table for table in (*SILVER, *GOLD)}
 
 
 @dataclass(frozen=True)
 class PipelineOptions:
-    """What a pipeline reads and keeps."""
+    """The options of a pipeline."""
 
     url: str
     lake: str
@@ -64,14 +64,14 @@ class PipelineOptions:
     reader: str = READER
     batch_rows: int = BATCH_ROWS
     num_partitions: int = 0
-    #: Seconds over which the source asks a server that is away again, before the query ends and is started anew.
+    #: Seconds for which the source repeats calls to a server that is away, before the query ends and starts again.
     patience: float = 30.0
     fail_on_data_loss: bool = True
     compact_from: int = COMPACT_FROM
-    #: Days of bronze and of silver that are kept; 0 keeps all. Gold is small and stays.
+    #: Days of bronze and of silver to keep; 0 keeps all. Gold is small and stays.
     keep_bronze_days: int = 0
     keep_silver_days: int = 0
-    #: The page to draw whenever silver and gold are renewed; none by default.
+    #: The report to write after every refresh of silver and gold; none by default.
     report: str = ""
     trigger_seconds: float = TRIGGER_SECONDS
     refresh_seconds: float = REFRESH_SECONDS
@@ -79,66 +79,70 @@ class PipelineOptions:
 
 @dataclass
 class Summary:
-    """What a run did."""
+    """The result of a run."""
 
     batches: int = 0
     rows: int = 0
-    #: The last batch counted; -1 for none.
+    #: The last batch in `batches` and `rows`; -1 for none.
     last: int = -1
     dates: list[date] = field(default_factory=list)
     compacted: int = 0
     removed: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
-    #: Journals of which the lake lacks lines: trimmed before its first one, or missing in between.
+    #: Journals of which the lake lacks lines: trimmed before its first line, or missing in between.
     incomplete: list[Coverage] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Step:
-    """A sign of life for those who watch: what is being done, and how far it is."""
+    """Progress for callers: the name of the step, and how much of it is done."""
 
     name: str
     done: int
     total: int
 
 
-class Tables:
-    """Counts the tables that are written, for those who watch."""
+class TableProgress:
+    """Reports how many tables of a refresh are written."""
 
-    def __init__(self, tell: Callable[[Step], None]) -> None:
-        self._tell = tell
+    def __init__(self, report: Callable[[Step], None]) -> None:
+        self._report = report
         self._done = -1
-        self.another()
+        self.next()
 
-    def another(self) -> None:
+    def next(self) -> None:
         self._done += 1
-        self._tell(Step("silver and gold", self._done, len(SILVER) + len(GOLD) + len(SUMMED)))
+        self._report(Step("silver and gold", self._done, len(SILVER) + len(GOLD) + len(SUMMED)))
 
 
 class Pipeline:
-    """One lake, filled from one server by one Spark session."""
+    """Fills one lake from one server by one Spark session."""
 
     def __init__(
-        self, spark: SparkSession, options: PipelineOptions, *, progress: Callable[[Step], None] = lambda step: None,
+        self,
+        spark: SparkSession,
+        options: PipelineOptions,
+        *,
+        progress: Callable[[Step], None] = lambda step: None,
         status: RunProgress | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.spark = spark
         self.options = options
         self.lake = Lake(options.lake)
         self._progress = progress
-        #: What others see of this run; given by those who began to tell before Spark was there.
+        #: The progress that other processes see; a caller that reports before Spark starts passes its own.
         self.status = status or RunProgress(self.lake)
         register(spark)
-        # Other engines read Spark's default of 96 bits, but none of them likes it.
+        # Spark's default of 96 bits is deprecated in Parquet.
         spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
         spark.conf.set("spark.sql.parquet.compression.codec", "zstd")
-        # Without it rows are sorted by date before they are written, for the sake of a few open files.
+        # Without this Spark sorts rows by date before it writes them, to keep fewer files open.
         spark.conf.set("spark.sql.maxConcurrentOutputFileWriters", "50")
 
     # -- runs ----------------------------------------------------------------------------------------------------
 
     def run_once(self, *, stop: Callable[[], bool] = lambda: False) -> Summary:
-        """Takes what the journals have now through all tables, and ends."""
+        """Takes all lines that the journals have now through all tables, then returns."""
         with self._working() as summary:
             self._stream_until_done(summary, stop)
             self._rest(summary)
@@ -146,7 +150,7 @@ class Pipeline:
             return summary
 
     def run_continuously(self, *, stop: Callable[[], bool] = lambda: False) -> Summary:
-        """Goes on until told to stop: bronze every few seconds, silver and gold every minute."""
+        """Runs until `stop` returns true: bronze every `trigger_seconds`, silver and gold every `refresh_seconds`."""
         failures = 0
         with self._working() as summary:
             while not stop():
@@ -173,7 +177,7 @@ class Pipeline:
 
     @contextmanager
     def _working(self) -> Iterator[Summary]:
-        """Holds the lake, keeps the reader registered, and tells how far it is."""
+        """Locks the lake, keeps the reader registered and reports progress during the block."""
         reading = Registration(self.options.url, queues=self.options.queues, reader=self.options.reader)
         with self.status.running("bronze", report=bool(self.options.report)):
             self.lake.lock()
@@ -210,12 +214,12 @@ class Pipeline:
         summary.seconds["bronze"] = time.monotonic() - began
 
     def _after(self, error: PySparkException, failures: int, stop: Callable[[], bool]) -> int:
-        """Waits before another try, or raises what no try would mend."""
-        mended = typed(error)
-        if not isinstance(mended, Unavailable):
-            raise mended from None
+        """Waits before the next attempt; raises an error that another attempt would not cure."""
+        failure = typed(error)
+        if not isinstance(failure, Unavailable):
+            raise failure from None
         pause = min(BACKOFF[0] * 2 ** min(failures, 10), BACKOFF[1])
-        log.warning("stopped error=%s again_in=%.0f", type(mended).__name__, pause)
+        log.warning("stopped error=%s again_in=%.0f", type(failure).__name__, pause)
         self._tell(Step(f"server away, trying again in {pause:.0f} s", 0, 0))
         until = time.monotonic() + pause
         while time.monotonic() < until and not stop():
@@ -223,7 +227,7 @@ class Pipeline:
         return failures + 1
 
     def _rest(self, summary: Summary) -> None:
-        """Everything behind bronze."""
+        """Runs the steps after bronze and notes how long each takes."""
         self._look(summary)
         for name, step in (("silver and gold", self.refresh), ("compact", self.compact), ("retention", self.retain)):
             began = time.monotonic()
@@ -232,11 +236,14 @@ class Pipeline:
 
     def _note(self, summary: Summary) -> None:
         state = self.lake.state()
-        summary.incomplete = [one for one in coverage(state) if not one.whole]
+        summary.incomplete = [journal for journal in coverage(state) if not journal.whole]
         state.last_run = {
-            "ended_at": now(), "batches": summary.batches, "rows": summary.rows,
-            "dates": [day.isoformat() for day in summary.dates], "seconds": summary.seconds,
-        }  # fmt: skip
+            "ended_at": now(),
+            "batches": summary.batches,
+            "rows": summary.rows,
+            "dates": [day.isoformat() for day in summary.dates],
+            "seconds": summary.seconds,
+        }
         self.lake.save(state)
         if self.options.report:
             self._tell(Step("report", 0, 0))
@@ -246,16 +253,20 @@ class Pipeline:
 
     def _start(self, *, once: bool) -> StreamingQuery:
         options: dict[str, Any] = {
-            "url": self.options.url, "queues": self.options.queues, "reader": self.options.reader,
-            "maxRowsPerBatch": self.options.batch_rows, "failOnDataLoss": self.options.fail_on_data_loss,
-            "numPartitions": self.options.num_partitions, "patience": self.options.patience,
-        }  # fmt: skip
+            "url": self.options.url,
+            "queues": self.options.queues,
+            "reader": self.options.reader,
+            "maxRowsPerBatch": self.options.batch_rows,
+            "failOnDataLoss": self.options.fail_on_data_loss,
+            "numPartitions": self.options.num_partitions,
+            "patience": self.options.patience,
+        }
         rows = self.spark.readStream.format("restante").options(**options).load()
 
         bronze = self.lake.path("bronze")
 
         def keep(batch: DataFrame, number: int) -> None:
-            # With Spark Connect this runs elsewhere: nothing of ours may be used or changed here.
+            # With Spark Connect this runs in another process: it must not use this object.
             batch.write.mode("overwrite").parquet(f"{bronze}/batch={number}")
 
         writer = rows.writeStream.foreachBatch(keep).option(
@@ -269,11 +280,11 @@ class Pipeline:
         return trigger.queryName(f"restante-{self.options.reader}").start()
 
     def _newest(self) -> int:
-        """The last batch of earlier runs."""
+        """The number of the last batch of earlier runs."""
         return max([*self.lake.batches(), self.lake.state().compacted])
 
     def _look(self, summary: Summary) -> None:
-        """Counts the batches that were committed since the last look."""
+        """Adds the batches that Spark committed since the last call to the summary."""
         for number in self.lake.batches():
             if number > summary.last:
                 summary.last = number
@@ -283,21 +294,17 @@ class Pipeline:
                 self._tell(Step("bronze", summary.rows, 0))
 
     def _rows_in(self, batch: int) -> int:
-        """Rows of a batch, from its files' footers."""
+        """The number of rows in a batch, from its files' footers."""
         files = ds.dataset(self.lake.at("bronze", f"batch={batch}"), filesystem=self.lake.files, format="parquet")
         return int(files.count_rows())
 
     # -- silver and gold -----------------------------------------------------------------------------------------
 
     def journal(self, state: State, dates: Sequence[date] | None = None) -> DataFrame:
-        """Bronze, each row once, with its date of sending; of all dates or of some."""
+        """Each row of bronze once, with its date of sending; of all dates or of some."""
         compact, later = self.lake.journal_paths(state, dates)
         schema = JOURNAL.ddl()
-        parts = []
-        if compact:
-            parts.append(self.spark.read.schema(schema).parquet(*compact))
-        if later:
-            parts.append(self.spark.read.schema(schema).parquet(*later))
+        parts = [self.spark.read.schema(schema).parquet(*paths) for paths in (compact, later) if paths]
         if not parts:
             return tables.dated(self.spark.createDataFrame([], schema))
         rows = tables.dated(reduce(DataFrame.unionByName, parts))
@@ -311,21 +318,21 @@ class Pipeline:
         fresh = [number for number in self.lake.batches() if number > max(state.folded, state.compacted)]
         if not fresh:
             return
-        written = Tables(self._tell)
+        written = TableProgress(self._tell)
         folders = [self.lake.path("bronze", f"batch={number}") for number in fresh]
         new = tables.dated(self.spark.read.schema(JOURNAL.ddl()).parquet(*folders))
         touched = {row.dt: row["count"] for row in new.groupBy("dt").count().collect()}
-        gone = [day for day in touched if self._is_removed(day)]
-        dates = sorted(day for day in touched if day not in gone)
-        if gone:
-            state.too_late += sum(touched[day] for day in gone)
-            log.warning("rows too late dates=%s", ",".join(map(str, gone)))
+        removed = [day for day in touched if self._is_removed(day)]
+        dates = sorted(day for day in touched if day not in removed)
+        if removed:
+            state.too_late += sum(touched[day] for day in removed)
+            log.warning("rows too late dates=%s", ",".join(map(str, removed)))
         if dates:
             rows = self.journal(state, dates)
             with _kept() as keep:
                 messages, attempts = tables.silver(rows, keep)
                 self._overwrite_all("silver", {"messages": messages, "attempts": attempts}, written)
-            # From the files just written: computing silver once is cheaper than keeping it in memory.
+            # Read back from the files just written, because keeping silver in memory costs more.
             messages, attempts = self._silver("messages", dates), self._silver("attempts", dates)
             with _kept() as keep:
                 self._overwrite_all("gold", tables.gold(rows, messages, attempts, keep), written)
@@ -339,30 +346,30 @@ class Pipeline:
         return rows.where(col("dt").isin(list(dates)))
 
     def table(self, layer: str, name: str) -> DataFrame:
-        """A table of silver or gold; its columns are known also while it has no rows."""
+        """A table of silver or gold; one without files has its columns and no rows."""
         place = self.lake.path(layer, name)
         self.lake.files.create_dir(self.lake.at(layer, name), recursive=True)
         return self.spark.read.schema(f"{TABLES[name].ddl()}, dt date").parquet(place)
 
-    def _overwrite_all(self, layer: str, made: Mapping[str, DataFrame], written: Tables) -> None:
-        """Several at a time: planning a small table takes longer than computing it, and takes one core."""
+    def _overwrite_all(self, layer: str, frames: Mapping[str, DataFrame], written: TableProgress) -> None:
+        """Writes several tables at a time: planning a small one takes longer than computing it, and uses one core."""
         with ThreadPoolExecutor(AT_A_TIME, "restante-refresh") as pool:
-            writing = [pool.submit(self._overwrite, table, layer, name) for name, table in made.items()]
-            for one in as_completed(writing):
-                one.result()
-                written.another()
+            writing = [pool.submit(self._overwrite, table, layer, name) for name, table in frames.items()]
+            for write in as_completed(writing):
+                write.result()
+                written.next()
 
     def _overwrite(self, table: DataFrame, layer: str, name: str) -> None:
-        """Replaces the dates a table has rows for."""
+        """Replaces the dates for which the table has rows."""
         writer = table.write.mode("overwrite").option("partitionOverwriteMode", "dynamic")
         writer.partitionBy("dt").parquet(self.lake.path(layer, name))
 
-    def _sum(self, written: Tables) -> None:
-        """The tables that need all dates: small, and made from small ones."""
+    def _sum(self, written: TableProgress) -> None:
+        """Rewrites the tables that need all dates: small ones, computed from a small one."""
         throughput = self.table("gold", "throughput")
         for name, table in (("backlog", tables.backlog(throughput)), ("drain", tables.drain(throughput))):
             table.coalesce(1).write.mode("overwrite").parquet(self.lake.path("gold", name))
-            written.another()
+            written.next()
 
     # -- files ---------------------------------------------------------------------------------------------------
 
@@ -373,7 +380,7 @@ class Pipeline:
             self._undo_compaction(state)
         ripe = [number for number in self.lake.batches() if state.compacted < number <= state.folded]
         for number in self.lake.batches():
-            if number <= state.compacted:  # a crash came between the state and this
+            if number <= state.compacted:  # left by a crash after the state was saved
                 self.lake.remove("bronze", f"batch={number}")
         if len(ripe) < self.options.compact_from:
             return
@@ -396,7 +403,7 @@ class Pipeline:
         summary.compacted += len(ripe)
 
     def _place(self, staging: str, first: int, last: int) -> None:
-        """Moves the compacted files under names that say which batches they hold."""
+        """Moves the compacted files into place, under names that say which batches they hold."""
         count = 0
         for info in sorted(self.lake.listing(staging, recursive=True), key=lambda info: info.path):
             match = re.search(r"/(dt=[^/]+)/[^/]+\.parquet$", info.path)
@@ -407,7 +414,7 @@ class Pipeline:
                 count += 1
 
     def _undo_compaction(self, state: State) -> None:
-        """A crash came before the batches were noted as compacted: their files go, the batches are still there."""
+        """Removes the files of a compaction that a crash interrupted: its batches are still in bronze."""
         first, last = state.compacting
         for info in self.lake.listing("bronze_compact", recursive=True):
             if f"/compact-{first}-{last}-" in info.path:
@@ -416,7 +423,7 @@ class Pipeline:
         self.lake.save(state)
 
     def retain(self, summary: Summary) -> None:
-        """Removes dates older than is to be kept."""
+        """Removes the dates that are older than the options keep."""
         kept = {
             "bronze_compact": self.options.keep_bronze_days,
             "silver/messages": self.options.keep_silver_days,
@@ -433,7 +440,7 @@ class Pipeline:
                     summary.removed += 1
 
     def _note_removal(self, folder: str, *, counted: bool) -> None:
-        """Counts the lines of a folder before it goes, so that the audit does not miss them."""
+        """Records that a folder is being removed, and its lines, so that the audit does not count them as lost."""
         state = self.lake.state()
         if counted:
             lines = ds.dataset(self.lake.at(folder), filesystem=self.lake.files, format="parquet")
@@ -458,7 +465,7 @@ class Pipeline:
 
 @contextmanager
 def _kept() -> Iterator[Callable[[DataFrame], DataFrame]]:
-    """Gives what keeps a frame that several tables are made from, until the block ends."""
+    """Yields a function that persists a frame until the block ends, for frames that several tables come from."""
     kept: list[DataFrame] = []
 
     def keep(frame: DataFrame) -> DataFrame:
@@ -473,7 +480,7 @@ def _kept() -> Iterator[Callable[[DataFrame], DataFrame]]:
 
 
 def _unread(reading: Registration) -> int:
-    """Lines to be read; 0 while the server is away, which the stream will tell."""
+    """The number of unread lines; 0 while the server is away, which the stream then reports."""
     try:
         return reading.unread()
     except Unavailable:
@@ -485,11 +492,11 @@ def _oldest(days: int) -> date:
 
 
 def typed(error: BaseException) -> RestanteError:
-    """Spark tells a Python error as text: the typed one it stands for."""
+    """The typed error behind a Spark error: Spark passes a Python error on as text."""
     text = str(error)
-    found = re.search(r"restante\.core\.errors\.(\w+): (.*)", text)
-    kind = getattr(errors, found[1], None) if found else None
-    if found and isinstance(kind, type) and issubclass(kind, RestanteError):
-        return kind(found[2].strip())
-    said = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
-    return RestanteError(f"Spark stopped: {said.strip()}")
+    match = re.search(r"restante\.core\.errors\.(\w+): (.*)", text)
+    kind = getattr(errors, match[1], None) if match else None
+    if match and isinstance(kind, type) and issubclass(kind, RestanteError):
+        return kind(match[2].strip())
+    first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
+    return RestanteError(f"Spark stopped: {first.strip()}")

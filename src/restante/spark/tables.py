@@ -1,9 +1,9 @@
-"""Makes every table of the lake from the journal: pure functions DataFrame → DataFrame named after what they make.
+"""Computes every table of the lake from the journal: pure functions DataFrame → DataFrame, named after their table.
 
-Rows of one send date (`dt`, the UTC date of sent_at, of `at` where there is none) come from rows of that date alone, so
-a date can be computed anew by itself. Nothing here reads or writes: on failure the query fails and the caller decides.
+Rows of one send date (`dt`: the UTC date of sent_at, or of `at` where there is none) depend on rows of that date alone,
+so a date can be recomputed by itself. Nothing here reads or writes: on failure the query fails and the caller decides.
 
-Nothing depends on the session's time zone, nor on the order in which rows arrive: a life is put in order by `position`.
+Nothing depends on the session's time zone or on the order of rows: `position` orders the life of a message.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from restante.core.message import JournalEvent, State
 from restante.spark import schemas
 from restante.spark.schemas import COUNTED, Table
 
-#: Makes a frame that several tables are made from cheap to use again: `persist`, or nothing.
+#: Applied to a frame from which several tables are computed: `persist`, or nothing.
 Keep = Callable[[DataFrame], DataFrame]
 
-#: Microseconds, Spark's grain of an instant.
+#: Microseconds: Spark's precision of an instant.
 SECOND = 1_000_000
 MINUTE = 60 * SECOND
 HOUR = 60 * MINUTE
 DAY = 24 * HOUR
-#: Microseconds over which `drain` takes its rates: shorter and they jump, longer and they tell of the past.
+#: Microseconds over which `drain` averages rates: a shorter window makes them jump, a longer one shows the past.
 RATE_WINDOW = 15 * MINUTE
 
-#: What becomes of a message, as `messages.fate` says it.
+#: Values of `messages.fate`: what became of a message.
 FATES = ("waiting", "acked", "dead", "expired", "deleted")
-#: States in which a message is still to be worked on.
+#: States of a message that still has work to do.
 WAITING = (State.READY, State.SCHEDULED, State.RETRYING, State.LEASED)
 #: Events that end a lease.
 ENDINGS = (JournalEvent.ACKED, JournalEvent.NACKED, JournalEvent.BURIED, JournalEvent.RELEASED, JournalEvent.EXPIRED)
-#: Attempts that ended badly.
+#: Events that end a failed attempt.
 FAILED = (JournalEvent.NACKED, JournalEvent.BURIED, JournalEvent.EXPIRED)
-#: An operator took the message away; `detail` begins with the state it was in.
+#: Events by which an operator removes a message; `detail` begins with its state before.
 REMOVED = (JournalEvent.DELETED, JournalEvent.PURGED)
-#: Events that leave the fate as it was.
+#: Events that do not change the fate.
 PASSING = (JournalEvent.EDITED, JournalEvent.EXTENDED)
 
-# Words are numbered on their way through the shuffle: a number is copied and compared where it lies.
+# Words become numbers in the shuffle, because numbers are cheaper to copy and compare.
 _EVENTS = tuple(event.value for event in JournalEvent)
 _STATES = (*(state.value for state in State), "gone")
-#: One life of a message. The time leads: sorting compares it as a number, and it is nearly unique. `dt` is part of it
-#: for lines that carry no sent_at (a damaged message's), which else would join across dates.
+# The key of one life of a message. The time comes first: sorting compares it as a number, and it is nearly unique.
+# `dt` is part of it for lines without sent_at (of a damaged message), which would otherwise join across dates.
 _LIFE = ("sent_at", "message_id", "queue", "incarnation", "dt")
 _MINUTE_KEYS = ("queue", "minute", "dt")
 
@@ -65,7 +65,7 @@ def _word(number: Column, words: tuple[str, ...]) -> Column:
 
 
 def _begin(instant: Column, length: int) -> Column:
-    """Begin of the minute, hour or day, in microseconds; `date_trunc` would ask the session's time zone, slowly."""
+    """Start of the minute, hour or day, in microseconds; `date_trunc` is slower and depends on the session's zone."""
     micros = F.unix_micros(instant)
     return micros - F.pmod(micros, F.lit(length))
 
@@ -75,23 +75,23 @@ def _seconds(begin: Column, end: Column) -> Column:
 
 
 def _amount(condition: Column) -> Column:
-    """How many rows meet a condition; 0 where none does."""
+    """How many rows meet a condition."""
     return F.sum(F.when(condition, 1).otherwise(0))
 
 
 def _before(detail: Column) -> Column:
-    """The state a removed message was in: the first word of the detail; an unknown one counts as waiting."""
+    """The state of a message before its removal: the first word of `detail`; an unknown one counts as waiting."""
     return F.substring_index(detail, ",", 1)
 
 
 def _as(table: Table, frame: DataFrame, *, by_date: bool = True) -> DataFrame:
-    """The table's columns in its order and types, the date last."""
+    """The table's columns in their order and types, then the date."""
     columns = [F.col(name).cast(table.spark_type(name)).alias(name) for name in table.names]
     return frame.select(*columns, *(["dt"] if by_date else []))
 
 
 def dated(journal: DataFrame) -> DataFrame:
-    """The journal with the date under which the lake keeps each row: of sent_at, else of `at`.
+    """Adds the date under which the lake keeps each journal row: that of sent_at, else of `at`.
 
     +------+-----+-------------------+-------------------+----------+
     |queue |event|at                 |sent_at            |dt        |
@@ -109,8 +109,8 @@ def dated(journal: DataFrame) -> DataFrame:
 
 
 def silver(journal: DataFrame, keep: Keep = lambda frame: frame) -> tuple[DataFrame, DataFrame]:
-    """Messages and attempts; with `keep` what both come from is computed once."""
-    # As one column: a cache compresses every column by itself and gathers its extremes, at five times the cost.
+    """Messages and attempts; with `keep` their common input is computed once."""
+    # As one column: Spark's cache compresses each column and collects its extremes, at five times the cost.
     lives = keep(_lives(journal).select(F.struct("*").alias("life"))).select("life.*")
     return _messages(lives), _attempts(lives)
 
@@ -128,7 +128,7 @@ def messages(journal: DataFrame) -> DataFrame:
 
 
 def attempts(journal: DataFrame) -> DataFrame:
-    """One row per ended lease whose beginning and end are both in the journal.
+    """One row per ended lease whose start and end are both in the journal.
 
     +------+----------+--------+-------+-----------------------+-----------------------+--------+-----------+
     |queue |message_id|consumer|attempt|received_at            |ended_at               |ended_by|run_seconds|
@@ -141,7 +141,7 @@ def attempts(journal: DataFrame) -> DataFrame:
 
 
 def _lines(journal: DataFrame) -> DataFrame:
-    """What silver needs of the lines about messages, words as numbers."""
+    """Columns of the lines about messages that silver needs, with words as numbers."""
     event, state = F.col("event"), F.col("state")
     fate = (
         F.when(state.isin(*WAITING), "waiting")
@@ -154,31 +154,40 @@ def _lines(journal: DataFrame) -> DataFrame:
         dated(journal)
         .where(F.col("message_id") != "")
         .select(
-            *_LIFE, "position", "at", "kind", "priority", "size", "attempts", "consumer", "error_class",
-            _number(event, _EVENTS).alias("event"), _number(state, _STATES).alias("state"),
+            *_LIFE,
+            "position",
+            "at",
+            "kind",
+            "priority",
+            "size",
+            "attempts",
+            "consumer",
+            "error_class",
+            _number(event, _EVENTS).alias("event"),
+            _number(state, _STATES).alias("state"),
             _number(fate, FATES).alias("fate"),
             F.when((event == JournalEvent.SENT) & (state == State.SCHEDULED), F.col("due_at")).alias("due_at"),
         )
-    )  # fmt: skip
+    )
 
 
 def _lives(journal: DataFrame) -> DataFrame:
-    """One row per life, the begins and ends of its leases in a list: the one shuffle of silver.
+    """One row per life, with the starts and ends of its leases in a list: the only shuffle of silver.
 
-    Each aggregate finds its row by position, so that it is right under any plan. The sort makes it quick: Spark then
-    combines neighbours in one pass, where it would fill a hash table and sort after all. Window functions over the same
-    order took twice the time.
+    Each aggregate picks its row by position, so it is right under any plan. The sort only makes it fast: Spark then
+    combines neighbours in one pass instead of filling a hash table and sorting after all. Window functions over the
+    same order took twice the time.
     """
     event, position = F.col("event"), F.col("position")
 
     def one_of(*events: JournalEvent) -> Column:
-        return event.isin(*(_EVENTS.index(one) for one in events))
+        return event.isin(*(_EVENTS.index(name) for name in events))
 
     def at(*events: JournalEvent) -> Column:
         return F.when(one_of(*events), F.col("at"))
 
     last = F.struct("position", "event", "state", "fate", "at", "kind", "priority", "size")
-    # A released line already carries the number without the delivery it gives back.
+    # A released line no longer counts the delivery that it gives back.
     attempt = F.when(one_of(JournalEvent.RELEASED), F.col("attempts") + 1).otherwise(F.col("attempts")).alias("attempt")
     ended_by = F.when(one_of(*ENDINGS), event).alias("ended_by")
     mark = F.struct("position", "at", ended_by, attempt, "consumer", "error_class")
@@ -207,18 +216,18 @@ def _lives(journal: DataFrame) -> DataFrame:
 
 
 def _belong(begin: str, end: str) -> str:
-    """Whether neighbours are one lease, in SQL: where lines between them are missing, they are of two deliveries."""
+    """SQL: whether two neighbours are of one lease; where lines between them are missing, they are of two."""
     return f"{end}.ended_by IS NOT NULL AND {begin}.ended_by IS NULL AND {begin}.attempt = {end}.attempt"
 
 
 def _run() -> Column:
-    """Microseconds of all whole leases together."""
+    """Microseconds of all complete leases, summed."""
 
     def held(begin: str, end: str) -> str:
         return f"if({_belong(begin, end)}, unix_micros({end}.at) - unix_micros({begin}.at), 0L)"
 
-    # Spark interprets a lambda, slowly: only for lives that need it. And as text: those made of Python functions get
-    # other names in every query, so that Spark would compile the query anew each time.
+    # Spark interprets lambdas, which is slow: only lives with several leases use one. It is SQL text, because a lambda
+    # from a Python function gets a new name in every query, and Spark would recompile the query each time.
     only, each = held("get(marks, 0)", "get(marks, 1)"), held("get(marks, i - 1)", "get(marks, i)")
     added = f"aggregate(sequence(1, size(marks) - 1), 0L, (sum, i) -> sum + {each})"
     return F.expr(f"CASE size(marks) WHEN 0 THEN 0L WHEN 1 THEN 0L WHEN 2 THEN {only} ELSE {added} END")
@@ -226,15 +235,25 @@ def _run() -> Column:
 
 def _messages(lives: DataFrame) -> DataFrame:
     last, marks = F.col("last"), F.col("marks")
-    # Lines that decide nothing may be all that is left of a life; then the last one tells.
+    # If only lines that decide nothing are left of a life, the last of them counts.
     decided = F.coalesce("decided", F.struct(last["event"].alias("event"), last["fate"], last["at"]))
     event, fate, at = decided["event"], decided["fate"], decided["at"]
-    kept_as_done = event.isin(*(_EVENTS.index(one) for one in REMOVED)) & (fate == FATES.index("acked"))
+    kept_as_done = event.isin(*(_EVENTS.index(name) for name in REMOVED)) & (fate == FATES.index("acked"))
     settled_at = F.when(kept_as_done, F.coalesce("acked_at", at)).when(fate != FATES.index("waiting"), at)
     wait = _seconds(F.coalesce("due_at", "sent_at"), F.col("first_received_at"))
-    told = lives.select(
-        *_LIFE, "was_sent", "first_received_at", "last_received_at", "deliveries", "failures", "expiries", "releases",
-        "replays", "last.kind", "last.priority", "last.size",
+    rows = lives.select(
+        *_LIFE,
+        "was_sent",
+        "first_received_at",
+        "last_received_at",
+        "deliveries",
+        "failures",
+        "expiries",
+        "releases",
+        "replays",
+        "last.kind",
+        "last.priority",
+        "last.size",
         last["at"].alias("last_at"),
         last["position"].alias("last_position"),
         _word(last["state"], _STATES).alias("state"),
@@ -246,21 +265,25 @@ def _messages(lives: DataFrame) -> DataFrame:
         _seconds(F.col("sent_at"), settled_at).alias("total_seconds"),
         F.coalesce(F.get(marks, F.size(marks) - 1)["consumer"], F.lit("")).alias("consumer"),
         F.coalesce("error_class", F.lit("")).alias("error_class"),
-    )  # fmt: skip
-    return _as(schemas.MESSAGES, told)
+    )
+    return _as(schemas.MESSAGES, rows)
 
 
 def _attempts(lives: DataFrame) -> DataFrame:
     marks = lives.select(*_LIFE, "last.kind", "marks", F.posexplode("marks").alias("index", "ended"))
     pairs = marks.withColumn("begun", F.get("marks", F.col("index") - 1)).where(_belong("begun", "ended"))
-    told = pairs.select(
-        *_LIFE, "kind", "ended.consumer", "ended.attempt", "ended.error_class",
+    rows = pairs.select(
+        *_LIFE,
+        "kind",
+        "ended.consumer",
+        "ended.attempt",
+        "ended.error_class",
         F.col("begun.at").alias("received_at"),
         F.col("ended.at").alias("ended_at"),
         _word(F.col("ended.ended_by"), _EVENTS).alias("ended_by"),
         _seconds(F.col("begun.at"), F.col("ended.at")).alias("run_seconds"),
-    )  # fmt: skip
-    return _as(schemas.ATTEMPTS, told)
+    )
+    return _as(schemas.ATTEMPTS, rows)
 
 
 # -- gold --------------------------------------------------------------------------------------------------------
@@ -269,7 +292,7 @@ def _attempts(lives: DataFrame) -> DataFrame:
 def gold(
     journal: DataFrame, messages: DataFrame, attempts: DataFrame, keep: Keep = lambda frame: frame
 ) -> dict[str, DataFrame]:
-    """Every table of schemas.GOLD; with `keep` the journal is counted once for all tables that count its events."""
+    """Every table of schemas.GOLD; with `keep` the journal's events are counted once for all tables that need it."""
     counts = keep(_counts(journal))
     return {
         "latency": latency(messages),
@@ -283,7 +306,7 @@ def gold(
 
 
 def latency(messages: DataFrame) -> DataFrame:
-    """Acked messages by queue, kind and the minute they were sent in; percentiles are exact, between ranks linear.
+    """Acked messages by queue, kind and the minute they were sent in; percentiles are exact, linear between ranks.
 
     +------+-----+-------------------+--------+----------------+---+------------------+----------+
     |queue |kind |minute             |messages|wait_p50_seconds|...|total_p99_seconds |dt        |
@@ -305,7 +328,7 @@ def latency(messages: DataFrame) -> DataFrame:
 
 
 def _counts(journal: DataFrame) -> DataFrame:
-    """Events by all that the tables counting them tell apart: a few rows per minute, from one pass over the journal."""
+    """Counts events by all keys of the tables that count them: a few rows per minute, in one pass over the journal."""
     before = F.when(F.col("event").isin(*REMOVED), _before(F.col("detail"))).otherwise("")
     keys = ("queue", "kind", "error_class", "event", "state", "dt")
     counted = (
@@ -322,7 +345,7 @@ def _count_of(*events: str) -> Column:
 
 
 def throughput(journal: DataFrame) -> DataFrame:
-    """Events by queue and minute, and what they did to the waiting and the dead.
+    """Events by queue and minute, and how they changed the counts of waiting and dead messages.
 
     +------+-------------------+----+--------+-----+---+----+-------------+----------+----------+
     |queue |minute             |sent|received|acked|...|died|waiting_delta|dead_delta|dt        |
@@ -373,7 +396,7 @@ def _retries(counts: DataFrame) -> DataFrame:
 
 
 def overdue(journal: DataFrame) -> DataFrame:
-    """Leases begun, extended and run out, by queue and minute.
+    """Leases begun, extended and expired, by queue and minute.
 
     +------+-------------------+--------+--------+-------+----------+
     |queue |minute             |received|extended|expired|dt        |
@@ -399,7 +422,7 @@ def causes(journal: DataFrame) -> DataFrame:
     |orders|order|KeyError   |buried|2   |2025-11-14 09:00:07|2025-11-14 17:12:40|01K…Z     |2025-11-14|
     +------+-----+-----------+------+----+-------------------+-------------------+----------+----------+
     """
-    # Apart from the counts: the greatest of texts cannot be kept in a hash table, and deaths are few.
+    # Not from the counts: Spark cannot hash-aggregate the maximum of a text, and deaths are few.
     deaths = dated(journal).where(F.col("event").isin(*FAILED) & (F.col("state") == State.DEAD))
     grouped = deaths.groupBy("queue", "kind", "error_class", "event", "dt").agg(
         F.count(F.lit(1)).alias("dead"),
@@ -411,7 +434,7 @@ def causes(journal: DataFrame) -> DataFrame:
 
 
 def consumers(attempts: DataFrame) -> DataFrame:
-    """What consumers did, by the minute in which leases ended.
+    """Work of each consumer, by the minute in which leases ended.
 
     +--------+------+-------------------+------+-----+------+------------+----------+
     |consumer|queue |minute             |leases|acked|failed|busy_seconds|dt        |
@@ -420,7 +443,7 @@ def consumers(attempts: DataFrame) -> DataFrame:
     +--------+------+-------------------+------+-----+------+------------+----------+
     """
     ended_by = F.col("ended_by")
-    # Summed as whole microseconds: doubles would add up differently by the order of rows.
+    # Whole microseconds, because a sum of doubles depends on the order of rows.
     busy = F.sum(F.unix_micros("ended_at") - F.unix_micros("received_at"))
     grouped = attempts.groupBy("consumer", "queue", _begin(F.col("ended_at"), MINUTE).alias("minute"), "dt").agg(
         F.count(F.lit(1)).alias("leases"),
@@ -434,8 +457,8 @@ def consumers(attempts: DataFrame) -> DataFrame:
 def audit(messages: DataFrame) -> DataFrame:
     """Conservation by queue and the hour messages were sent in: sent = acked + dead + expired + deleted + waiting.
 
-    Messages without their sent event have a fate too, but are in `unsent` alone: else nothing would add up in a lake
-    that began in the middle.
+    Messages without their sent event have a fate too, but count as `unsent` only: otherwise a lake that began in the
+    middle would never add up.
 
     +------+-------------+-------------------+-----+-----+----+-------+-------+-------+------+----------+
     |queue |incarnation  |hour               |sent |acked|dead|expired|deleted|waiting|unsent|dt        |
@@ -457,10 +480,10 @@ def audit(messages: DataFrame) -> DataFrame:
 
 
 def backlog(throughput: DataFrame) -> DataFrame:
-    """How many messages waited and lay dead at the end of each minute in which either changed.
+    """How many messages were waiting and dead at the end of each minute in which either changed.
 
-    Counted from the lake's first event: what was there before is not in it, so a queue whose journal was trimmed
-    before the lake began can fall below zero.
+    Counts start at zero with the lake's first event, so those of a queue whose journal was trimmed before the lake
+    began can fall below zero.
 
     +------+-------------------+-------+----+
     |queue |minute             |waiting|dead|
@@ -489,22 +512,26 @@ def drain(throughput: DataFrame) -> DataFrame:
     """
     end = throughput.agg((F.unix_micros(F.max("minute")) + MINUTE).alias("end"))
     recent = F.unix_micros("minute") >= F.col("end") - RATE_WINDOW
-    came = F.col("sent") + F.col("replayed")
-    sums = throughput.crossJoin(F.broadcast(end)).groupBy("queue", "end").agg(
-        F.sum("waiting_delta").alias("waiting"),
-        F.sum(F.when(recent, came).otherwise(0)).alias("came"),
-        F.sum(F.when(recent, came - F.col("waiting_delta")).otherwise(0)).alias("went"),
-    )  # fmt: skip
-    waiting, came, went = F.col("waiting"), F.col("came"), F.col("went")
+    arrived = F.col("sent") + F.col("replayed")
+    sums = (
+        throughput.crossJoin(F.broadcast(end))
+        .groupBy("queue", "end")
+        .agg(
+            F.sum("waiting_delta").alias("waiting"),
+            F.sum(F.when(recent, arrived).otherwise(0)).alias("arrived"),
+            F.sum(F.when(recent, arrived - F.col("waiting_delta")).otherwise(0)).alias("departed"),
+        )
+    )
+    waiting, arrived, departed = F.col("waiting"), F.col("arrived"), F.col("departed")
     seconds = RATE_WINDOW // SECOND
-    told = sums.select(
+    rows = sums.select(
         "queue",
         "waiting",
         F.timestamp_micros("end").alias("at"),
-        (came / seconds).alias("arrival_per_second"),
-        (went / seconds).alias("settle_per_second"),
+        (arrived / seconds).alias("arrival_per_second"),
+        (departed / seconds).alias("settle_per_second"),
         F.when(waiting == 0, 0.0)
-        .when((waiting > 0) & (went > came), waiting * seconds / (went - came))
+        .when((waiting > 0) & (departed > arrived), waiting * seconds / (departed - arrived))
         .alias("drain_seconds"),
     )
-    return _as(schemas.DRAIN, told, by_date=False)
+    return _as(schemas.DRAIN, rows, by_date=False)
