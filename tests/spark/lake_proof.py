@@ -14,7 +14,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from restante import Admin, Client
 from restante.core.journal_reader import JournalReader
-from restante.spark import tables
+from restante.spark import gold
+from restante.spark.columns import Keep
 from restante.spark.lake import Lake
 from restante.spark.pipeline import Pipeline, PipelineOptions
 from tests.spark.reference import Row
@@ -84,11 +85,11 @@ def bronze_only() -> Iterator[None]:
 def audit_only() -> Iterator[None]:
     """Pipelines compute silver, and of gold the table `audit` alone, for tests that look at no other."""
 
-    def gold(journal: DataFrame, messages: DataFrame, attempts: DataFrame, keep: tables.Keep) -> dict[str, DataFrame]:
-        return {"audit": tables.audit(messages)}
+    def tables(journal: DataFrame, messages: DataFrame, attempts: DataFrame, keep: Keep) -> dict[str, DataFrame]:
+        return {"audit": gold.audit(messages)}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tables, "gold", gold)
+        patch.setattr(gold, "tables", tables)
         patch.setattr(Pipeline, "_sum", lambda self, written: None)
         yield
 

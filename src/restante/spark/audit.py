@@ -20,7 +20,8 @@ from restante.core.admin import Admin
 from restante.core.errors import NotFound
 from restante.core.journal_reader import JournalReader, Place
 from restante.core.queue import Client
-from restante.spark import tables
+from restante.spark import gold
+from restante.spark.columns import HOUR, SECOND
 from restante.spark.lake import Lake
 from restante.spark.live_lake import LiveLake
 from restante.spark.pipeline import Pipeline, PipelineOptions, typed
@@ -101,7 +102,7 @@ class Audit:
             if state.folded < 0:
                 raise NotFound(f"{self.lake.uri} has no tables yet: run `restante pipeline run --once --lake …` first")
             self._look_for_gaps(self._pipeline.journal(state), findings)
-            self._add_windows(tables.audit(self._pipeline.table("silver", "messages")), {}, findings)
+            self._add_windows(gold.audit(self._pipeline.table("silver", "messages")), {}, findings)
             return findings
         live = LiveLake(self._pipeline, self.post)
         self._look_for_gaps(live.lines, findings)
@@ -114,7 +115,7 @@ class Audit:
         snapshot.count()
         moving = self._moving(places)
         missing = self._compare(self._lives(messages, places), snapshot, moving, firsts, findings)
-        self._add_windows(tables.audit(messages), missing, findings)
+        self._add_windows(gold.audit(messages), missing, findings)
         return findings
 
     # -- the lake ------------------------------------------------------------------------------------------------
@@ -228,7 +229,7 @@ class Audit:
                 )
             )
         micros = F.unix_micros("sent_at")
-        hour = (micros - F.pmod(micros, F.lit(tables.HOUR))).alias("hour")
+        hour = (micros - F.pmod(micros, F.lit(HOUR))).alias("hour")
         gone = wrong.where((redis_state == "") & (journal_state != ""))
         counts: Missing = {}
         for row in gone.groupBy("queue", hour, "journal_state", "last_event").count().collect():
@@ -251,4 +252,4 @@ class Audit:
 
 def _utc(micros: int) -> datetime:
     """An instant in UTC: Spark itself would give it in the time zone of the machine."""
-    return datetime.fromtimestamp(micros / tables.SECOND, UTC)
+    return datetime.fromtimestamp(micros / SECOND, UTC)

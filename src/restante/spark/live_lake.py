@@ -15,7 +15,8 @@ from restante.core.admin import Admin
 from restante.core.errors import NotFound
 from restante.core.journal_reader import JournalReader, Place
 from restante.core.queue import Client
-from restante.spark import tables
+from restante.spark import silver
+from restante.spark.columns import dated
 from restante.spark.options import Options
 from restante.spark.pipeline import Pipeline
 from restante.spark.schemas import JOURNAL
@@ -52,8 +53,8 @@ class LiveLake:
                 options = {"url": self.post.url, "queues": queue, "startSeq": end + 1, "endSeq": place.last}
                 parts.append(lines.options(**options).load())
         if not parts:
-            return tables.dated(self.spark.createDataFrame([], JOURNAL.ddl()))
-        return tables.dated(reduce(DataFrame.unionByName, parts))
+            return dated(self.spark.createDataFrame([], JOURNAL.ddl()))
+        return dated(reduce(DataFrame.unionByName, parts))
 
     def journal(self) -> DataFrame:
         """Every line of lake and tail."""
@@ -67,5 +68,5 @@ class LiveLake:
         if not dates:
             return kept
         lines = self.pipeline.journal(self.state, dates).unionByName(self.tail.select(*self.lines.columns))
-        recomputed = tables.messages(lines)
+        recomputed = silver.messages(lines)
         return kept.where(~F.col("dt").isin(dates)).unionByName(recomputed.select(*kept.columns))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime, timedelta
+from datetime import date
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,14 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from restante.core import errors
 from restante.core.errors import RestanteError, Unavailable
-from restante.spark import tables
+from restante.spark import gold, silver
+from restante.spark.columns import dated
 from restante.spark.coverage import Coverage, count_lines, coverage
 from restante.spark.lake import Lake, State, now
 from restante.spark.progress import RunProgress
 from restante.spark.registration import READER, Registration
 from restante.spark.report import write as write_report
+from restante.spark.retention import Retention
 from restante.spark.schemas import GOLD, JOURNAL, SILVER, SUMMED
 from restante.spark.source import register
 
@@ -129,6 +131,7 @@ class Pipeline:
         self.spark = spark
         self.options = options
         self.lake = Lake(options.lake)
+        self._retention = Retention(self.lake, options.keep_bronze_days, options.keep_silver_days)
         self._progress = progress
         #: The progress that other processes see; a caller that reports before Spark starts passes its own.
         self.status = status or RunProgress(self.lake)
@@ -306,8 +309,8 @@ class Pipeline:
         schema = JOURNAL.ddl()
         parts = [self.spark.read.schema(schema).parquet(*paths) for paths in (compact, later) if paths]
         if not parts:
-            return tables.dated(self.spark.createDataFrame([], schema))
-        rows = tables.dated(reduce(DataFrame.unionByName, parts))
+            return dated(self.spark.createDataFrame([], schema))
+        rows = dated(reduce(DataFrame.unionByName, parts))
         return rows if dates is None else rows.where(col("dt").isin(list(dates)))
 
     def refresh(self, summary: Summary) -> None:
@@ -320,9 +323,9 @@ class Pipeline:
             return
         written = TableProgress(self._tell)
         folders = [self.lake.path("bronze", f"batch={number}") for number in fresh]
-        new = tables.dated(self.spark.read.schema(JOURNAL.ddl()).parquet(*folders))
+        new = dated(self.spark.read.schema(JOURNAL.ddl()).parquet(*folders))
         touched = {row.dt: row["count"] for row in new.groupBy("dt").count().collect()}
-        removed = [day for day in touched if self._is_removed(day)]
+        removed = [day for day in touched if self._retention.is_removed(day)]
         dates = sorted(day for day in touched if day not in removed)
         if removed:
             state.too_late += sum(touched[day] for day in removed)
@@ -330,12 +333,12 @@ class Pipeline:
         if dates:
             rows = self.journal(state, dates)
             with _kept() as keep:
-                messages, attempts = tables.silver(rows, keep)
+                messages, attempts = silver.tables(rows, keep)
                 self._overwrite_all("silver", {"messages": messages, "attempts": attempts}, written)
             # Read back from the files just written, because keeping silver in memory costs more.
             messages, attempts = self._silver("messages", dates), self._silver("attempts", dates)
             with _kept() as keep:
-                self._overwrite_all("gold", tables.gold(rows, messages, attempts, keep), written)
+                self._overwrite_all("gold", gold.tables(rows, messages, attempts, keep), written)
             self._sum(written)
         state.folded = fresh[-1]
         self.lake.save(state)
@@ -367,7 +370,7 @@ class Pipeline:
     def _sum(self, written: TableProgress) -> None:
         """Rewrites the tables that need all dates: small ones, computed from a small one."""
         throughput = self.table("gold", "throughput")
-        for name, table in (("backlog", tables.backlog(throughput)), ("drain", tables.drain(throughput))):
+        for name, table in (("backlog", gold.backlog(throughput)), ("drain", gold.drain(throughput))):
             table.coalesce(1).write.mode("overwrite").parquet(self.lake.path("gold", name))
             written.next()
 
@@ -389,7 +392,7 @@ class Pipeline:
         state.compacting = [first, last]
         self.lake.save(state)
         folders = [self.lake.path("bronze", f"batch={number}") for number in ripe]
-        rows = tables.dated(self.spark.read.schema(JOURNAL.ddl()).parquet(*folders))
+        rows = dated(self.spark.read.schema(JOURNAL.ddl()).parquet(*folders))
         staging = f"_compacting/{first}-{last}"
         rows.repartition("dt").sortWithinPartitions("queue", "position").write.mode("overwrite").partitionBy(
             "dt"
@@ -424,43 +427,7 @@ class Pipeline:
 
     def retain(self, summary: Summary) -> None:
         """Removes the dates that are older than the options keep."""
-        kept = {
-            "bronze_compact": self.options.keep_bronze_days,
-            "silver/messages": self.options.keep_silver_days,
-            "silver/attempts": self.options.keep_silver_days,
-        }
-        if self.lake.state().removing:
-            self._finish_removing()
-        for folder, days in kept.items():
-            for info in self.lake.listing(folder) if days else ():
-                match = re.search(r"/dt=(\d{4}-\d{2}-\d{2})$", info.path)
-                if match and date.fromisoformat(match[1]) < _oldest(days):
-                    self._note_removal(f"{folder}/dt={match[1]}", counted=folder == "bronze_compact")
-                    self._finish_removing()
-                    summary.removed += 1
-
-    def _note_removal(self, folder: str, *, counted: bool) -> None:
-        """Records that a folder is being removed, and its lines, so that the audit does not count them as lost."""
-        state = self.lake.state()
-        if counted:
-            lines = ds.dataset(self.lake.at(folder), filesystem=self.lake.files, format="parquet")
-            rows = lines.to_table(columns=["queue", "incarnation", "position"]).group_by(["queue", "incarnation"])
-            for row in rows.aggregate([("position", "count"), ("position", "min")]).to_pylist():
-                key = f"{row['incarnation']} {row['queue']}"
-                count, first = state.removed.get(key, [0, row["position_min"]])
-                state.removed[key] = [count + row["position_count"], min(first, row["position_min"])]
-        state.removing = folder
-        self.lake.save(state)
-
-    def _finish_removing(self) -> None:
-        state = self.lake.state()
-        self.lake.remove(state.removing)
-        state.removing = ""
-        self.lake.save(state)
-
-    def _is_removed(self, day: date) -> bool:
-        days = self.options.keep_bronze_days
-        return bool(days) and day < _oldest(days)
+        summary.removed += self._retention.run()
 
 
 @contextmanager
@@ -485,10 +452,6 @@ def _unread(reading: Registration) -> int:
         return reading.unread()
     except Unavailable:
         return 0
-
-
-def _oldest(days: int) -> date:
-    return datetime.now(UTC).date() - timedelta(days=days)
 
 
 def typed(error: BaseException) -> RestanteError:

@@ -161,7 +161,7 @@ FAULTS: Final = (
         "spark",
         "dates that new batches touch are not computed anew",
         "Pipeline.refresh",
-        "dates = sorted(day for day in touched if day not in gone)",
+        "dates = sorted(day for day in touched if day not in removed)",
         "dates = sorted(touched)[:1]",
         ("tests/spark/test_pipeline.py::TestRuns",),
     ),

@@ -321,7 +321,12 @@ def _panel(page: Page, queue: QueueFigures, id: str, title: str) -> str:
 
 
 def _charts(page: Page, queue: QueueFigures) -> Iterable[Chart]:
-    lacks, axis = page.lacks, page.axis
+    yield from _latency_charts(page, queue)
+    yield from _flow_charts(page, queue)
+    yield from _failure_charts(page, queue)
+
+
+def _latency_charts(page: Page, queue: QueueFigures) -> Iterable[Chart]:
     for word in WORDS:
         whole = queue.percentiles.get(word, {})
         lines = [Line(p, p, queue.timed(word, p), span(whole.get(p))) for p in QUANTILES]
@@ -331,25 +336,29 @@ def _charts(page: Page, queue: QueueFigures) -> Iterable[Chart]:
             Unit.SECONDS,
             lines,
             empty="No message sent in this period was acked.",
-            missing=lacks("latency"),
+            missing=page.lacks("latency"),
         )
 
-    def rate(name: str, *names: str) -> list[float]:
-        zeros = [0] * axis.count
-        columns = [queue.counts.get(series, zeros) for series in (name, *names)]
-        return [sum(values) / axis.minutes(place) for place, values in enumerate(zip(*columns, strict=True))]
 
-    failed = queue.total("nacked") + queue.total("expired")
+def _per_minute(queue: QueueFigures, axis: Axis, *names: str) -> list[float]:
+    """The sum of some series as messages per minute, by bucket."""
+    zeros = [0] * axis.count
+    columns = [queue.counts.get(name, zeros) for name in names]
+    return [sum(values) / axis.minutes(bucket) for bucket, values in enumerate(zip(*columns, strict=True))]
+
+
+def _flow_charts(page: Page, queue: QueueFigures) -> Iterable[Chart]:
+    axis = page.axis
     yield Chart(
         "Throughput",
         "messages a minute",
         Unit.PER_MINUTE,
         [
-            Line("sent", "ready", rate("sent"), count(queue.total("sent")), "area"),
-            Line("acked", "leased", rate("acked"), count(queue.total("acked"))),
-            Line("failed", "retrying", rate("failed"), count(queue.total("failed"))),
+            Line("sent", "ready", _per_minute(queue, axis, "sent"), count(queue.total("sent")), "area"),
+            Line("acked", "leased", _per_minute(queue, axis, "acked"), count(queue.total("acked"))),
+            Line("failed", "retrying", _per_minute(queue, axis, "failed"), count(queue.total("failed"))),
         ],
-        missing=lacks("throughput"),
+        missing=page.lacks("throughput"),
     )
     peak = [Line("peak", "ready", queue.peak, count(max(queue.peak, default=0)), "faint")] if axis.step > 60 else []
     yield Chart(
@@ -360,7 +369,7 @@ def _charts(page: Page, queue: QueueFigures) -> Iterable[Chart]:
             *peak,
             Line("waiting", "ready", queue.waiting, count(queue.waiting_now), "area"),
         ],
-        missing=lacks("backlog"),
+        missing=page.lacks("backlog"),
     )
     yield Chart(
         "Backlog: dead",
@@ -369,19 +378,30 @@ def _charts(page: Page, queue: QueueFigures) -> Iterable[Chart]:
         [
             Line("dead", "dead", queue.dead, count(queue.dead_now), "area"),
         ],
-        missing=lacks("backlog"),
+        missing=page.lacks("backlog"),
     )
+
+
+def _failure_charts(page: Page, queue: QueueFigures) -> Iterable[Chart]:
+    axis = page.axis
+    failed = queue.total("nacked") + queue.total("expired")
     yield Chart(
         "Retries",
         "failed attempts a minute",
         Unit.PER_MINUTE,
         [
-            Line("failed", "retrying", rate("nacked", "expired"), count(failed), "columns"),
-            Line("lease expired", "overdue", rate("expired"), count(queue.total("expired")), "columns"),
+            Line("failed", "retrying", _per_minute(queue, axis, "nacked", "expired"), count(failed), "columns"),
+            Line(
+                "lease expired",
+                "overdue",
+                _per_minute(queue, axis, "expired"),
+                count(queue.total("expired")),
+                "columns",
+            ),
         ],
         queue.storms,
         "storm minutes",
-        missing=lacks("retries"),
+        missing=page.lacks("retries"),
     )
     yield Chart(
         "Overdue",
@@ -391,7 +411,7 @@ def _charts(page: Page, queue: QueueFigures) -> Iterable[Chart]:
             Line("overdue", "overdue", _rates(queue), percent(queue.overdue_rate), "area"),
         ],
         empty="No lease has begun.",
-        missing=lacks("overdue"),
+        missing=page.lacks("overdue"),
     )
 
 
