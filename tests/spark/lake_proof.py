@@ -90,7 +90,7 @@ def audit_only() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gold, "tables", tables)
-        patch.setattr(Pipeline, "_sum", lambda self, written: None)
+        patch.setattr(Pipeline, "_write_summed", lambda self, written: None)
         yield
 
 

@@ -203,7 +203,7 @@ class TestOwnership:
         work.batch()
         Admin(desk.post).drop(desk.queue.name)
         sent = desk.send(2)
-        with pytest.raises(JournalLost, match="the server lost it"):
+        with pytest.raises(JournalLost, match="the server lost rows"):
             work.batch()
         easy = Work(desk, work.consumer, {"failOnDataLoss": False}, query=None)
         easy.query.checkpoint = work.query.checkpoint

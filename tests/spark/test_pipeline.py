@@ -119,7 +119,7 @@ class Days:
         queue.ack_many(queue.receive_many(11))
 
     def written(self) -> Counter[Line]:
-        """The lines of the queues the pipeline was told of."""
+        """The lines of the queues that the pipeline reads."""
         return Counter(line for line in written(self.post) if line[0] != "private")
 
     def copy(self, to: Path) -> Path:
@@ -407,7 +407,7 @@ class TestLoss:
         old = written(post)
         Admin(post).drop("orders")
         post.queue("orders").send_many([1, 2])
-        with pytest.raises(JournalLost, match="was removed and made anew"):
+        with pytest.raises(JournalLost, match="was removed and recreated"):
             run().run_once()
         run(fail_on_data_loss=False).run_once()
         assert_every_line_once(spark, lake, old + written(post))

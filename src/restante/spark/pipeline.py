@@ -148,8 +148,8 @@ class Pipeline:
         """Takes all lines that the journals have now through all tables, then returns."""
         with self._working() as summary:
             self._stream_until_done(summary, stop)
-            self._rest(summary)
-            self._note(summary)
+            self._run_later_steps(summary)
+            self._end_run(summary)
             return summary
 
     def run_continuously(self, *, stop: Callable[[], bool] = lambda: False) -> Summary:
@@ -162,20 +162,20 @@ class Pipeline:
                     refreshed = time.monotonic()
                     while query.isActive and not stop():
                         query.awaitTermination(timeout=1)
-                        self._look(summary)
+                        self._count_batches(summary)
                         if time.monotonic() - refreshed >= self.options.refresh_seconds:
-                            self._rest(summary)
-                            self._note(summary)
+                            self._run_later_steps(summary)
+                            self._end_run(summary)
                             refreshed = time.monotonic()
                             failures = 0
                     if error := query.exception():
                         raise error
                 except PySparkException as error:
-                    failures = self._after(error, failures, stop)
+                    failures = self._pause_or_raise(error, failures, stop)
                 finally:
                     query.stop()
-            self._rest(summary)
-            self._note(summary)
+            self._run_later_steps(summary)
+            self._end_run(summary)
             return summary
 
     @contextmanager
@@ -187,13 +187,13 @@ class Pipeline:
             try:
                 self.lake.check()
                 with reading:
-                    summary = Summary(last=self._newest())
+                    summary = Summary(last=self._last_batch())
                     self.status.rows(0, _unread(reading))
                     yield summary
             finally:
                 self.lake.unlock()
 
-    def _tell(self, step: Step) -> None:
+    def _report_step(self, step: Step) -> None:
         self.status.tell(step.name, step.done, step.total)
         self._progress(step)
 
@@ -205,39 +205,40 @@ class Pipeline:
             try:
                 while query.isActive and not stop():
                     query.awaitTermination(timeout=1)
-                    self._look(summary)
+                    self._count_batches(summary)
                 if error := query.exception():
                     raise error
                 break
             except PySparkException as error:
-                failures = self._after(error, failures, stop)
+                failures = self._pause_or_raise(error, failures, stop)
             finally:
                 query.stop()
-        self._look(summary)
+        self._count_batches(summary)
         summary.seconds["bronze"] = time.monotonic() - began
 
-    def _after(self, error: PySparkException, failures: int, stop: Callable[[], bool]) -> int:
+    def _pause_or_raise(self, error: PySparkException, failures: int, stop: Callable[[], bool]) -> int:
         """Waits before the next attempt; raises an error that another attempt would not cure."""
         failure = typed(error)
         if not isinstance(failure, Unavailable):
             raise failure from None
         pause = min(BACKOFF[0] * 2 ** min(failures, 10), BACKOFF[1])
         log.warning("stopped error=%s again_in=%.0f", type(failure).__name__, pause)
-        self._tell(Step(f"server away, trying again in {pause:.0f} s", 0, 0))
+        self._report_step(Step(f"server away, trying again in {pause:.0f} s", 0, 0))
         until = time.monotonic() + pause
         while time.monotonic() < until and not stop():
             time.sleep(0.1)
         return failures + 1
 
-    def _rest(self, summary: Summary) -> None:
+    def _run_later_steps(self, summary: Summary) -> None:
         """Runs the steps after bronze and notes how long each takes."""
-        self._look(summary)
+        self._count_batches(summary)
         for name, step in (("silver and gold", self.refresh), ("compact", self.compact), ("retention", self.retain)):
             began = time.monotonic()
             step(summary)
             summary.seconds[name] = summary.seconds.get(name, 0.0) + time.monotonic() - began
 
-    def _note(self, summary: Summary) -> None:
+    def _end_run(self, summary: Summary) -> None:
+        """Saves the result of the run in the state, and writes the report if the options name one."""
         state = self.lake.state()
         summary.incomplete = [journal for journal in coverage(state) if not journal.whole]
         state.last_run = {
@@ -249,7 +250,7 @@ class Pipeline:
         }
         self.lake.save(state)
         if self.options.report:
-            self._tell(Step("report", 0, 0))
+            self._report_step(Step("report", 0, 0))
             write_report(self.options.lake, Path(self.options.report))
 
     # -- bronze --------------------------------------------------------------------------------------------------
@@ -282,11 +283,11 @@ class Pipeline:
         )
         return trigger.queryName(f"restante-{self.options.reader}").start()
 
-    def _newest(self) -> int:
+    def _last_batch(self) -> int:
         """The number of the last batch of earlier runs."""
         return max([*self.lake.batches(), self.lake.state().compacted])
 
-    def _look(self, summary: Summary) -> None:
+    def _count_batches(self, summary: Summary) -> None:
         """Adds the batches that Spark committed since the last call to the summary."""
         for number in self.lake.batches():
             if number > summary.last:
@@ -294,7 +295,7 @@ class Pipeline:
                 summary.batches += 1
                 summary.rows += self._rows_in(number)
                 self.status.rows(summary.rows)
-                self._tell(Step("bronze", summary.rows, 0))
+                self._report_step(Step("bronze", summary.rows, 0))
 
     def _rows_in(self, batch: int) -> int:
         """The number of rows in a batch, from its files' footers."""
@@ -321,7 +322,7 @@ class Pipeline:
         fresh = [number for number in self.lake.batches() if number > max(state.folded, state.compacted)]
         if not fresh:
             return
-        written = TableProgress(self._tell)
+        written = TableProgress(self._report_step)
         folders = [self.lake.path("bronze", f"batch={number}") for number in fresh]
         new = dated(self.spark.read.schema(JOURNAL.ddl()).parquet(*folders))
         touched = {row.dt: row["count"] for row in new.groupBy("dt").count().collect()}
@@ -339,7 +340,7 @@ class Pipeline:
             messages, attempts = self._silver("messages", dates), self._silver("attempts", dates)
             with _kept() as keep:
                 self._overwrite_all("gold", gold.tables(rows, messages, attempts, keep), written)
-            self._sum(written)
+            self._write_summed(written)
         state.folded = fresh[-1]
         self.lake.save(state)
         summary.dates = sorted({*summary.dates, *dates})
@@ -367,7 +368,7 @@ class Pipeline:
         writer = table.write.mode("overwrite").option("partitionOverwriteMode", "dynamic")
         writer.partitionBy("dt").parquet(self.lake.path(layer, name))
 
-    def _sum(self, written: TableProgress) -> None:
+    def _write_summed(self, written: TableProgress) -> None:
         """Rewrites the tables that need all dates: small ones, computed from a small one."""
         throughput = self.table("gold", "throughput")
         for name, table in (("backlog", gold.backlog(throughput)), ("drain", gold.drain(throughput))):
@@ -388,7 +389,7 @@ class Pipeline:
         if len(ripe) < self.options.compact_from:
             return
         first, last = ripe[0], ripe[-1]
-        self._tell(Step("compact", 0, len(ripe)))
+        self._report_step(Step("compact", 0, len(ripe)))
         state.compacting = [first, last]
         self.lake.save(state)
         folders = [self.lake.path("bronze", f"batch={number}") for number in ripe]
