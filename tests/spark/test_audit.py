@@ -72,7 +72,7 @@ def every_fate(post: Client, queue: Queue) -> None:
 
 @pytest.fixture(scope="module")
 def shop(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    """Chaos: every verb at random, a consumer killed three times, a queue removed and recreated, one with a sparse journal."""
+    """Chaos: every verb at random, a consumer killed three times, a queue recreated, one with a sparse journal."""
     folder = tmp_path_factory.mktemp("shop") / "lake"
     with RedisServer() as server, restante.connect(server.url) as post:
         post.queue("seasonal").send_many([1, 2, 3])
