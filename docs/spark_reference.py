@@ -1,4 +1,4 @@
-"""Writes docs/reference/spark.md from the code: options, formats, tables and columns. Run after any of them changed."""
+"""Writes docs/reference/spark.md from the code: formats, options, tables and columns. Run it when they change."""
 
 from __future__ import annotations
 
@@ -6,36 +6,37 @@ from pathlib import Path
 
 from restante.spark import schemas
 from restante.spark.options import reference
-from restante.spark.writing import SEND_COLUMNS, SETTLE_COLUMNS
+from restante.spark.writer import SEND_COLUMNS, SETTLE_COLUMNS
 
 PAGE = Path(__file__).parent / "reference" / "spark.md"
 
 HEAD = """# Spark: formats, options, tables
 
-Made from the code by `python docs/spark_reference.py`; a test compares. How to use it: [guide](../guide/spark.md).
+Generated from the code by `python docs/spark_reference.py`; a test compares both. The [guide](../guide/spark.md)
+shows how to use it.
 
 ## Formats
 
-| Call | `kind` / `op` | Gives or takes |
+| Call | `kind` / `op` | Reads or writes |
 |---|---|---|
 | `spark.read.format("restante")` | `kind=journal` (default) | one row per journal line; [columns](#journal) |
-| | `kind=queue`, `dead`, `done` | the messages that lie in queues now; [columns](#queue) |
+| | `kind=queue`, `dead`, `done` | the messages in queues now; [columns](#queue) |
 | | `kind=rsmq` | the messages of RSMQ queues; [columns](#rsmq) |
 | `spark.readStream.format("restante")` | `kind=journal` | every line once; offsets are line numbers |
 | | `kind=leases` | Spark as a consumer; [columns](#leases) |
 | `df.write`, `df.writeStream` | `op=send` (default) | columns {send}; without `payload` the others become its JSON |
-| | `op=settle` | columns {settle}; the first three are needed |
-| | `op=replay` | columns `message_id`, `payload` and those of `op=send`; copies under new ids |
+| | `op=settle` | columns {settle}; the first three are required |
+| | `op=replay` | columns `message_id`, `payload` and those of `op=send`; sends copies under new ids |
 
-`spark.read` takes `.schema(…)` with fewer columns and then reads no others. SQL: `CREATE TEMPORARY VIEW j USING
-restante OPTIONS (url '…', kind 'journal')`, or `CREATE TABLE`. The format is found by itself where it is installed;
-`restante.spark.register(spark)` makes it known to a session that did not find it. Writing needs `.mode("append")`.
+`spark.read` accepts `.schema(…)` with fewer columns and then reads only those. SQL: `CREATE TEMPORARY VIEW j USING
+restante OPTIONS (url '…', kind 'journal')`, or `CREATE TABLE`. Spark finds the format by itself where Restante is
+installed; `restante.spark.register(spark)` registers it with a session that did not. Writing needs `.mode("append")`.
 
 A row of `kind=leases` is settled by its `lease_token`. `verdict` is one of `ack`, `nack`, `bury`, `release`.
 
 ## Options
 
-Names are not case sensitive. An option nobody knows is refused.
+Names are not case sensitive. An unknown option is refused.
 
 | Option | Default | Meaning |
 |---|---|---|
@@ -43,7 +44,7 @@ Names are not case sensitive. An option nobody knows is refused.
 
 
 def page() -> str:
-    """The page as it must be."""
+    """The content of the page."""
     send = ", ".join(f"`{name}`" for name in SEND_COLUMNS)
     settle = ", ".join(f"`{name}`" for name in SETTLE_COLUMNS)
     lines = [HEAD.replace("{send}", send).replace("{settle}", settle).rstrip("\n")]
@@ -57,8 +58,8 @@ def page() -> str:
         "",
         "Plain Parquet (zstd, microseconds, UTC). Folders: `bronze/batch=N/`, `bronze_compact/dt=…/` (both with the "
         "columns of [journal](#journal)), `silver/<table>/dt=…/`, `gold/<table>/dt=…/`, `replays/<name>/`, "
-        "`_checkpoints/`, `_state.json`. `dt` is the date of sending. Counts of one minute may lie under two dates "
-        "and add up.",
+        "`_checkpoints/`, `_state.json`. `dt` is the date of sending. Counts of one minute may be under two "
+        "dates; they add up.",
         "",
     ]
     for layer, tables in (("silver", schemas.SILVER), ("gold", schemas.GOLD), ("gold", schemas.SUMMED)):

@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 
 from restante.spark.options import Options
 from restante.spark.source import RestanteSource
-from restante.spark.writing import Written
+from restante.spark.writer import Written
 
 Row = dict[str, Any]
 #: What Spark hands to `read` where `partitions` gave none.

@@ -14,7 +14,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from restante import Admin, Client
 from restante.core.journal_reader import JournalReader
-from restante.spark import tables
+from restante.spark import gold
+from restante.spark.columns import Keep
 from restante.spark.lake import Lake
 from restante.spark.pipeline import Pipeline, PipelineOptions
 from tests.spark.reference import Row
@@ -74,9 +75,9 @@ def table_rows(lake: Lake, name: str) -> list[Row]:
 
 @contextmanager
 def bronze_only() -> Iterator[None]:
-    """Pipelines compute neither silver nor gold, for tests that look at lines alone: a fold is most of a small run."""
+    """Pipelines skip the refresh of silver and gold, which takes most of a small run: for tests of bronze alone."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Pipeline, "fold", lambda self, summary: None)
+        patch.setattr(Pipeline, "refresh", lambda self, summary: None)
         yield
 
 
@@ -84,12 +85,12 @@ def bronze_only() -> Iterator[None]:
 def audit_only() -> Iterator[None]:
     """Pipelines compute silver, and of gold the table `audit` alone, for tests that look at no other."""
 
-    def gold(journal: DataFrame, messages: DataFrame, attempts: DataFrame, keep: tables.Keep) -> dict[str, DataFrame]:
-        return {"audit": tables.audit(messages)}
+    def tables(journal: DataFrame, messages: DataFrame, attempts: DataFrame, keep: Keep) -> dict[str, DataFrame]:
+        return {"audit": gold.audit(messages)}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tables, "gold", gold)
-        patch.setattr(Pipeline, "_sum", lambda self, written: None)
+        patch.setattr(gold, "tables", tables)
+        patch.setattr(Pipeline, "_write_summed", lambda self, written: None)
         yield
 
 

@@ -17,7 +17,7 @@ from restante.core.message import State
 from restante.core.queue import Queue
 from restante.core.retry import fixed
 from restante.spark import leases
-from restante.spark.writing import Written
+from restante.spark.writer import Written
 from tests.harness.clock import FrozenClock
 from tests.harness.servers import RedisServer
 from tests.spark.driving import Query, Row, fresh_name, stream_reader, written

@@ -1,4 +1,4 @@
-"""The pipeline, or a replay, as a process of its own that a test kills; told by one JSON argument what to do.
+"""The pipeline, or a replay, as a process of its own that a test kills; one JSON argument says what it does.
 
 Lines on stdout: `up` when Spark runs, `step <name> <done> <total>` as the work goes on, `over <JSON>` at the end.
 """

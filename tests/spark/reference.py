@@ -1,4 +1,4 @@
-"""The lake's tables in plain Python, said a second time, and random legal histories to compare both on.
+"""The lake's tables once more in plain Python, and random legal histories on which to compare both.
 
 Lists of dicts in, lists of dicts out, no Spark in it. Written from what each column means, for reading; speed is of no
 concern here. `dt` is a column like any other.
@@ -45,7 +45,7 @@ def grouped(rows: Iterable[Row], key: Callable[[Row], tuple[Any, ...]]) -> dict[
 
 
 def dated(journal: list[Row]) -> list[Row]:
-    """The journal with the date under which the lake keeps each row."""
+    """Adds the date under which the lake keeps each journal row."""
     return [{**row, "dt": (row["sent_at"] or row["at"]).date()} for row in journal]
 
 
@@ -497,7 +497,7 @@ class Story:
 
 @dataclass(frozen=True)
 class History:
-    """A random journal, told by what makes it again."""
+    """A random journal, given by the numbers that reproduce it."""
 
     seed: int
     moves: int

@@ -28,7 +28,7 @@ def main() -> None:
     places = spark.sparkContext.parallelize(range(4), 4).map(where).collect()
     work = Pipeline(spark, PipelineOptions(url=url, lake=lake, batch_rows=3000, num_partitions=4))
     if layers == "bronze":
-        work.fold = lambda summary: None  # type: ignore[method-assign]
+        work.refresh = lambda summary: None  # type: ignore[method-assign]
     journal = spark.read.format("restante").options(url=url, numPartitions=4).load()
     read = {row.queue: row["count"] for row in journal.groupBy("queue").count().collect()}
     summary = work.run_once()

@@ -72,7 +72,7 @@ def every_fate(post: Client, queue: Queue) -> None:
 
 @pytest.fixture(scope="module")
 def shop(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    """Chaos: every verb at random, a consumer killed three times, a queue removed and made anew, one told of little."""
+    """Chaos: every verb at random, a consumer killed three times, a queue recreated, one with a sparse journal."""
     folder = tmp_path_factory.mktemp("shop") / "lake"
     with RedisServer() as server, restante.connect(server.url) as post:
         post.queue("seasonal").send_many([1, 2, 3])
@@ -112,7 +112,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def utc(at: datetime) -> datetime:
-    """An instant the audit told: in UTC where it does not say otherwise."""
+    """An instant of the audit, in UTC unless it names a zone."""
     return at.astimezone(UTC) if at.tzinfo else at.replace(tzinfo=UTC)
 
 
@@ -136,7 +136,7 @@ class TestCleanly:
     ) -> None:
         findings = shop.audit(spark, queues="quiet")
         assert list(findings.skipped) == ["quiet"]
-        assert "level terminal" in findings.skipped["quiet"]
+        assert "level is terminal" in findings.skipped["quiet"]
         assert findings.adds_up
 
     def test_it_adds_up_while_traffic_goes_on(self, shop: Shop, spark: SparkSession) -> None:

@@ -1,4 +1,4 @@
-"""The same job on several executors, and journals on several masters: exact counts, whoever reads which part."""
+"""The same job on several executors, and journals on several masters: exact counts, whichever executor reads a part."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from restante.core.retry import fixed
 from restante.spark.leases import DEFAULT_ROWS
 from restante.spark.schemas import LEASES
 from restante.spark.verdicts import Bury, RetryLater, try_map
-from restante.spark.writing import Written
+from restante.spark.writer import Written
 from tests.harness.deadlines import PATIENCE, wait_until
 from tests.harness.servers import call
 from tests.spark.driving import Row, fresh_name, rows_of, stream_reader
@@ -203,7 +203,7 @@ class TestOwnership:
         work.batch()
         Admin(desk.post).drop(desk.queue.name)
         sent = desk.send(2)
-        with pytest.raises(JournalLost, match="the server lost it"):
+        with pytest.raises(JournalLost, match="the server lost rows"):
             work.batch()
         easy = Work(desk, work.consumer, {"failOnDataLoss": False}, query=None)
         easy.query.checkpoint = work.query.checkpoint

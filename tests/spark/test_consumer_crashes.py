@@ -20,7 +20,7 @@ from restante.core.admin import Admin
 from restante.core.errors import InUse
 from restante.core.lease_journal import LeaseJournal
 from restante.core.retry import fixed
-from restante.spark.writing import Written
+from restante.spark.writer import Written
 from tests.harness.deadlines import PATIENCE
 from tests.harness.processes import PythonProcess
 from tests.spark import scoring_program

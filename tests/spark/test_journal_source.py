@@ -22,7 +22,7 @@ from restante import Client
 from restante.core import journal_reader
 from restante.core.admin import Admin
 from restante.core.errors import Corrupt, InvalidInput, JournalLost, Unavailable
-from restante.spark import journal, lines
+from restante.spark import arrow, journal
 from restante.spark.journal import FilteringJournalReader, Range, split
 from restante.spark.schemas import JOURNAL
 from tests.harness.clock import FrozenClock
@@ -51,7 +51,7 @@ def small_parts() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(journal, "LEAST_PART", 1)
         patch.setattr(journal_reader, "READ", 3)
-        patch.setattr(lines, "BATCH", 10)
+        patch.setattr(arrow, "BATCH", 10)
         yield
 
 

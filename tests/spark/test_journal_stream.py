@@ -1,4 +1,4 @@
-"""The journal as a stream: limits are kept, offsets are plain, and what is lost is told."""
+"""The journal as a stream: limits are kept, offsets are plain, and loss is reported."""
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ class TestLoss:
     def test_a_queue_made_anew_ends_the_query(self, post: Client, now: bool) -> None:
         queue, reading = self.begun(post, now)
         made_anew(post, queue, 150)
-        with pytest.raises(JournalLost, match="removed and made anew"):
+        with pytest.raises(JournalLost, match="removed and recreated"):
             self.again(reading, now).batch()
 
     def test_a_queue_made_anew_is_read_from_its_beginning_when_told_so(self, post: Client, now: bool) -> None:

@@ -119,7 +119,7 @@ class Days:
         queue.ack_many(queue.receive_many(11))
 
     def written(self) -> Counter[Line]:
-        """The lines of the queues the pipeline was told of."""
+        """The lines of the queues that the pipeline reads."""
         return Counter(line for line in written(self.post) if line[0] != "private")
 
     def copy(self, to: Path) -> Path:
@@ -293,7 +293,7 @@ class TestRetention:
         before = times(folder, "silver") | times(folder, "gold")
         options = PipelineOptions(url="", lake=str(folder), keep_bronze_days=2)
         with caplog.at_level(logging.WARNING, "restante"):
-            Pipeline(spark, options).fold(Summary())
+            Pipeline(spark, options).refresh(Summary())
         assert Lake(str(folder)).state().too_late == 3
         assert times(folder, "silver") | times(folder, "gold") == before
         assert f"rows too late dates={FIRST}" in caplog.text
@@ -343,7 +343,7 @@ class TestGuards:
         with pytest.raises(InvalidInput, match="no checkpoint"):
             Pipeline(spark, options).run_once()
 
-    def test_a_batch_that_is_still_being_written_is_not_folded(
+    def test_a_batch_that_is_still_being_written_is_not_in_the_tables(
         self, days: Days, spark: SparkSession, tmp_path: Path
     ) -> None:
         """As silver and gold are renewed while the stream goes on, or after it was stopped in the middle of a batch."""
@@ -355,7 +355,7 @@ class TestGuards:
         rows = Lake(str(folder)).journal().to_table().slice(0, 3)
         pq.write_table(rows, half.parent.parent / "part-0.parquet")
         work = Pipeline(spark, PipelineOptions(url="", lake=str(folder), compact_from=1))
-        work.fold(Summary())
+        work.refresh(Summary())
         work.compact(Summary())
         assert Lake(str(folder)).state().folded == number - 1
         assert Lake(str(folder)).state().compacted == number - 1
@@ -407,7 +407,7 @@ class TestLoss:
         old = written(post)
         Admin(post).drop("orders")
         post.queue("orders").send_many([1, 2])
-        with pytest.raises(JournalLost, match="was removed and made anew"):
+        with pytest.raises(JournalLost, match="was removed and recreated"):
             run().run_once()
         run(fail_on_data_loss=False).run_once()
         assert_every_line_once(spark, lake, old + written(post))
@@ -467,7 +467,7 @@ class TestKilled:
         chance = random.Random(11)
         options: dict[str, Any] = {
             "url": server.url, "lake": str(lake), "batch_rows": 150, "compact_from": 3, "trigger_seconds": 0.1,
-            "fold_seconds": 0.5,
+            "refresh_seconds": 0.5,
         }  # fmt: skip
         with ExitStack() as processes, going_on(Traffic(post, 6), pause=0.05):
 
@@ -490,7 +490,7 @@ class TestKilled:
             places = JournalReader(post).places(Admin(post).queues()).values()
             return all(place.readers.get("pipeline") == place.last for place in places)
 
-        options |= {"batch_rows": 100_000, "fold_seconds": 1000.0}
+        options |= {"batch_rows": 100_000, "refresh_seconds": 1000.0}
         summary = Pipeline(spark, PipelineOptions(**options)).run_continuously(stop=caught_up)
         assert summary.rows > 0
         assert_every_line_once(spark, lake, written(post))

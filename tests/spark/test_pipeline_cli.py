@@ -98,7 +98,7 @@ class TestRun:
     def test_lost_lines_end_it_and_are_passed_over_when_allowed(
         self, shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(Pipeline, "fold", lambda self, summary: None)  # lines are enough here
+        monkeypatch.setattr(Pipeline, "refresh", lambda self, summary: None)  # lines are enough here
         with RedisServer() as server, restante.connect(server.url) as post:
             queue = post.queue("orders", journal_keep=1000, journal_cap=1000)
             queue.send(1)

@@ -20,7 +20,7 @@ from restante import Admin, Client, Draft, InvalidInput, JournalEntry, Message, 
 from restante.core.journal_reader import JournalReader
 from restante.spark.pipeline import Pipeline, PipelineOptions
 from restante.spark.replay import Plan, Replay
-from restante.spark.writing import replayed_id
+from restante.spark.writer import replayed_id
 from tests.faults.rows import wait_until
 from tests.harness.deadlines import PATIENCE, at_most, took_at_most
 from tests.harness.servers import RedisServer, call

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from restante.core.errors import InvalidInput, RestanteError
-from restante.spark import charts, gathering, report, schemas
-from restante.spark.figures import ALL, Figures
-from restante.spark.findings import Finding, Level, findings, troubled
-from restante.spark.gathering import gather, opened
+from restante.spark import report, schemas
+from restante.spark.report import charts, load
+from restante.spark.report.findings import Finding, Level, findings, troubled
+from restante.spark.report.load import load_figures, open_lake
+from restante.spark.report.model import ALL, Figures
 from tests.harness.chromium import FLAGS
 from tests.harness.deadlines import at_most
 from tests.harness.requirements import require
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No pipeline runs beside these tests: what is not there will not come."""
-    monkeypatch.setattr(gathering, "PAUSE", 0)
+    monkeypatch.setattr(load, "PAUSE", 0)
 
 
 # -- what is wrong ---------------------------------------------------------------------------------------------------
@@ -47,13 +48,13 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def figures(shop: Path) -> Figures:
-    return gather(opened(str(shop)))
+    return load_figures(open_lake(str(shop)))
 
 
 def test_the_sample_days_troubles_are_found_and_its_healthy_queues_are_left_alone(figures: Figures) -> None:
     found = findings(figures, END)
     assert (Level.WRONG, "Retry storm") in said(found, "emails")
-    assert (Level.WARNING, "More comes than goes") in said(found, "thumbnails")
+    assert (Level.WARNING, "More messages arrive than leave") in said(found, "thumbnails")
     assert (Level.WRONG, "The audit does not add up") in said(found, "webhooks@partners")
     assert said(found, "audit.log") == []
     assert [one.name for one in troubled(figures, found)][:3] == ["emails", "webhooks@partners", "thumbnails"]

@@ -18,7 +18,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from restante.core.message import JournalEvent
-from restante.spark import tables
+from restante.spark import gold, silver
+from restante.spark.columns import FATES, dated
 from restante.spark.schemas import ATTEMPTS, COUNTED, DATE, GOLD, JOURNAL, MESSAGES, SILVER, SUMMED, THROUGHPUT, Table
 from tests.spark import reference
 from tests.spark.reference import History, Row
@@ -67,16 +68,16 @@ def expected(journal: list[Row]) -> dict[str, list[Row]]:
 def made(read: Read, journal: list[Row], wanted: dict[str, list[Row]]) -> dict[str, DataFrame]:
     """Every table by Spark; what the pipeline reads back from the lake comes from files here too."""
     rows, throughput = read(JOURNAL, journal), read(THROUGHPUT, wanted["throughput"])
-    messages, attempts = tables.silver(rows)
-    gold = tables.gold(rows, read(MESSAGES, wanted["messages"]), read(ATTEMPTS, wanted["attempts"]))
-    summed = {"backlog": tables.backlog(throughput), "drain": tables.drain(throughput)}
-    return {"messages": messages, "attempts": attempts, **gold, **summed}
+    messages, attempts = silver.tables(rows)
+    by_date = gold.tables(rows, read(MESSAGES, wanted["messages"]), read(ATTEMPTS, wanted["attempts"]))
+    summed = {"backlog": gold.backlog(throughput), "drain": gold.drain(throughput)}
+    return {"messages": messages, "attempts": attempts, **by_date, **summed}
 
 
 def one_by_one(journal: DataFrame) -> dict[str, DataFrame]:
     """The tables that come from the journal itself, each by its own function."""
-    names = ("messages", "attempts", "throughput", "retries", "overdue", "causes")
-    return {name: getattr(tables, name)(journal) for name in names}
+    functions = (silver.messages, silver.attempts, gold.throughput, gold.retries, gold.overdue, gold.causes)
+    return {function.__name__: function(journal) for function in functions}
 
 
 def collected(frames: Iterable[tuple[str, DataFrame]]) -> dict[str, list[Row]]:
@@ -135,7 +136,7 @@ class TestAgainstPlainPython:
     def test_a_date_computed_by_itself_gives_the_same_rows_as_all_dates_together(self, read: Read) -> None:
         rows = History(7, 600).rows()
         wanted = expected(rows)
-        journal = tables.dated(read(JOURNAL, rows))
+        journal = dated(read(JOURNAL, rows))
         day = Counter(row["dt"] for row in reference.dated(rows)).most_common(1)[0][0]
         itself, others = journal.where(F.col("dt") == day), journal.where(F.col("dt") != day)
         for name, found in collected([*one_by_one(itself).items(), *one_by_one(others).items()]).items():
@@ -151,8 +152,8 @@ class TestAgainstPlainPython:
             kept.append(frame.persist())
             return frame
 
-        messages, attempts = tables.silver(journal, keep)
-        every = {"messages": messages, "attempts": attempts, **tables.gold(journal, messages, attempts, keep)}
+        messages, attempts = silver.tables(journal, keep)
+        every = {"messages": messages, "attempts": attempts, **gold.tables(journal, messages, attempts, keep)}
         for name, found in collected(every.items()).items():
             assert_same(name, found, wanted[name])
         assert len(kept) == 2
@@ -178,4 +179,4 @@ class TestShape:
         }
 
     def test_every_fate_is_a_column_of_the_audit(self) -> None:
-        assert {*tables.FATES} <= {*BY_NAME["audit"].names}
+        assert {*FATES} <= {*BY_NAME["audit"].names}

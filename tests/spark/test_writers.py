@@ -25,7 +25,7 @@ from restante.core.errors import InvalidInput, InvalidName, InvalidPayload, Payl
 from restante.core.message import JournalEvent, Message, State
 from restante.core.queue import LeasedMessage, Queue
 from restante.core.retry import fixed
-from restante.spark.writing import Written, hashed_id
+from restante.spark.writer import Written, hashed_id
 from tests.harness.servers import RedisServer, call
 from tests.spark.busy_queues import entries
 from tests.spark.driving import Row, batch_of, fresh_name, source, write_batch, written
@@ -220,7 +220,7 @@ class TestRefusing:
     @pytest.mark.parametrize(
         ("columns", "told", "match"),
         [
-            ("payload string", {}, "need an id that stays"),
+            ("payload string", {}, "need the same id each time"),
             ("a int", {"idColumns": "b"}, "idColumns names b"),
             ("message_id string, payload struct<a:int>", {}, "to_json"),
             ("message_id string, payload string, headers map<string,string>", {}, "headers"),

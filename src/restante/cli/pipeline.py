@@ -114,7 +114,7 @@ def run(
     queues: Queues = "*",
     reader: Reader = "pipeline",
     batch_rows: Annotated[int, typer.Option(metavar="N", help="Journal lines of one micro-batch.")] = 250_000,
-    fold_seconds: Annotated[
+    refresh_seconds: Annotated[
         float, typer.Option(metavar="S", help="Seconds between two updates of silver and gold.")
     ] = 60.0,
     keep_bronze: Annotated[int, typer.Option(metavar="DAYS", help="Days to keep bronze; 0 keeps all.")] = 0,
@@ -159,7 +159,7 @@ def run(
             compact_from=compact_from,
             keep_bronze_days=keep_bronze,
             keep_silver_days=keep_silver,
-            fold_seconds=fold_seconds,
+            refresh_seconds=refresh_seconds,
             report=str(report_to or ""),
         )
         work = Pipeline(spark, options, progress=show_progress, status=status)
@@ -234,7 +234,7 @@ def status(context: Context, lake: LakeDir, queues: Queues = "*", reader: Reader
     last = state.last_run
     session.out.print(
         f"last run {last.get('ended_at', 'never')}, {last.get('rows', 0):,} rows in {last.get('batches', 0)} batches; "
-        f"batches folded to {state.folded}, compacted to {state.compacted}; too late {state.too_late:,}"
+        f"batches refreshed to {state.folded}, compacted to {state.compacted}; too late {state.too_late:,}"
     )
 
 

@@ -1,8 +1,8 @@
-"""The journal as a table and as a stream: offsets are line numbers, and what is missing is never passed over silently.
+"""Reads the journal as a table and as a stream: offsets are line numbers, and lost lines are never skipped silently.
 
 An offset is `{queue: {"incarnation": …, "position": …}}` with sorted queues and whole numbers only, because Spark
-compares offsets as text. On failure: a server that is away is asked again for `patience` seconds, then the query ends
-with Unavailable and can be started again; lost lines end it with JournalLost unless failOnDataLoss=false.
+compares offsets as text. On failure: calls to a server that is away are repeated for `patience` seconds, then the query
+ends with Unavailable and can be started again; lost lines end it with JournalLost unless failOnDataLoss=false.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from pyspark.sql.streaming.datasource import (
 from restante.core.admin import Admin
 from restante.core.errors import JournalLost
 from restante.core.journal_reader import JournalReader, Place
-from restante.spark import linking
-from restante.spark.lines import batches
+from restante.spark import connections
+from restante.spark.arrow import batches
 from restante.spark.options import Options, whole_ms
 
 log = logging.getLogger("restante")
 
-#: Rows below which a part is not cut further: a task costs more than it saves.
+#: Fewest rows of a part: cut further, a task costs more than it saves.
 LEAST_PART = 10_000
 
 Offset = dict[str, dict[str, int]]
@@ -52,7 +52,7 @@ Offset = dict[str, dict[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Lines of one journal, after one number up to another."""
+    """Lines of one journal: those after `after`, up to and including `upto`."""
 
     queue: str
     incarnation: int
@@ -64,7 +64,7 @@ class Range:
 
 
 class Part(InputPartition):
-    """What one task reads: ranges of about the same number of lines together as every other part."""
+    """The ranges one task reads; all parts have about the same number of lines."""
 
     def __init__(self, ranges: tuple[Range, ...]) -> None:
         super().__init__(ranges)
@@ -72,34 +72,34 @@ class Part(InputPartition):
 
 
 def split(ranges: Iterable[Range], parts: int) -> list[Part]:
-    """Cuts and packs ranges into about equal parts: long journals are split, short ones share a task."""
-    waiting = [one for one in ranges if len(one) > 0]
-    size = max(LEAST_PART, -(-sum(map(len, waiting)) // max(parts, 1)))
-    made: list[Part] = []
+    """Divides ranges into about equal parts: long journals are split, short ones share a task."""
+    unread = [lines for lines in ranges if len(lines) > 0]
+    size = max(LEAST_PART, -(-sum(map(len, unread)) // max(parts, 1)))
+    result: list[Part] = []
     held: list[Range] = []
     room = size
-    for one in waiting:
-        after = one.after
-        while after < one.upto:
-            upto = min(one.upto, after + room)
-            held.append(Range(one.queue, one.incarnation, after, upto))
+    for lines in unread:
+        after = lines.after
+        while after < lines.upto:
+            upto = min(lines.upto, after + room)
+            held.append(Range(lines.queue, lines.incarnation, after, upto))
             room -= upto - after
             after = upto
             if room == 0:
-                made.append(Part(tuple(held)))
+                result.append(Part(tuple(held)))
                 held, room = [], size
     if held:
-        made.append(Part(tuple(held)))
-    return made
+        result.append(Part(tuple(held)))
+    return result
 
 
 def read_part(options: Options, names: tuple[str, ...], part: InputPartition) -> Iterator[pa.RecordBatch]:
-    """The rows of one part. Of an empty list of parts Spark makes one that is none of ours."""
+    """Yields the rows of one part. For an empty list of parts Spark passes a part of its own, which has none."""
     if not isinstance(part, Part):
         return
-    reader = JournalReader(linking.post(options.server(), patience=options.patience))
+    reader = JournalReader(connections.post(options.server(), patience=options.patience))
     since, until = options.since_ms(), options.until_ms()
-    # The collector finds nothing among a million short-lived tuples but takes half of the time looking.
+    # Garbage collection would take half of the time and find nothing: the rows are short-lived tuples.
     gc.disable()
     try:
         for one in part.ranges:
@@ -123,8 +123,8 @@ def read_part(options: Options, names: tuple[str, ...], part: InputPartition) ->
 
 def _replaced(queue: str, after: int, upto: int) -> JournalLost:
     return JournalLost(
-        f"lines {after + 1} to {upto} of {queue} are gone: the queue was removed or made anew after they were planned; "
-        "go on with failOnDataLoss=false, or begin with a new checkpoint"
+        f"lines {after + 1} to {upto} of {queue} are gone: the queue was removed or recreated after they were planned; "
+        "continue with failOnDataLoss=false, or start with a new checkpoint"
     )
 
 
@@ -141,18 +141,18 @@ def _within(batch: pa.RecordBatch, since: int | None, until: int | None, names: 
 
 
 class JournalBatchReader(DataSourceReader):
-    """`spark.read.format("restante")`: the lines the journals have now."""
+    """`spark.read.format("restante")`: the lines that the journals hold now."""
 
     def __init__(self, options: Options, names: tuple[str, ...]) -> None:
         self.options = options
         self.names = names
-        #: Narrowed by filters: queues, first and last line, first and last ms.
+        #: Narrowed by filters: queues, first and last line, first and last millisecond.
         self.only: set[str] | None = None
         self.low, self.high = options.start_seq, options.end_seq
         self.since, self.until = options.since_ms(), options.until_ms()
 
     def partitions(self) -> Sequence[InputPartition]:
-        post = linking.post(self.options.server(), patience=self.options.patience)
+        post = connections.post(self.options.server(), patience=self.options.patience)
         reader = JournalReader(post)
         queues = self.options.matching(Admin(post).queues())
         ranges = []
@@ -176,12 +176,12 @@ class JournalBatchReader(DataSourceReader):
 
 
 class FilteringJournalReader(JournalBatchReader):
-    """The same with filters passed down; a class of its own: Spark refuses the method where it is not enabled."""
+    """Takes filters from Spark. It is a separate class because Spark refuses `pushFilters` where pushdown is off."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  # Spark's name
         for filter in filters:
             self._narrow(filter)
-            yield filter  # rows at the edges are still there: Spark filters again
+            yield filter  # some other rows remain at the edges, so Spark filters again
 
     def _narrow(self, filter: Filter) -> None:
         column = getattr(filter, "attribute", ())
@@ -206,38 +206,36 @@ def _aware(value: datetime) -> datetime:
 
 
 def offset(places: dict[str, tuple[int, int]]) -> Offset:
-    """Positions as Spark keeps them: always in the same order, so that equal offsets are equal text."""
-    return {
-        queue: {"incarnation": places[queue][0], "position": places[queue][1]} for queue in sorted(places)
-    }  # fmt: skip
+    """Positions as Spark stores them, always in the same order, so that equal offsets are equal text."""
+    return {queue: {"incarnation": places[queue][0], "position": places[queue][1]} for queue in sorted(places)}
 
 
 class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """`spark.readStream.format("restante")`: every line once, in batches bounded by the limit given."""
+    """`spark.readStream.format("restante")`: every line once, in batches within the read limit."""
 
     def __init__(self, options: Options, names: tuple[str, ...]) -> None:
         self.options = options
         self.names = names
-        #: Where AvailableNow ends; None while the stream goes on.
+        #: Where AvailableNow ends; None for a stream without an end.
         self.target: dict[str, Place] | None = None
-        #: Spark asks twice where to begin, and must hear the same.
+        #: Spark asks twice for the first offset and needs the same answer.
         self._first: Offset | None = None
-        #: Queues that were removed, told once.
+        #: Removed queues that were logged; each is logged once.
         self._missed: set[str] = set()
-        #: Journals that wait for this reader already.
+        #: Journals that this reader is registered with.
         self._claimed: set[tuple[str, int]] = set()
 
     def _reader(self) -> JournalReader:
-        return JournalReader(linking.post(self.options.server(), patience=self.options.patience))
+        return JournalReader(connections.post(self.options.server(), patience=self.options.patience))
 
     def _places(self) -> dict[str, Place]:
-        post = linking.post(self.options.server(), patience=self.options.patience)
+        post = connections.post(self.options.server(), patience=self.options.patience)
         reader = self._reader()
         places = reader.places(self.options.matching(Admin(post).queues()))
         for queue, place in list(places.items()) if self.options.reader else ():
             if (queue, place.incarnation) in self._claimed:
                 continue
-            # Before its first batch is planned: lines trimmed from here on would be missing in it.
+            # Register before the first batch is planned: lines trimmed between the two would be missing in it.
             if (claimed := reader.claim(queue, self.options.reader)) is not None:
                 places[queue] = claimed
                 self._claimed.add((queue, claimed.incarnation))
@@ -264,7 +262,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802  # Spark's name
         if self.options.reader:
-            # Everything up to `start` is committed; Spark promises that nowhere else.
+            # Everything up to `start` is committed; Spark guarantees that in no other call.
             for queue, place in start.items():
                 self._register(queue, place)
         ranges = self._open_ranges(start, self.target if self.target is not None else self._places())
@@ -284,31 +282,30 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             reader.register(queue, self.options.reader, place["position"])
 
     def _open_ranges(self, start: Offset, places: dict[str, Place]) -> list[Range]:
-        """What is unread, per queue; loss is found here."""
-        found = []
+        """The unread lines of each queue; raises JournalLost where lines are lost."""
+        ranges = []
         for queue in start.keys() - places.keys() - self._missed:
-            # How much of it was unread nobody can tell any more.
+            # How many of its lines were unread is unknown.
             log.warning("queue is gone queue=%s position=%d", queue, start[queue]["position"])
             self._missed.add(queue)
         for queue, place in places.items():
             read = start.get(queue)
             after = place.floor if read is None else read["position"]
-            if read is not None and (told := self._lost(queue, place, read)):
+            if read is not None and (loss := self._lost(queue, place, read)):
                 if self.options.fail_on_data_loss:
-                    raise JournalLost(f"{told}; go on with failOnDataLoss=false, or begin with a new checkpoint")
+                    raise JournalLost(f"{loss}; continue with failOnDataLoss=false, or start with a new checkpoint")
                 after = (
                     place.floor
                     if read["incarnation"] != place.incarnation
                     else min(max(after, place.floor), place.last)
                 )
-            found.append(Range(queue, place.incarnation, after, max(after, place.last)))
-        return found
+            ranges.append(Range(queue, place.incarnation, after, max(after, place.last)))
+        return ranges
 
     def _lost(self, queue: str, place: Place, read: dict[str, int]) -> str:
+        """What was lost since `read`, as a sentence; empty if nothing was."""
         if read["incarnation"] != place.incarnation:
-            return (
-                f"the queue {queue} was removed and made anew: its old journal is gone beyond line {read['position']}"
-            )
+            return f"the queue {queue} was removed and recreated: its old journal is lost after line {read['position']}"
         if place.last < read["position"]:
             return (
                 f"the journal of {queue} went back from line {read['position']} to {place.last}: "
@@ -342,11 +339,11 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def share(wanted: dict[str, int], rows: int) -> dict[str, int]:
-    """Divides a batch's rows among journals by what each has unread: even shares would waste those of the idle."""
+    """Divides a batch's rows among journals by their unread lines: idle journals would waste even shares."""
     total = sum(wanted.values())
     if total <= rows:
         return wanted
-    # At least one line each, as long as there are enough: a busy journal must not starve a quiet one.
+    # Each journal gets at least one row, if there are enough: a busy journal must not starve a quiet one.
     open_ = sorted((queue for queue, count in wanted.items() if count), key=lambda name: wanted[name], reverse=True)
     given = dict.fromkeys(wanted, 0) | dict.fromkeys(open_[:rows], 1)
     rest = rows - sum(given.values())

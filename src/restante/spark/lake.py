@@ -1,14 +1,14 @@
-"""The lake: where its tables lie, which batches are in them, and how files come and go without anything counted twice.
+"""Places the tables of a lake in files, and keeps track of which batches they hold, so that no row counts twice.
 
-    bronze/batch=N/                journal rows of one micro-batch, overwritten whole when the batch is repeated
+    bronze/batch=N/                journal rows of one micro-batch, overwritten when the batch is repeated
     bronze_compact/dt=…/           the same rows of older batches, in few files, named after the batches they hold
     silver/<table>/dt=…/           one row per message, one per ended lease; dt is the date of sending
-    gold/<table>/dt=…/             figures; `backlog` and `drain` lie undivided
-    _checkpoints/, _state.json     how far Spark and the pipeline are
+    gold/<table>/dt=…/             figures; `backlog` and `drain` are not divided by date
+    _checkpoints/, _state.json     progress of Spark and of the pipeline
     _progress.json                 what the pipeline is doing now, for the Insights page (progress.py)
 
-Plain Parquet, readable by anything. Every step is repeated safely after a crash: `_state.json` is replaced in one move,
-and says which batches are folded into silver and gold and which are compacted.
+The tables are plain Parquet. On failure every step can be repeated: `_state.json` says which batches are in silver and
+gold and which are compacted, and is replaced by one rename.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _DATE = re.compile(r"/dt=(\d{4}-\d{2}-\d{2})(?:/|$)")
 
 @dataclass
 class State:
-    """How far the pipeline is. Batches are numbered from 0; -1 stands for none."""
+    """The progress of the pipeline. Batches are numbered from 0; -1 stands for none."""
 
-    #: The last batch in silver and gold.
+    #: The last batch in silver and gold. Lakes on disk store it under this name.
     folded: int = -1
     #: The last batch in bronze_compact.
     compacted: int = -1
@@ -49,7 +49,7 @@ class State:
     removed: dict[str, list[int]] = field(default_factory=dict)
     #: The folder retention is removing; its lines are counted already.
     removing: str = ""
-    #: Rows that came for dates whose bronze was already removed, and so are in no other table.
+    #: Rows of dates whose bronze was removed before they came: silver and gold do not have them.
     too_late: int = 0
     #: Lines of each journal in the lake: incarnation and queue → number of the first, of the last, and how many.
     journals: dict[str, list[int]] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Lake:
                 self.files, path = fs.FileSystem.from_uri(root)
             except (pa.ArrowException, OSError) as error:
                 raise InvalidInput(
-                    f"{root} is no place for a lake: {error}; use a folder, s3://… or hdfs://…"
+                    f"{root} is not a valid address of a lake: {error}; use a folder, s3://… or hdfs://…"
                 ) from None
             self.local = False
             self.uri = root.rstrip("/")
@@ -81,24 +81,24 @@ class Lake:
     # -- places --------------------------------------------------------------------------------------------------
 
     def path(self, *parts: str) -> str:
-        """A place as Spark names it."""
+        """The address of a file or folder, as Spark names it."""
         return "/".join((self.uri, *parts))
 
     def at(self, *parts: str) -> str:
-        """A place as Arrow's file system names it."""
+        """The address of a file or folder, as Arrow's file system names it."""
         return "/".join((self._root, *parts))
 
     def exists(self, *parts: str) -> bool:
         return bool(self.files.get_file_info(self.at(*parts)).type != fs.FileType.NotFound)
 
     def listing(self, *parts: str, recursive: bool = False) -> list[fs.FileInfo]:
-        """What lies in a folder; nothing if it is not there."""
+        """The entries of a folder; none if it does not exist."""
         return list(
             self.files.get_file_info(fs.FileSelector(self.at(*parts), allow_not_found=True, recursive=recursive))
         )
 
     def remove(self, *parts: str) -> None:
-        """Removes a folder with all it holds, if it is there."""
+        """Removes a folder and its content, if it exists."""
         if self.exists(*parts):
             self.files.delete_dir(self.at(*parts))
 
@@ -108,21 +108,21 @@ class Lake:
     # -- state ---------------------------------------------------------------------------------------------------
 
     def state(self) -> State:
-        """How far the pipeline is; a new lake is at its beginning."""
+        """Reads the stored state; that of a new lake is empty."""
         if not self.exists("_state.json"):
             return State()
         with self.files.open_input_stream(self.at("_state.json")) as stream:
             return State(**json.loads(stream.read()))
 
     def save(self, state: State) -> None:
-        """Replaces the state in one move."""
+        """Replaces the stored state by one rename."""
         self.files.create_dir(self._root, recursive=True)
         with self.files.open_output_stream(self.at("_state.json.new")) as stream:
             stream.write(json.dumps(asdict(state), indent=1, default=str).encode())
         self.files.move(self.at("_state.json.new"), self.at("_state.json"))
 
     def lock(self) -> None:
-        """Keeps a second pipeline on this machine off the lake while this process lives."""
+        """Locks the lake against a second pipeline on this machine while this process lives."""
         if not self.local:
             return
         import fcntl
@@ -132,7 +132,7 @@ class Lake:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise InUse(f"another pipeline is running on {self.uri}: stop it, or choose another lake") from None
+            raise InUse(f"another pipeline is running on {self.uri}: stop it, or use another lake") from None
 
     def unlock(self) -> None:
         if self._lock is not None:
@@ -140,7 +140,7 @@ class Lake:
             self._lock = None
 
     def check(self) -> None:
-        """Refuses a lake whose checkpoint is gone: batches would be numbered anew and overwrite older ones."""
+        """Refuses a lake without its checkpoint: Spark would number batches from 0 and overwrite older ones."""
         if (self._folders() or self.state().folded >= 0) and not self.exists("_checkpoints", "bronze"):
             raise InvalidInput(
                 f"{self.uri} has batches but no checkpoint: restore {self.path('_checkpoints', 'bronze')} from a "
@@ -150,26 +150,26 @@ class Lake:
     # -- bronze --------------------------------------------------------------------------------------------------
 
     def batches(self) -> list[int]:
-        """Numbers of the batches in bronze that Spark has committed: others may be half written, or written again."""
+        """Numbers of the committed batches in bronze: others may be half written, or may be written again."""
         names = [info.base_name for info in self.listing("_checkpoints", "bronze", "commits")]
         last = max((int(name) for name in names if name.isdigit()), default=-1)
         return [number for number in self._folders() if number <= last]
 
     def _folders(self) -> list[int]:
-        found = (_BATCH.search(info.path) for info in self.listing("bronze"))
-        return sorted(int(match[1]) for match in found if match)
+        matches = (_BATCH.search(info.path) for info in self.listing("bronze"))
+        return sorted(int(match[1]) for match in matches if match)
 
     def compact_files(self, upto: int) -> list[str]:
-        """Files of bronze_compact that hold batches up to a number: younger ones are being moved."""
-        found = []
+        """Files of bronze_compact with batches up to a number: later ones are still being moved."""
+        files = []
         for info in self.listing("bronze_compact", recursive=True):
             match = _COMPACT.search(info.path)
             if match and int(match[2]) <= upto:
-                found.append(info.path)
-        return sorted(found)
+                files.append(info.path)
+        return sorted(files)
 
     def journal_paths(self, state: State, dates: Iterable[date] | None = None) -> tuple[list[str], list[str]]:
-        """What holds the journal's rows, each row once: compacted files (of some dates), and batch folders."""
+        """Compacted files (of all or some dates) and batch folders, which together hold each journal row once."""
         wanted = None if dates is None else {day.isoformat() for day in dates}
         compact = [
             self._named(path)
@@ -180,13 +180,13 @@ class Lake:
         return compact, later
 
     def _named(self, path: str) -> str:
-        """Arrow's name of a file as Spark's."""
+        """Translates Arrow's name of a file to Spark's."""
         return self.uri + path[len(self._root) :]
 
-    # -- what other programs read ----------------------------------------------------------------------------------
+    # -- for other programs ----------------------------------------------------------------------------------------
 
     def table(self, name: str) -> ds.Dataset:
-        """A table of silver or gold as an Arrow dataset, `dt` included; for those who need no Spark."""
+        """A table of silver or gold as an Arrow dataset, including `dt`: no Spark is needed."""
         for layer in ("gold", "silver"):
             if self.exists(layer, name):
                 return ds.dataset(self.at(layer, name), filesystem=self.files, format="parquet", partitioning="hive")
@@ -205,13 +205,13 @@ class Lake:
         return ds.dataset(files, filesystem=self.files, format="parquet")
 
     def sizes(self) -> dict[str, tuple[int, int, int]]:
-        """Rows, files and bytes by table; rows from the files' footers."""
-        found: dict[str, tuple[int, int, int]] = {}
+        """Rows, files and bytes of each table; the rows come from the files' footers."""
+        sizes: dict[str, tuple[int, int, int]] = {}
         for layer in ("bronze", "bronze_compact", "silver", "gold"):
             folders = [info.path for info in self.listing(layer) if info.type == fs.FileType.Directory]
-            tables = {layer: [self.at(layer)]} if layer.startswith("bronze") else {
-                f"{layer}/{folder.rpartition('/')[2]}": [folder] for folder in folders
-            }  # fmt: skip
+            tables = {f"{layer}/{folder.rpartition('/')[2]}": [folder] for folder in folders}
+            if layer.startswith("bronze"):
+                tables = {layer: [self.at(layer)]}
             for name, places in tables.items():
                 infos = [
                     info
@@ -221,10 +221,10 @@ class Lake:
                 ]
                 paths = [info.path for info in infos]
                 rows = ds.dataset(paths, filesystem=self.files, format="parquet").count_rows() if paths else 0
-                found[name] = (rows, len(paths), sum(info.size for info in infos))
-        return found
+                sizes[name] = (rows, len(paths), sum(info.size for info in infos))
+        return sizes
 
 
 def now() -> str:
-    """This moment as the state keeps it."""
+    """The current time in the form in which the state stores it."""
     return datetime.now(UTC).isoformat(timespec="seconds")

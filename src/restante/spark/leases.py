@@ -1,12 +1,13 @@
-"""Spark as a consumer: messages are leased when a batch is planned, and a batch can be read again exactly.
+"""Makes Spark a consumer: messages are leased when a batch is planned, and each batch can be read again exactly.
 
-An offset is a number in the consumer's lease journal. Claiming happens in `latestOffset` and nowhere else: `read` is
-called once per action and again for failed tasks, and must give the same rows each time. Every lease of an unfinished
-batch is renewed by a thread of the planner's process while tasks run, and checked when the batch is planned: rows whose
-lease went to somebody else are left out, unless this consumer had settled them before a crash.
+An offset is a row number in the consumer's lease journal. Only `latestOffset` claims messages: Spark calls `read` once
+per action and again for failed tasks, and it must return the same rows each time. While tasks run, a thread of the
+planner's process renews every lease of an unfinished batch. Planning a batch checks its leases: rows whose lease went
+to another consumer are left out, unless this consumer settled them before a crash.
 
-On failure: a crash before the claim is copied leaves leases that end by themselves; a crash later repeats the batch; a
-consumer that was away longer than its leases drops the rows it lost, and they come again as new deliveries.
+On failure: after a crash between leasing messages and copying them into the lease journal, their leases expire; a later
+crash repeats the batch; a consumer that was away longer than its leases drops the rows it lost, which come again as new
+deliveries.
 """
 
 from __future__ import annotations
@@ -37,33 +38,33 @@ from restante.core.lease_journal import LeaseJournal, Row
 from restante.core.message import moment
 from restante.core.queue import Client, consumer_name
 from restante.core.settings import ClientSettings
-from restante.spark import linking
-from restante.spark.lines import content
+from restante.spark import connections
+from restante.spark.arrow import content
 from restante.spark.options import Options
 from restante.spark.schemas import LEASES
 
 log = logging.getLogger("restante")
 
-#: Messages leased for one batch where the query sets no limit: what one batch can hold in a lease's time.
+#: Messages leased for one batch where the query sets no limit. More may not be settled within one lease.
 DEFAULT_ROWS = 20_000
-#: Leases are renewed after this part of their time, so that one failed try leaves another.
+#: Leases are renewed after this share of their time, so that a failed renewal can be repeated.
 RENEW = 1 / 3
-#: Seconds an ownership lasts unless renewed, and its greatest part of a lease: who starts again after a crash has to
-#: wait for it, and should then still find the leases alive. A stall longer than this costs the batch, not a message.
+#: Seconds an ownership lasts unless renewed, and its greatest share of a lease. A restart after a crash waits for it to
+#: end, and the leases should outlive that. A stall longer than this costs the batch, but no message.
 OWNED_SECONDS = 10.0
 OWNED_PART = 2 / 3
-#: Seconds between two looks at a predecessor's ownership.
+#: Seconds between two checks of a predecessor's ownership.
 LOOK = 0.2
-#: Seconds for which a query that ends keeps its name: the next may begin.
+#: Seconds for which a query that ends keeps its ownership, so that the next can start at once.
 _AT_ONCE = 0.001
-#: The program in which Spark runs a stream's reader, and which it ends by a signal instead of calling `stop`.
+#: The program in which Spark runs a stream's reader. Spark ends it by a signal and does not call `stop`.
 _RUNNER = "python_streaming_source_runner"
 #: Rows in one Arrow batch.
 BATCH = 5_000
 
 
 class LeasePart(InputPartition):
-    """Rows of the lease journal after one number up to another, without those whose lease was lost."""
+    """Rows of the lease journal after one number, up to another, without those whose lease was lost."""
 
     def __init__(self, after: int, upto: int, without: frozenset[int]) -> None:
         super().__init__((after, upto))
@@ -79,16 +80,16 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.queue = options.one_queue()
         self.consumer = options.named_consumer()
         self.owner = ""
-        #: Messages AvailableNow may still lease; None without an end.
+        #: Messages that AvailableNow may still lease; None for a stream without an end.
         self.budget: int | None = None
         self._seen: set[str] = set()
         self._repeats = 0
         self._keeper: _Keeper | None = None
-        #: The last claim: after which row, up to which, and when; its leases need no check for a while.
+        #: The last claim: after which row, up to which, and when. Its leases need no check for a while.
         self._fresh = (0, 0, 0.0)
 
     def _journal(self) -> LeaseJournal:
-        post = linking.post(self.options.server(), consumer=self.consumer, patience=self.options.patience)
+        post = connections.post(self.options.server(), consumer=self.consumer, patience=self.options.patience)
         return LeaseJournal(post, self.queue, self.owner)
 
     def _own(self) -> tuple[LeaseJournal, int]:
@@ -110,7 +111,7 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return min(OWNED_SECONDS, self.options.lease_seconds * OWNED_PART)
 
     def _take_over(self, journal: LeaseJournal) -> int:
-        """Waits for a predecessor that is gone; one that renews its ownership meanwhile lives, and is left alone."""
+        """Waits until a dead predecessor's ownership ends; raises InUse if the predecessor renews it, so is alive."""
         first = journal.holder()
         until = time.monotonic() + self._owned + LOOK
         while True:
@@ -122,7 +123,7 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 time.sleep(LOOK)
 
     def _ended(self, number: int, frame: object) -> None:
-        # By a connection of its own: the signal may have come while a call holds the shared one.
+        # The signal may come while a call holds the shared connection, so this opens another.
         post = Client(self.options.server(), ClientSettings(patience=0.5), consumer=self.consumer)
         try:
             LeaseJournal(post, self.queue, self.owner).own(_AT_ONCE)
@@ -132,7 +133,7 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, int]:  # noqa: N802  # Spark's name
         journal = self._journal()
         first = journal.first()
-        # Rows nobody committed are still owed to this consumer, whatever became of its checkpoint.
+        # Uncommitted rows belong to this consumer even if its checkpoint is lost.
         return {self.queue: first - 1 if first is not None else journal.last()}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name
@@ -152,14 +153,14 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self.options.fail_on_data_loss:
                 raise JournalLost(
                     f"the lease journal of {self.consumer} on {self.queue} ends at {last}, and {begun} was committed: "
-                    "the server lost it; go on with failOnDataLoss=false, or begin with a new checkpoint"
+                    "the server lost rows; continue with failOnDataLoss=false, or start with a new checkpoint"
                 )
             return {self.queue: last}
         journal.clear(begun)
         assert self._keeper is not None
         self._keeper.forget(begun)
         if last > begun:
-            return {self.queue: last}  # claimed before, not yet committed: first these
+            return {self.queue: last}  # rows claimed before and not committed come first
         room = limit.max_rows if isinstance(limit, ReadMaxRows) else DEFAULT_ROWS
         if isinstance(limit, ReadAllAvailable | ReadMinRows):
             room = max(journal.ready(), 0)
@@ -175,8 +176,8 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._fresh = (begun, end, begun_at)
         self._keeper.hold(claimed)
         if self.budget is not None:
-            # What comes again after a failure was counted before and must not take another one's place. But it must not
-            # come for ever either: messages that are given back each time are let go after as many repetitions.
+            # A message that comes again after a failure was counted before and must not use up the budget. Repetitions
+            # have a budget of their own, or messages that are released each time would repeat for ever.
             fresh = {id for id, _ in claimed.values()} - self._seen
             self._repeats -= len(claimed) - len(fresh)
             self.budget = self.budget - len(fresh) if self._repeats >= 0 else 0
@@ -201,7 +202,7 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return low <= after and upto <= high and time.monotonic() - at < self.options.lease_seconds * RENEW
 
     def _check(self, journal: LeaseJournal, after: int, upto: int) -> frozenset[int]:
-        """Renews the leases of rows claimed earlier; returns those that are neither ours nor settled by us."""
+        """Renews the leases of rows claimed earlier; returns the lost rows that this consumer has not settled."""
         rows = list(journal.rows(after, upto))
         if len(rows) < upto - after and self.options.fail_on_data_loss:
             raise JournalLost(
@@ -237,12 +238,12 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._keeper.join(timeout=1)
         try:
             self._journal().own(_AT_ONCE)
-        except RestanteError as error:  # the ownership then ends by itself
-            log.warning("not given back consumer=%s error=%s", self.consumer, type(error).__name__)
+        except RestanteError as error:  # the ownership then expires
+            log.warning("ownership not released consumer=%s error=%s", self.consumer, type(error).__name__)
 
 
 class _Keeper(threading.Thread):
-    """Renews the leases of batches that are not committed, and the ownership, until it is stopped."""
+    """Renews the ownership and the leases of uncommitted batches until it is stopped."""
 
     def __init__(self, journal: LeaseJournal, lease: float, owned: float) -> None:
         super().__init__(name="restante-leases", daemon=True)
@@ -279,7 +280,7 @@ class _Keeper(threading.Thread):
         with self._lock:
             held = dict(self._held)
         lost = self._journal.renew(list(held.values()), self._lease) if held else set()
-        # Settled ones are lost too: no longer ours to renew.
+        # Settled leases are reported as lost too: they need no renewal.
         with self._lock:
             self._held = {number: pair for number, pair in self._held.items() if pair[1] not in lost}
 
@@ -290,11 +291,19 @@ def _table(queue: str, rows: Sequence[Row], names: tuple[str, ...]) -> pa.Record
         stored = row.stored
         payload, headers, content_type = content(stored)
         values = {
-            "queue": queue, "message_id": row.id, "lease_token": row.token, "attempts": row.attempts,
-            "kind": stored.kind, "priority": stored.priority, "sent_at": moment(stored.sent_ms),
-            "received_at": moment(row.received_ms), "retry": stored.options.get("r") or "", "payload": payload,
-            "headers": headers, "content_type": content_type,
-        }  # fmt: skip
+            "queue": queue,
+            "message_id": row.id,
+            "lease_token": row.token,
+            "attempts": row.attempts,
+            "kind": stored.kind,
+            "priority": stored.priority,
+            "sent_at": moment(stored.sent_ms),
+            "received_at": moment(row.received_ms),
+            "retry": stored.options.get("r") or "",
+            "payload": payload,
+            "headers": headers,
+            "content_type": content_type,
+        }
         for name, column in columns.items():
             column.append(values[name])
     schema = LEASES.arrow(names)

@@ -1,6 +1,6 @@
-"""The options of the data source, read and checked in one place.
+"""Reads and checks the options of the data source.
 
-Spark hands options over as text with lower-cased names; what is missing, misspelt or out of range is refused with the
+Spark passes options as text with lower-cased names. A missing, misspelt or out-of-range option is refused with its
 remedy before anything is read or sent.
 """
 
@@ -21,24 +21,34 @@ from restante.core.names import valid_name
 from restante.core.settings import milliseconds, whole
 from restante.spark.schemas import KINDS
 
-#: What Spark itself puts among a source's options.
+#: Options that Spark itself adds to those of a source.
 _SPARKS_OWN = {
-    "path", "paths", "checkpointlocation", "queryname", "serialization.format", "provider", "owner", "comment",
-    "location", "external", "is_managed_location", "collation",
-}  # fmt: skip
+    "path",
+    "paths",
+    "checkpointlocation",
+    "queryname",
+    "serialization.format",
+    "provider",
+    "owner",
+    "comment",
+    "location",
+    "external",
+    "is_managed_location",
+    "collation",
+}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TRUE = {"true": True, "false": False}
-#: `kind=` words that are a queue's snapshot of one state.
+#: Values of `kind=` that mean a queue's snapshot of one state.
 STATE_KINDS = (State.DEAD.value, State.DONE.value)
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a read or a write was told. The comments are the reference's texts."""
+    """The options of a read or a write. The reference page shows the comments."""
 
-    #: The server; without it RESTANTE_URL holds.
+    #: The server's URL; RESTANTE_URL by default.
     url: str = ""
-    #: What is read: journal, queue, dead, done, rsmq, or leases (streaming only).
+    #: What to read: journal, queue, dead, done, rsmq, or leases (streaming only).
     kind: str = "journal"
     #: Queues, separated by commas; `*` and `?` match. All by default; a consumer and a writer take exactly one.
     queues: str = "*"
@@ -52,44 +62,44 @@ class Options:
     start_seq: int = 0
     #: Last line of the journal to read.
     end_seq: int = 0
-    #: Parts read side by side; the number of this machine's cores by default.
+    #: Parts read in parallel; the number of this machine's cores by default.
     num_partitions: int = 0
-    #: Rows of one micro-batch at most; 0 for no limit.
+    #: Most rows of one micro-batch; 0 for no limit.
     max_rows_per_batch: int = 0
-    #: Where a stream begins: earliest (what the journal still has) or latest.
+    #: Where a stream begins: earliest (the oldest line the journal still has) or latest.
     starting_position: str = "earliest"
-    #: Whether lost lines stop the query; false goes on behind them.
+    #: Whether lost lines stop the query; false continues after them.
     fail_on_data_loss: bool = True
-    #: The name under which a stream registers how far it is, so that the journal waits for it; none by default.
+    #: Name under which a stream registers its progress, so that the journal keeps unread lines; none by default.
     reader: str = ""
     #: Pass filters on queue, at and position down; needs spark.sql.python.filterPushdown.enabled=true.
     pushdown: bool = False
     #: Namespace of RSMQ queues.
     namespace: str = "rsmq"
-    #: The consumer's name, required by kind=leases and op=settle: restarts must use the same.
+    #: The consumer's name, required by kind=leases and op=settle; restarts must use the same name.
     consumer: str = ""
     #: Seconds a lease lasts before it is renewed.
     lease_seconds: float = 60.0
-    #: What is written: send, settle or replay.
+    #: What to write: send, settle or replay.
     op: str = "send"
-    #: Columns whose values make the message id, where there is no column message_id; `random` for new ids at each try.
+    #: Columns to make the message id from, where there is no column message_id; `random` for new ids at each attempt.
     id_columns: str = ""
-    #: Messages sent by one call.
+    #: Messages sent in one call.
     rows_per_call: int = 250
     #: Messages per second sent by the whole job; 0 for no limit.
     rate: float = 0.0
-    #: Name of a replay: the same name never sends the same message twice.
+    #: Name of a replay: one name never sends the same message twice.
     replay: str = ""
-    #: Seconds over which calls are repeated while the server is away.
+    #: Seconds for which calls are repeated while the server is away.
     patience: float = 30.0
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> Options:
-        """Reads what Spark hands over."""
+        """Reads and checks the options that Spark passes."""
         words = {_spelled(item.name).lower(): item for item in fields(cls)}
-        made: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for name, text in given.items():
-            # A table made by SQL keeps its options under this prefix.
+            # A table created by SQL stores its options under this prefix.
             lower = name.lower().removeprefix("option.")
             lower = "queues" if lower == "queue" else lower
             if lower in _SPARKS_OWN or lower.startswith("spark."):
@@ -99,8 +109,8 @@ class Options:
                 hint = f"did you mean {_spelled(words[near[0]].name)}?" if near else "see the Spark source's reference"
                 raise InvalidInput(f"there is no option {name}: {hint}")
             item = words[lower]
-            made[item.name] = _value(_spelled(item.name), str(text), item.default)
-        return _checked(cls(**made))
+            values[item.name] = _value(_spelled(item.name), str(text), item.default)
+        return _checked(cls(**values))
 
     def server(self) -> str:
         """The server's URL."""
@@ -112,24 +122,24 @@ class Options:
         return url
 
     def matching(self, names: Iterable[str]) -> list[str]:
-        """Those of the names that `queues` means, sorted."""
+        """The names that match `queues`, sorted."""
         patterns = [part.strip() for part in self.queues.split(",")]
         return sorted(name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns))
 
     def one_queue(self) -> str:
-        """The one queue a consumer or a writer needs."""
+        """The name of the only queue; a consumer or a writer needs exactly one."""
         if any(ch in self.queues for ch in "*?,"):
             raise InvalidInput(f'name one queue: .option("queue", "orders"), not {self.queues!r}')
         return valid_name(self.queues)
 
     def named_consumer(self) -> str:
-        """The consumer a lease is held by."""
+        """The name of the consumer that holds the leases."""
         if not self.consumer:
             raise InvalidInput('name the consumer: .option("consumer", "scoring"); restarts must use the same name')
         return valid_name(self.consumer, "consumer")
 
     def parts(self) -> int:
-        """How many parts to read side by side."""
+        """How many parts to read in parallel."""
         return self.num_partitions or os.cpu_count() or 1
 
     def state_list(self) -> list[State]:
@@ -149,7 +159,7 @@ class Options:
 
 
 def instant(text: str, name: str) -> int | None:
-    """Milliseconds of an ISO 8601 instant; UTC where it names no zone."""
+    """Milliseconds of an ISO 8601 instant, in UTC unless it names a time zone."""
     if not text:
         return None
     try:
@@ -160,7 +170,7 @@ def instant(text: str, name: str) -> int | None:
 
 
 def whole_ms(when: datetime) -> int:
-    """Milliseconds of an instant, rounded up: a line of the millisecond it lies in is before it."""
+    """Milliseconds of an instant, rounded up: lines of the millisecond in which it lies come before it."""
     return -((_EPOCH - when) // timedelta(milliseconds=1))
 
 
@@ -170,7 +180,7 @@ def _spelled(name: str) -> str:
     return first + "".join(part.capitalize() for part in rest)
 
 
-#: Every option's name in lower case, as Spark hands them over.
+#: Every option's name in lower case, as Spark passes it.
 KNOWN = frozenset({"queue", *(_spelled(item.name).lower() for item in fields(Options))})
 
 
@@ -214,7 +224,7 @@ def _checked(options: Options) -> Options:
 
 
 def reference() -> list[tuple[str, str, str]]:
-    """Name, default and meaning of every option, for the documentation."""
+    """Name, default and meaning of every option, for the reference page."""
     import inspect
 
     source = inspect.getsource(Options).splitlines()

@@ -1,8 +1,8 @@
-"""The pipeline: journal → bronze as a stream, then silver and gold for the dates that were touched.
+"""Runs the pipeline: streams the journal into bronze, then refreshes silver and gold for the dates that changed.
 
-Exactly once across crashes: bronze is written by whole batches that overwrite themselves, everything behind it is
-computed from bronze and overwrites whole dates, and what was done is noted after it was done. On failure: a server that
-is away ends the query, which starts again after a pause that grows; lost journal lines end the run.
+Every line counts exactly once, also after a crash: a repeated batch overwrites itself in bronze, silver and gold are
+computed from bronze and overwrite whole dates, and the state is saved after the work. On failure: a server that is away
+ends the query, which starts again after a growing pause; lost journal lines end the run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime, timedelta
+from datetime import date
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -27,36 +27,38 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from restante.core import errors
 from restante.core.errors import RestanteError, Unavailable
-from restante.spark import tables
+from restante.spark import gold, silver
+from restante.spark.columns import dated
 from restante.spark.coverage import Coverage, count_lines, coverage
 from restante.spark.lake import Lake, State, now
 from restante.spark.progress import RunProgress
 from restante.spark.registration import READER, Registration
 from restante.spark.report import write as write_report
+from restante.spark.retention import Retention
 from restante.spark.schemas import GOLD, JOURNAL, SILVER, SUMMED
 from restante.spark.source import register
 
 log = logging.getLogger("restante")
 
-#: Rows of one micro-batch: large ones spread its fixed cost, and bound the memory of a task.
+#: Most rows of one micro-batch: fewer pay its fixed cost more often, more need more memory per task.
 BATCH_ROWS = 250_000
-#: Folded batches from which on they are compacted.
+#: Compaction waits for this many refreshed batches: fewer make many small files, more keep many folders.
 COMPACT_FROM = 16
-#: Seconds between two looks for new lines, in continuous mode.
+#: Seconds between two reads of new lines, in continuous mode.
 TRIGGER_SECONDS = 5.0
-#: Seconds between two renewals of silver and gold, in continuous mode.
-FOLD_SECONDS = 60.0
-#: Seconds of the first pause after a failure, and of the longest.
+#: Seconds between two refreshes of silver and gold, in continuous mode.
+REFRESH_SECONDS = 60.0
+#: Seconds of the first and of the longest pause after a failure.
 BACKOFF = (1.0, 60.0)
-#: Tables written at the same time.
+#: Tables written in parallel: with one, Spark's planning leaves cores idle; many compete for them.
 AT_A_TIME = 2
-#: Tables that lie by date, by their names.
+#: Tables divided by date, by name.
 TABLES = {table.name: table for table in (*SILVER, *GOLD)}
 
 
 @dataclass(frozen=True)
 class PipelineOptions:
-    """What a pipeline reads and keeps."""
+    """The options of a pipeline."""
 
     url: str
     lake: str
@@ -64,129 +66,134 @@ class PipelineOptions:
     reader: str = READER
     batch_rows: int = BATCH_ROWS
     num_partitions: int = 0
-    #: Seconds over which the source asks a server that is away again, before the query ends and is started anew.
+    #: Seconds for which the source repeats calls to a server that is away, before the query ends and starts again.
     patience: float = 30.0
     fail_on_data_loss: bool = True
     compact_from: int = COMPACT_FROM
-    #: Days of bronze and of silver that are kept; 0 keeps all. Gold is small and stays.
+    #: Days of bronze and of silver to keep; 0 keeps all. Gold is small and stays.
     keep_bronze_days: int = 0
     keep_silver_days: int = 0
-    #: The page to draw whenever silver and gold are renewed; none by default.
+    #: The report to write after every refresh of silver and gold; none by default.
     report: str = ""
     trigger_seconds: float = TRIGGER_SECONDS
-    fold_seconds: float = FOLD_SECONDS
+    refresh_seconds: float = REFRESH_SECONDS
 
 
 @dataclass
 class Summary:
-    """What a run did."""
+    """The result of a run."""
 
     batches: int = 0
     rows: int = 0
-    #: The last batch counted; -1 for none.
+    #: The last batch in `batches` and `rows`; -1 for none.
     last: int = -1
     dates: list[date] = field(default_factory=list)
     compacted: int = 0
     removed: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
-    #: Journals of which the lake lacks lines: trimmed before its first one, or missing in between.
+    #: Journals of which the lake lacks lines: trimmed before its first line, or missing in between.
     incomplete: list[Coverage] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Step:
-    """A sign of life for those who watch: what is being done, and how far it is."""
+    """Progress for callers: the name of the step, and how much of it is done."""
 
     name: str
     done: int
     total: int
 
 
-class Tables:
-    """Counts the tables that are written, for those who watch."""
+class TableProgress:
+    """Reports how many tables of a refresh are written."""
 
-    def __init__(self, tell: Callable[[Step], None]) -> None:
-        self._tell = tell
+    def __init__(self, report: Callable[[Step], None]) -> None:
+        self._report = report
         self._done = -1
-        self.another()
+        self.next()
 
-    def another(self) -> None:
+    def next(self) -> None:
         self._done += 1
-        self._tell(Step("silver and gold", self._done, len(SILVER) + len(GOLD) + len(SUMMED)))
+        self._report(Step("silver and gold", self._done, len(SILVER) + len(GOLD) + len(SUMMED)))
 
 
 class Pipeline:
-    """One lake, filled from one server by one Spark session."""
+    """Fills one lake from one server by one Spark session."""
 
     def __init__(
-        self, spark: SparkSession, options: PipelineOptions, *, progress: Callable[[Step], None] = lambda step: None,
+        self,
+        spark: SparkSession,
+        options: PipelineOptions,
+        *,
+        progress: Callable[[Step], None] = lambda step: None,
         status: RunProgress | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.spark = spark
         self.options = options
         self.lake = Lake(options.lake)
+        self._retention = Retention(self.lake, options.keep_bronze_days, options.keep_silver_days)
         self._progress = progress
-        #: What others see of this run; given by those who began to tell before Spark was there.
+        #: The progress that other processes see; a caller that reports before Spark starts passes its own.
         self.status = status or RunProgress(self.lake)
         register(spark)
-        # Other engines read Spark's default of 96 bits, but none of them likes it.
+        # Spark's default of 96 bits is deprecated in Parquet.
         spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
         spark.conf.set("spark.sql.parquet.compression.codec", "zstd")
-        # Without it rows are sorted by date before they are written, for the sake of a few open files.
+        # Without this Spark sorts rows by date before it writes them, to keep fewer files open.
         spark.conf.set("spark.sql.maxConcurrentOutputFileWriters", "50")
 
     # -- runs ----------------------------------------------------------------------------------------------------
 
     def run_once(self, *, stop: Callable[[], bool] = lambda: False) -> Summary:
-        """Takes what the journals have now through all tables, and ends."""
+        """Takes all lines that the journals have now through all tables, then returns."""
         with self._working() as summary:
             self._stream_until_done(summary, stop)
-            self._rest(summary)
-            self._note(summary)
+            self._run_later_steps(summary)
+            self._end_run(summary)
             return summary
 
     def run_continuously(self, *, stop: Callable[[], bool] = lambda: False) -> Summary:
-        """Goes on until told to stop: bronze every few seconds, silver and gold every minute."""
+        """Runs until `stop` returns true: bronze every `trigger_seconds`, silver and gold every `refresh_seconds`."""
         failures = 0
         with self._working() as summary:
             while not stop():
                 query = self._start(once=False)
                 try:
-                    folded = time.monotonic()
+                    refreshed = time.monotonic()
                     while query.isActive and not stop():
                         query.awaitTermination(timeout=1)
-                        self._look(summary)
-                        if time.monotonic() - folded >= self.options.fold_seconds:
-                            self._rest(summary)
-                            self._note(summary)
-                            folded = time.monotonic()
+                        self._count_batches(summary)
+                        if time.monotonic() - refreshed >= self.options.refresh_seconds:
+                            self._run_later_steps(summary)
+                            self._end_run(summary)
+                            refreshed = time.monotonic()
                             failures = 0
                     if error := query.exception():
                         raise error
                 except PySparkException as error:
-                    failures = self._after(error, failures, stop)
+                    failures = self._pause_or_raise(error, failures, stop)
                 finally:
                     query.stop()
-            self._rest(summary)
-            self._note(summary)
+            self._run_later_steps(summary)
+            self._end_run(summary)
             return summary
 
     @contextmanager
     def _working(self) -> Iterator[Summary]:
-        """Holds the lake, keeps the reader registered, and tells how far it is."""
+        """Locks the lake, keeps the reader registered and reports progress during the block."""
         reading = Registration(self.options.url, queues=self.options.queues, reader=self.options.reader)
         with self.status.running("bronze", report=bool(self.options.report)):
             self.lake.lock()
             try:
                 self.lake.check()
                 with reading:
-                    summary = Summary(last=self._newest())
+                    summary = Summary(last=self._last_batch())
                     self.status.rows(0, _unread(reading))
                     yield summary
             finally:
                 self.lake.unlock()
 
-    def _tell(self, step: Step) -> None:
+    def _report_step(self, step: Step) -> None:
         self.status.tell(step.name, step.done, step.total)
         self._progress(step)
 
@@ -198,64 +205,72 @@ class Pipeline:
             try:
                 while query.isActive and not stop():
                     query.awaitTermination(timeout=1)
-                    self._look(summary)
+                    self._count_batches(summary)
                 if error := query.exception():
                     raise error
                 break
             except PySparkException as error:
-                failures = self._after(error, failures, stop)
+                failures = self._pause_or_raise(error, failures, stop)
             finally:
                 query.stop()
-        self._look(summary)
+        self._count_batches(summary)
         summary.seconds["bronze"] = time.monotonic() - began
 
-    def _after(self, error: PySparkException, failures: int, stop: Callable[[], bool]) -> int:
-        """Waits before another try, or raises what no try would mend."""
-        mended = typed(error)
-        if not isinstance(mended, Unavailable):
-            raise mended from None
+    def _pause_or_raise(self, error: PySparkException, failures: int, stop: Callable[[], bool]) -> int:
+        """Waits before the next attempt; raises an error that another attempt would not cure."""
+        failure = typed(error)
+        if not isinstance(failure, Unavailable):
+            raise failure from None
         pause = min(BACKOFF[0] * 2 ** min(failures, 10), BACKOFF[1])
-        log.warning("stopped error=%s again_in=%.0f", type(mended).__name__, pause)
-        self._tell(Step(f"server away, trying again in {pause:.0f} s", 0, 0))
+        log.warning("stopped error=%s again_in=%.0f", type(failure).__name__, pause)
+        self._report_step(Step(f"server away, trying again in {pause:.0f} s", 0, 0))
         until = time.monotonic() + pause
         while time.monotonic() < until and not stop():
             time.sleep(0.1)
         return failures + 1
 
-    def _rest(self, summary: Summary) -> None:
-        """Everything behind bronze."""
-        self._look(summary)
-        for name, step in (("silver and gold", self.fold), ("compact", self.compact), ("retention", self.retain)):
+    def _run_later_steps(self, summary: Summary) -> None:
+        """Runs the steps after bronze and notes how long each takes."""
+        self._count_batches(summary)
+        for name, step in (("silver and gold", self.refresh), ("compact", self.compact), ("retention", self.retain)):
             began = time.monotonic()
             step(summary)
             summary.seconds[name] = summary.seconds.get(name, 0.0) + time.monotonic() - began
 
-    def _note(self, summary: Summary) -> None:
+    def _end_run(self, summary: Summary) -> None:
+        """Saves the result of the run in the state, and writes the report if the options name one."""
         state = self.lake.state()
-        summary.incomplete = [one for one in coverage(state) if not one.whole]
+        summary.incomplete = [journal for journal in coverage(state) if not journal.whole]
         state.last_run = {
-            "ended_at": now(), "batches": summary.batches, "rows": summary.rows,
-            "dates": [day.isoformat() for day in summary.dates], "seconds": summary.seconds,
-        }  # fmt: skip
+            "ended_at": now(),
+            "batches": summary.batches,
+            "rows": summary.rows,
+            "dates": [day.isoformat() for day in summary.dates],
+            "seconds": summary.seconds,
+        }
         self.lake.save(state)
         if self.options.report:
-            self._tell(Step("report", 0, 0))
+            self._report_step(Step("report", 0, 0))
             write_report(self.options.lake, Path(self.options.report))
 
     # -- bronze --------------------------------------------------------------------------------------------------
 
     def _start(self, *, once: bool) -> StreamingQuery:
         options: dict[str, Any] = {
-            "url": self.options.url, "queues": self.options.queues, "reader": self.options.reader,
-            "maxRowsPerBatch": self.options.batch_rows, "failOnDataLoss": self.options.fail_on_data_loss,
-            "numPartitions": self.options.num_partitions, "patience": self.options.patience,
-        }  # fmt: skip
+            "url": self.options.url,
+            "queues": self.options.queues,
+            "reader": self.options.reader,
+            "maxRowsPerBatch": self.options.batch_rows,
+            "failOnDataLoss": self.options.fail_on_data_loss,
+            "numPartitions": self.options.num_partitions,
+            "patience": self.options.patience,
+        }
         rows = self.spark.readStream.format("restante").options(**options).load()
 
         bronze = self.lake.path("bronze")
 
         def keep(batch: DataFrame, number: int) -> None:
-            # With Spark Connect this runs elsewhere: nothing of ours may be used or changed here.
+            # With Spark Connect this runs in another process: it must not use this object.
             batch.write.mode("overwrite").parquet(f"{bronze}/batch={number}")
 
         writer = rows.writeStream.foreachBatch(keep).option(
@@ -268,68 +283,64 @@ class Pipeline:
         )
         return trigger.queryName(f"restante-{self.options.reader}").start()
 
-    def _newest(self) -> int:
-        """The last batch of earlier runs."""
+    def _last_batch(self) -> int:
+        """The number of the last batch of earlier runs."""
         return max([*self.lake.batches(), self.lake.state().compacted])
 
-    def _look(self, summary: Summary) -> None:
-        """Counts the batches that were committed since the last look."""
+    def _count_batches(self, summary: Summary) -> None:
+        """Adds the batches that Spark committed since the last call to the summary."""
         for number in self.lake.batches():
             if number > summary.last:
                 summary.last = number
                 summary.batches += 1
                 summary.rows += self._rows_in(number)
                 self.status.rows(summary.rows)
-                self._tell(Step("bronze", summary.rows, 0))
+                self._report_step(Step("bronze", summary.rows, 0))
 
     def _rows_in(self, batch: int) -> int:
-        """Rows of a batch, from its files' footers."""
+        """The number of rows in a batch, from its files' footers."""
         files = ds.dataset(self.lake.at("bronze", f"batch={batch}"), filesystem=self.lake.files, format="parquet")
         return int(files.count_rows())
 
     # -- silver and gold -----------------------------------------------------------------------------------------
 
     def journal(self, state: State, dates: Sequence[date] | None = None) -> DataFrame:
-        """Bronze, each row once, with its date of sending; of all dates or of some."""
+        """Each row of bronze once, with its date of sending; of all dates or of some."""
         compact, later = self.lake.journal_paths(state, dates)
         schema = JOURNAL.ddl()
-        parts = []
-        if compact:
-            parts.append(self.spark.read.schema(schema).parquet(*compact))
-        if later:
-            parts.append(self.spark.read.schema(schema).parquet(*later))
+        parts = [self.spark.read.schema(schema).parquet(*paths) for paths in (compact, later) if paths]
         if not parts:
-            return tables.dated(self.spark.createDataFrame([], schema))
-        rows = tables.dated(reduce(DataFrame.unionByName, parts))
+            return dated(self.spark.createDataFrame([], schema))
+        rows = dated(reduce(DataFrame.unionByName, parts))
         return rows if dates is None else rows.where(col("dt").isin(list(dates)))
 
-    def fold(self, summary: Summary) -> None:
-        """Computes silver and gold anew for the dates that batches since the last time have touched."""
+    def refresh(self, summary: Summary) -> None:
+        """Recomputes silver and gold for the dates that new batches touch."""
         state = self.lake.state()
         if count_lines(self.lake, state):
             self.lake.save(state)
         fresh = [number for number in self.lake.batches() if number > max(state.folded, state.compacted)]
         if not fresh:
             return
-        written = Tables(self._tell)
+        written = TableProgress(self._report_step)
         folders = [self.lake.path("bronze", f"batch={number}") for number in fresh]
-        new = tables.dated(self.spark.read.schema(JOURNAL.ddl()).parquet(*folders))
+        new = dated(self.spark.read.schema(JOURNAL.ddl()).parquet(*folders))
         touched = {row.dt: row["count"] for row in new.groupBy("dt").count().collect()}
-        gone = [day for day in touched if self._is_removed(day)]
-        dates = sorted(day for day in touched if day not in gone)
-        if gone:
-            state.too_late += sum(touched[day] for day in gone)
-            log.warning("rows too late dates=%s", ",".join(map(str, gone)))
+        removed = [day for day in touched if self._retention.is_removed(day)]
+        dates = sorted(day for day in touched if day not in removed)
+        if removed:
+            state.too_late += sum(touched[day] for day in removed)
+            log.warning("rows too late dates=%s", ",".join(map(str, removed)))
         if dates:
             rows = self.journal(state, dates)
             with _kept() as keep:
-                messages, attempts = tables.silver(rows, keep)
+                messages, attempts = silver.tables(rows, keep)
                 self._overwrite_all("silver", {"messages": messages, "attempts": attempts}, written)
-            # From the files just written: computing silver once is cheaper than keeping it in memory.
+            # Read back from the files just written, because keeping silver in memory costs more.
             messages, attempts = self._silver("messages", dates), self._silver("attempts", dates)
             with _kept() as keep:
-                self._overwrite_all("gold", tables.gold(rows, messages, attempts, keep), written)
-            self._sum(written)
+                self._overwrite_all("gold", gold.tables(rows, messages, attempts, keep), written)
+            self._write_summed(written)
         state.folded = fresh[-1]
         self.lake.save(state)
         summary.dates = sorted({*summary.dates, *dates})
@@ -339,50 +350,50 @@ class Pipeline:
         return rows.where(col("dt").isin(list(dates)))
 
     def table(self, layer: str, name: str) -> DataFrame:
-        """A table of silver or gold; its columns are known also while it has no rows."""
+        """A table of silver or gold; one without files has its columns and no rows."""
         place = self.lake.path(layer, name)
         self.lake.files.create_dir(self.lake.at(layer, name), recursive=True)
         return self.spark.read.schema(f"{TABLES[name].ddl()}, dt date").parquet(place)
 
-    def _overwrite_all(self, layer: str, made: Mapping[str, DataFrame], written: Tables) -> None:
-        """Several at a time: planning a small table takes longer than computing it, and takes one core."""
-        with ThreadPoolExecutor(AT_A_TIME, "restante-fold") as pool:
-            writing = [pool.submit(self._overwrite, table, layer, name) for name, table in made.items()]
-            for one in as_completed(writing):
-                one.result()
-                written.another()
+    def _overwrite_all(self, layer: str, frames: Mapping[str, DataFrame], written: TableProgress) -> None:
+        """Writes several tables at a time: planning a small one takes longer than computing it, and uses one core."""
+        with ThreadPoolExecutor(AT_A_TIME, "restante-refresh") as pool:
+            writing = [pool.submit(self._overwrite, table, layer, name) for name, table in frames.items()]
+            for write in as_completed(writing):
+                write.result()
+                written.next()
 
     def _overwrite(self, table: DataFrame, layer: str, name: str) -> None:
-        """Replaces the dates a table has rows for."""
+        """Replaces the dates for which the table has rows."""
         writer = table.write.mode("overwrite").option("partitionOverwriteMode", "dynamic")
         writer.partitionBy("dt").parquet(self.lake.path(layer, name))
 
-    def _sum(self, written: Tables) -> None:
-        """The tables that need all dates: small, and made from small ones."""
+    def _write_summed(self, written: TableProgress) -> None:
+        """Rewrites the tables that need all dates: small ones, computed from a small one."""
         throughput = self.table("gold", "throughput")
-        for name, table in (("backlog", tables.backlog(throughput)), ("drain", tables.drain(throughput))):
+        for name, table in (("backlog", gold.backlog(throughput)), ("drain", gold.drain(throughput))):
             table.coalesce(1).write.mode("overwrite").parquet(self.lake.path("gold", name))
-            written.another()
+            written.next()
 
     # -- files ---------------------------------------------------------------------------------------------------
 
     def compact(self, summary: Summary) -> None:
-        """Moves folded batches into few files by date of sending."""
+        """Moves refreshed batches into few files by date of sending."""
         state = self.lake.state()
         if state.compacting:
             self._undo_compaction(state)
         ripe = [number for number in self.lake.batches() if state.compacted < number <= state.folded]
         for number in self.lake.batches():
-            if number <= state.compacted:  # a crash came between the state and this
+            if number <= state.compacted:  # left by a crash after the state was saved
                 self.lake.remove("bronze", f"batch={number}")
         if len(ripe) < self.options.compact_from:
             return
         first, last = ripe[0], ripe[-1]
-        self._tell(Step("compact", 0, len(ripe)))
+        self._report_step(Step("compact", 0, len(ripe)))
         state.compacting = [first, last]
         self.lake.save(state)
         folders = [self.lake.path("bronze", f"batch={number}") for number in ripe]
-        rows = tables.dated(self.spark.read.schema(JOURNAL.ddl()).parquet(*folders))
+        rows = dated(self.spark.read.schema(JOURNAL.ddl()).parquet(*folders))
         staging = f"_compacting/{first}-{last}"
         rows.repartition("dt").sortWithinPartitions("queue", "position").write.mode("overwrite").partitionBy(
             "dt"
@@ -396,7 +407,7 @@ class Pipeline:
         summary.compacted += len(ripe)
 
     def _place(self, staging: str, first: int, last: int) -> None:
-        """Moves the compacted files under names that say which batches they hold."""
+        """Moves the compacted files into place, under names that say which batches they hold."""
         count = 0
         for info in sorted(self.lake.listing(staging, recursive=True), key=lambda info: info.path):
             match = re.search(r"/(dt=[^/]+)/[^/]+\.parquet$", info.path)
@@ -407,7 +418,7 @@ class Pipeline:
                 count += 1
 
     def _undo_compaction(self, state: State) -> None:
-        """A crash came before the batches were noted as compacted: their files go, the batches are still there."""
+        """Removes the files of a compaction that a crash interrupted: its batches are still in bronze."""
         first, last = state.compacting
         for info in self.lake.listing("bronze_compact", recursive=True):
             if f"/compact-{first}-{last}-" in info.path:
@@ -416,49 +427,13 @@ class Pipeline:
         self.lake.save(state)
 
     def retain(self, summary: Summary) -> None:
-        """Removes dates older than is to be kept."""
-        kept = {
-            "bronze_compact": self.options.keep_bronze_days,
-            "silver/messages": self.options.keep_silver_days,
-            "silver/attempts": self.options.keep_silver_days,
-        }
-        if self.lake.state().removing:
-            self._finish_removing()
-        for folder, days in kept.items():
-            for info in self.lake.listing(folder) if days else ():
-                match = re.search(r"/dt=(\d{4}-\d{2}-\d{2})$", info.path)
-                if match and date.fromisoformat(match[1]) < _oldest(days):
-                    self._note_removal(f"{folder}/dt={match[1]}", counted=folder == "bronze_compact")
-                    self._finish_removing()
-                    summary.removed += 1
-
-    def _note_removal(self, folder: str, *, counted: bool) -> None:
-        """Counts the lines of a folder before it goes, so that the audit does not miss them."""
-        state = self.lake.state()
-        if counted:
-            lines = ds.dataset(self.lake.at(folder), filesystem=self.lake.files, format="parquet")
-            rows = lines.to_table(columns=["queue", "incarnation", "position"]).group_by(["queue", "incarnation"])
-            for row in rows.aggregate([("position", "count"), ("position", "min")]).to_pylist():
-                key = f"{row['incarnation']} {row['queue']}"
-                count, first = state.removed.get(key, [0, row["position_min"]])
-                state.removed[key] = [count + row["position_count"], min(first, row["position_min"])]
-        state.removing = folder
-        self.lake.save(state)
-
-    def _finish_removing(self) -> None:
-        state = self.lake.state()
-        self.lake.remove(state.removing)
-        state.removing = ""
-        self.lake.save(state)
-
-    def _is_removed(self, day: date) -> bool:
-        days = self.options.keep_bronze_days
-        return bool(days) and day < _oldest(days)
+        """Removes the dates that are older than the options keep."""
+        summary.removed += self._retention.run()
 
 
 @contextmanager
 def _kept() -> Iterator[Callable[[DataFrame], DataFrame]]:
-    """Gives what keeps a frame that several tables are made from, until the block ends."""
+    """Yields a function that persists a frame until the block ends, for frames that several tables come from."""
     kept: list[DataFrame] = []
 
     def keep(frame: DataFrame) -> DataFrame:
@@ -473,23 +448,19 @@ def _kept() -> Iterator[Callable[[DataFrame], DataFrame]]:
 
 
 def _unread(reading: Registration) -> int:
-    """Lines to be read; 0 while the server is away, which the stream will tell."""
+    """The number of unread lines; 0 while the server is away, which the stream then reports."""
     try:
         return reading.unread()
     except Unavailable:
         return 0
 
 
-def _oldest(days: int) -> date:
-    return datetime.now(UTC).date() - timedelta(days=days)
-
-
 def typed(error: BaseException) -> RestanteError:
-    """Spark tells a Python error as text: the typed one it stands for."""
+    """The typed error behind a Spark error: Spark passes a Python error on as text."""
     text = str(error)
-    found = re.search(r"restante\.core\.errors\.(\w+): (.*)", text)
-    kind = getattr(errors, found[1], None) if found else None
-    if found and isinstance(kind, type) and issubclass(kind, RestanteError):
-        return kind(found[2].strip())
-    said = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
-    return RestanteError(f"Spark stopped: {said.strip()}")
+    match = re.search(r"restante\.core\.errors\.(\w+): (.*)", text)
+    kind = getattr(errors, match[1], None) if match else None
+    if match and isinstance(kind, type) and issubclass(kind, RestanteError):
+        return kind(match[2].strip())
+    first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
+    return RestanteError(f"Spark stopped: {first.strip()}")

@@ -1,7 +1,7 @@
-"""What a pipeline is doing, kept in the lake as `_progress.json` for those who wait for its report.
+"""Writes what a pipeline is doing to `_progress.json` in the lake, for the Insights page.
 
-The file is replaced in one move, and renewed while the process lives: one that is old was left by a process that was
-killed. On failure to write it the pipeline goes on; whoever looks sees an old state.
+The file is replaced by one rename, and rewritten while the process lives: an old one was left by a killed process. On
+failure to write it the pipeline goes on, and readers see an old state.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger("restante")
 
 #: The file's name.
 PROGRESS = "_progress.json"
-#: Seconds between two renewals. The server takes several missed ones for a process that was killed.
+#: Seconds between two writes. After several missed ones the server takes the process for killed.
 BEAT_SECONDS = 2.0
 
 
@@ -31,13 +31,13 @@ class Doing:
     """The content of the file; instants are integer milliseconds."""
 
     phase: str = ""
-    #: Steps of the phase that are done, and how many there are; 0 where nobody knows.
+    #: Steps of the phase that are done, and how many there are; 0 if unknown.
     done: int = 0
     total: int = 0
     #: Journal lines taken in by this run, and how many there were when it began.
     rows: int = 0
     rows_expected: int = 0
-    #: Whether the run draws the report too.
+    #: Whether the run writes the report too.
     report: bool = False
     started_at: int = 0
     updated_at: int = 0
@@ -46,7 +46,7 @@ class Doing:
 
 
 class RunProgress:
-    """One process's word about one lake."""
+    """The progress of one process on one lake."""
 
     def __init__(self, lake: Lake) -> None:
         self._lake = lake
@@ -58,7 +58,7 @@ class RunProgress:
 
     @contextmanager
     def running(self, phase: str, *, report: bool = False) -> Iterator[RunProgress]:
-        """Tells of the work in the block, and how it ended. A block inside another is part of its work."""
+        """Reports the work in the block and how it ended. A nested block is part of the outer one's work."""
         if self._depth:
             self._depth += 1
             try:
@@ -82,21 +82,21 @@ class RunProgress:
             self._depth = 0
             self._stop.set()
             beating.join()
-            # Where another pipeline holds the lake, the file is its own.
+            # If another pipeline holds the lake, the file is that pipeline's.
             if not isinstance(error, InUse):
                 self._doing.ended_at = _now()
                 self._doing.error = "" if error is None else f"{type(error).__name__}: {error}"
                 self._write()
 
     def tell(self, phase: str, done: int = 0, total: int = 0) -> None:
-        """A step forward; many of one phase are written as one."""
+        """Reports a step; steps of one phase in quick succession are written once."""
         changed = phase != self._doing.phase
         self._doing.phase, self._doing.done, self._doing.total = phase, done, total
         if self._depth and (changed or done == total or time.monotonic() - self._written > BEAT_SECONDS / 4):
             self._write()
 
     def rows(self, rows: int, expected: int | None = None) -> None:
-        """How many lines were taken in."""
+        """Reports how many lines were taken in."""
         self._doing.rows = rows
         if expected is not None:
             self._doing.rows_expected = expected

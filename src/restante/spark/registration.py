@@ -1,8 +1,8 @@
 """Registers a pipeline with the journals before Spark starts, and with those of queues that appear later.
 
 A journal is trimmed behind its slowest registered reader. A pipeline that registered with its first batch would miss
-what was trimmed while the JVM started, or before it saw a new queue. On failure: a server that is away is asked again
-at the next look; what was lost meanwhile is in the lake's coverage.
+the lines trimmed while the JVM started, or before it saw a new queue. On failure: registration is tried again
+`LOOK_SECONDS` later; the lake's coverage shows lines lost meanwhile.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from restante.spark.options import Options
 
 log = logging.getLogger("restante")
 
-#: The name under which the journals know a pipeline unless told otherwise.
+#: The default name under which a pipeline registers.
 READER = "pipeline"
-#: Seconds between two looks for new queues. A queue that writes more than its `journal_keep` lines sooner loses some.
+#: Seconds between two looks for new queues. One that writes more than `journal_keep` lines in between loses some.
 LOOK_SECONDS = 0.5
-#: Looks between two at all queues: one that was dropped and made anew has a new journal under its old name.
+#: Every so many looks check all queues again: a queue that was dropped and recreated has a new journal.
 LOOKS = 20
-#: Seconds over which a look asks a server that is away again; the next look comes soon anyway.
+#: Seconds for which a look repeats calls to a server that is away: short, because the next look comes soon.
 PATIENCE = 0.5
 
 
 class Registration:
     """Keeps a reader registered with every journal it reads: `with Registration(url): spark = session(); …`.
 
-    What it registered stays registered after the block, so that the next run finds every line; `withdraw` takes it back
-    where nothing will be read after all.
+    The reader stays registered after the block, so that the next run finds every line. `withdraw` unregisters it where
+    nothing will be read after all.
     """
 
     def __init__(self, url: str, *, queues: str = "*", reader: str = READER) -> None:
@@ -49,7 +49,7 @@ class Registration:
         self._thread: threading.Thread | None = None
 
     def look(self) -> dict[str, Place]:
-        """Registers with journals that do not know the reader yet; returns where these stand."""
+        """Registers with journals that do not have the reader yet; returns the places of the journals it looked at."""
         if self._post is None:
             self._post = Client(self._url, ClientSettings(patience=PATIENCE))
         if self._looks % LOOKS == 0:
@@ -57,7 +57,7 @@ class Registration:
         self._looks += 1
         journals = JournalReader(self._post)
         names = self._options.matching(Admin(self._post).queues())
-        found: dict[str, Place] = {}
+        places: dict[str, Place] = {}
         for name in names:
             if name in self._seen:
                 continue
@@ -66,19 +66,17 @@ class Registration:
                 place = journals.claim(name, self._reader)
                 self._added.add(name)
             if place is not None:
-                found[name] = place
+                places[name] = place
                 self._seen.add(name)
-        return found
+        return places
 
     def unread(self) -> int:
-        """Lines that the journals have and the reader has not."""
+        """How many journal lines the reader has not read."""
         self._looks = 0
-        return sum(
-            place.last - max(place.floor, place.readers.get(self._reader, 0)) for place in self.look().values()
-        )  # fmt: skip
+        return sum(place.last - max(place.floor, place.readers.get(self._reader, 0)) for place in self.look().values())
 
     def withdraw(self) -> None:
-        """Takes back what this registration added: journals must not wait for a reader that never comes."""
+        """Unregisters what this object registered: journals must not keep lines for a reader that never comes."""
         self._end()
         if self._post is not None:
             journals = JournalReader(self._post)

@@ -1,10 +1,10 @@
-"""Replay at scale: choose messages by SQL over the lake, look at the plan, then put them back once and no more.
+"""Replays messages in bulk: chosen by SQL over the lake, shown as a plan, then put back exactly once.
 
 A plan is frozen under a name before anything is sent: which messages, what happens to each, in numbered parts. Messages
-that still lie dead in their queue are replayed in place, with their history; messages that are gone are sent as copies,
-if the journal kept their payload, under an id made from the replay's name and theirs, with `replay` and `replay_of`
-among the headers. On failure: run the same name again. Parts that were finished are noted; of the others the journal
-tells which copies were sent, and a replay in place knows itself how far it was.
+that are still dead in their queue are replayed in place, with their history. Messages that are gone are sent as copies
+if the journal has their payload; a copy's id is made from the replay's name and the original's queue and id, and its
+headers include `replay` and `replay_of`. On failure: run the same name again. The plan notes finished parts; for the
+others the journal shows which copies were sent, and a replay in place keeps its own progress.
 """
 
 from __future__ import annotations
@@ -28,42 +28,52 @@ from restante.core.message import JournalEvent
 from restante.core.names import valid_name
 from restante.core.queue import Client
 from restante.core.throttle import forget_throttle
+from restante.spark.columns import FATES
 from restante.spark.lake import Lake, now
+from restante.spark.live_lake import LiveLake
 from restante.spark.pipeline import Pipeline, PipelineOptions, typed
-from restante.spark.present import Present
-from restante.spark.tables import FATES
-from restante.spark.writing import ID_DIGITS, hashed_id
+from restante.spark.writer import ID_DIGITS, hashed_id
 
-#: Messages of one part: a finished part is never looked at again.
+#: Messages of one part. A restart skips finished parts; smaller ones mean more jobs.
 PART = 20_000
-#: Seconds of sending in one job at a given rate: a replay can be stopped between two jobs, and each costs a second.
+#: Seconds of sending in one job at a given rate. A replay can stop between two jobs, and each costs a second.
 STRIDE_SECONDS = 10.0
-#: What may happen to a chosen message.
+#: What a plan does with a message.
 IN_PLACE, COPY, WAITING, NO_PAYLOAD = "in place", "copy", "waiting", "no payload"
-#: Fates that are replayed unless others are named: a message that was acked in the end is none of them.
+#: Fates that are replayed by default: a message that was acked in the end is not.
 DEFAULT_FATES = ("dead", "expired")
 _PRESENT = "queue string, message_id string, state string"
 #: Columns of a frozen plan.
 _PLANNED = (
-    "part", "action", "queue", "target", "message_id", "kind", "priority", "payload", "headers", "content_type",
-    "error_class", "sent_at",
-)  # fmt: skip
+    "part",
+    "action",
+    "queue",
+    "target",
+    "message_id",
+    "kind",
+    "priority",
+    "payload",
+    "headers",
+    "content_type",
+    "error_class",
+    "sent_at",
+)
 
 
 @dataclass
 class Plan:
-    """What a replay will do, or has done."""
+    """What a replay does, and how far it is."""
 
     name: str
     where: str
     fates: list[str]
-    #: Queue the copies go to; empty for the one each came from.
+    #: Queue to which copies go; empty for the queue each came from.
     to: str = ""
     made_at: str = ""
     #: Messages by queue, action and error class.
     counts: list[dict[str, Any]] = field(default_factory=list)
     parts: int = 0
-    #: Where the journals of the queues copies go to stood when the plan was made.
+    #: Last journal line of each queue that gets copies, when the plan was frozen.
     starts: dict[str, int] = field(default_factory=dict)
     done: list[int] = field(default_factory=list)
 
@@ -73,7 +83,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a replay is."""
+    """Progress of a replay: messages done, messages in all, messages per second."""
 
     done: int
     total: int
@@ -94,7 +104,7 @@ class Replay:
     def plan(
         self, where: str, *, fates: tuple[str, ...] = DEFAULT_FATES, to: str = "", name: str | None = None
     ) -> tuple[Plan, DataFrame]:
-        """Chooses messages and says what would happen to each; nothing is stored or sent."""
+        """Plans a replay: which messages, and what would happen to each. Nothing is stored or sent."""
         if unknown := [fate for fate in fates if fate not in FATES]:
             raise InvalidInput(f"fates are {', '.join(FATES)}, not {', '.join(unknown)}")
         if to:
@@ -103,27 +113,32 @@ class Replay:
         if not self.lake.exists("silver", "messages"):
             raise NotFound(f"{self.lake.uri} has no tables yet: run `restante pipeline run --once --lake …` first")
         try:
-            present = Present(self._pipeline, self.post)
-            messages = present.messages()
+            live = LiveLake(self._pipeline, self.post)
+            messages = live.messages()
             chosen = messages.where(F.expr(where)) if where.strip() else messages
             chosen = chosen.where(F.col("fate").isin(list(fates)))
-            planned = self._with_actions(chosen, present.journal(), to).persist()
+            planned = self._with_actions(chosen, live.journal(), to).persist()
             rows = planned.groupBy("queue", "target", "action", "error_class").count().collect()
         except PySparkException as error:
-            told = typed(error)
-            if type(told) is not RestanteError:
-                raise told from None
+            failure = typed(error)
+            if type(failure) is not RestanteError:
+                raise failure from None
             text = str(error).strip().splitlines()[0]
             raise InvalidInput(f"--where is not a condition on the columns of messages: {text}") from None
         counts = [
-            {"queue": row.queue, "target": row.target, "action": row.action, "error_class": row.error_class,
-             "messages": row["count"]}
+            {
+                "queue": row.queue,
+                "target": row.target,
+                "action": row.action,
+                "error_class": row.error_class,
+                "messages": row["count"],
+            }
             for row in sorted(rows, key=lambda row: (row.queue, row.action, row.error_class))
-        ]  # fmt: skip
+        ]
         return Plan(name, where, list(fates), to, counts=counts), planned
 
     def _with_actions(self, chosen: DataFrame, journal: DataFrame, to: str) -> DataFrame:
-        """Each message once, by its latest life, with what is to happen to it."""
+        """Each message once, by its latest life, with the action planned for it."""
         latest = chosen.groupBy("queue", "message_id").agg(
             F.max_by(F.struct("incarnation", "sent_at", "kind", "priority", "error_class"), "last_position").alias("m")
         )
@@ -134,7 +149,7 @@ class Replay:
         )
         kept = kept.select("queue", "incarnation", "message_id", "sent_at", "p.*")
         present = self.spark.read.format("restante").schema(_PRESENT).options(url=self.post.url, kind="queue").load()
-        # A replay to another queue leaves the dead where they lie.
+        # A replay to another queue leaves dead messages where they are.
         joined = latest.join(kept, ["queue", "incarnation", "message_id", "sent_at"], "left").join(
             present, ["queue", "message_id"], "left"
         )
@@ -148,9 +163,9 @@ class Replay:
         return joined.withColumn("action", action).withColumn("target", F.lit(to) if to else F.col("queue"))
 
     def freeze(self, plan: Plan, planned: DataFrame) -> Plan:
-        """Keeps the plan under its name: from here on it is the same whatever happens."""
+        """Stores the plan under its name; from then on it does not change."""
         if self.known(plan.name) is not None:
-            raise InvalidInput(f"there is a replay {plan.name} already: go on with it, or choose another name")
+            raise InvalidInput(f"there already is a replay {plan.name}: continue it, or use another name")
         work = planned.where(F.col("action").isin(IN_PLACE, COPY))
         _numbered(work).select(*_PLANNED).write.mode("overwrite").partitionBy("part").parquet(
             self._at(plan.name, "plan")
@@ -161,7 +176,7 @@ class Replay:
         for target in targets:
             place = reader.place(target)
             if place is None:
-                # Made before the first copy is sent: a journal that waits for nobody could lose the record of it.
+                # Open the queue before the first copy: a journal without this reader could lose the record of it.
                 Admin(self.post).configure(target)
                 place = reader.place(target)
             plan.starts[target] = place.last if place is not None else 0
@@ -172,7 +187,7 @@ class Replay:
         return plan
 
     def known(self, name: str) -> Plan | None:
-        """The plan frozen under a name."""
+        """The plan frozen under a name; None if there is none."""
         path = self.lake.at("replays", name, "plan.json")
         if not self.lake.exists("replays", name, "plan.json"):
             return None
@@ -197,10 +212,10 @@ class Replay:
         plan: Plan,
         *,
         rate: float = 0.0,
-        progress: Callable[[Progress], None] = lambda told: None,
+        progress: Callable[[Progress], None] = lambda progress: None,
         stop: Callable[[], bool] = lambda: False,
     ) -> int:
-        """Carries a frozen plan out, or on; returns how many messages this run put back."""
+        """Runs a frozen plan, or continues it; returns how many messages this run put back."""
         try:
             return self._run(plan, rate, progress, stop)
         except PySparkException as error:
@@ -212,7 +227,7 @@ class Replay:
         sent = self._sent_before(plan) if left else None
         watch = _Watch(plan.total(IN_PLACE, COPY), progress, stop)
         put_back = 0
-        # Every job has a beginning and an end in which nothing is sent: a stride is long enough to hide them.
+        # A job sends nothing while it starts and ends: a stride is long enough for that not to matter.
         stride = max(1, int(rate * STRIDE_SECONDS / PART)) if rate else 10
         while left and not stop():
             parts, left = left[:stride], left[stride:]
@@ -224,7 +239,7 @@ class Replay:
             if not stop():
                 put_back += self._send_copies(plan, rows.where(F.col("action") == COPY), sent, rate, watch)
             if stop():
-                break  # what was done is in the journal and in Redis' tasks: the next run finds it
+                break  # the journal and the task in Redis show the next run what is done
             plan.done += parts
             self._save(plan)
             watch.tell(len(plan.done) * PART)
@@ -235,18 +250,18 @@ class Replay:
         return put_back
 
     def _sent_before(self, plan: Plan) -> DataFrame | None:
-        """Ids of copies the journals have seen since the plan was made; None if all parts are done."""
+        """Ids of the copies sent since the plan was frozen; None if there is nothing left to send."""
         if len(plan.done) == plan.parts or not plan.starts:
             return None
         schema = "event string, message_id string, position bigint, queue string"
-        found = None
+        sent = None
         for target, start in plan.starts.items():
             lines = self.spark.read.format("restante").schema(schema)
             lines = lines.options(url=self.post.url, queues=target, startSeq=start + 1)
             ids = lines.load().where(F.col("event") == "sent").select(F.col("message_id").alias("copy_id"))
-            found = ids if found is None else found.unionByName(ids)
-        assert found is not None
-        return found.persist()
+            sent = ids if sent is None else sent.unionByName(ids)
+        assert sent is not None
+        return sent.persist()
 
     def _send_copies(self, plan: Plan, rows: DataFrame, sent: DataFrame | None, rate: float, watch: _Watch) -> int:
         copied = rows.withColumn("copy_id", _copy_id(plan.name))
@@ -256,7 +271,7 @@ class Replay:
         for target in sorted(plan.starts):
             chosen = copied.where(F.col("target") == target)
             slices = -(-chosen.count() // int(rate * STRIDE_SECONDS)) if rate else 1
-            # Ids of copies are hashes: their digits cut a part evenly.
+            # The id of a copy is a hash, so its digits divide a part evenly.
             number = F.pmod(F.conv(F.substring("copy_id", 1, 8), 16, 10).cast("bigint"), F.lit(max(slices, 1)))
             sizes = {row.slice: row["count"] for row in chosen.groupBy(number.alias("slice")).count().collect()}
             for slice, amount in sorted(sizes.items()):
@@ -292,7 +307,7 @@ class Replay:
 
 
 class _Watch:
-    """Tells how far a replay is, also while Spark is in the middle of a job."""
+    """Reports the progress of a replay, also in the middle of a Spark job."""
 
     def __init__(self, total: int, progress: Callable[[Progress], None], stopped: Callable[[], bool]) -> None:
         self._total = total
@@ -309,7 +324,7 @@ class _Watch:
 
     @contextmanager
     def following(self, admin: Admin, queue: str, done: int) -> Iterator[None]:
-        """While the block runs, what the queue says it was sent is taken for progress."""
+        """While the block runs, takes the queue's count of sent messages for progress."""
         before = admin.counts(queue).totals[JournalEvent.SENT.value]
         over = threading.Event()
 
@@ -328,12 +343,12 @@ class _Watch:
 
 
 def _copy_id(name: str) -> Any:
-    """The same id the writer gives a copy, as a column."""
+    """The id that the writer gives a copy, as a column."""
     text = F.concat(F.lit(f'["{name}","'), F.col("queue"), F.lit('","'), F.col("message_id"), F.lit('"]'))
     return F.substring(F.sha2(text, 256), 1, ID_DIGITS)
 
 
 def _numbered(work: DataFrame) -> DataFrame:
-    """Rows with the number of their part: by place in an order that is the same at every try."""
+    """Adds the number of the part to each row, by an order that is the same at every attempt."""
     place = F.row_number().over(Window.orderBy("queue", "message_id"))
     return work.withColumn("part", F.floor((place - 1) / PART).cast("int"))

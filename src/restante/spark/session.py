@@ -1,8 +1,8 @@
-"""A Spark session as Restante needs it: local unless told otherwise, quiet, in UTC, and quick to start.
+"""Starts a Spark session as Restante needs it: local by default, quiet, in UTC, and quick to start.
 
-A session that is active is taken as it is, and what spark-submit says wins over what is asked for here. Where Spark
-cannot start, `Unavailable` or `InvalidInput` names the remedy. The class archive, which makes starts quicker, never
-fails one: where it cannot be kept, or does not fit, Spark starts without.
+An active session is used as it is, and settings of spark-submit override those given here. On failure: where Spark
+cannot start, `Unavailable` or `InvalidInput` names the remedy. The class archive only makes starts quicker: where it
+cannot be kept or does not fit, Spark starts without it.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ except ModuleNotFoundError as missing:
 
 #: The oldest Java that Spark 4 runs on.
 OLDEST_JAVA: Final = 17
-#: MiB of heap for a local Spark, whose driver does all the work: half the machine's, within these. Below the first
-#: Spark refuses to start; above the second the pipeline gains nothing.
+#: Least and most MiB of heap for a local Spark, whose driver does all the work; in between, half of the machine's
+#: memory. Spark refuses to start with less; the pipeline gains nothing from more.
 HEAP_MIB: Final = (512, 4096)
-#: Seconds after which an archive nobody started with, or one that was never finished, is removed.
+#: Seconds after which an unused or unfinished archive is removed.
 ARCHIVE_KEPT: Final = 30 * 86_400
 #: The first bytes of a finished archive. Java writes them last, so a file without them is still being written.
 _ARCHIVE_MARK: Final = bytes.fromhex("a8ab0bf0")
-#: Said at every start, because Spark asks for this module; no option of Java silences it.
+#: Java prints this at every start, because Spark uses the module; no option silences it.
 _CHATTER: Final = b"WARNING: Using incubator modules"
-#: PySpark's loggers that write every error it raises to standard error too, as JSON with the whole stack.
+#: PySpark's loggers that also write every raised error to standard error, as JSON with the whole stack.
 _ECHOES: Final = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
-#: Where one of these is set, somebody keeps spark-defaults.conf and logging: settings here only fill gaps.
+#: If one of these is set, the user keeps spark-defaults.conf and logging settings: ours only fill gaps.
 _KEPT_ELSEWHERE: Final = ("SPARK_CONF_DIR", "SPARK_HOME")
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -55,9 +55,9 @@ _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 def session(
     *, master: str | None = None, name: str = "restante", conf: Mapping[str, str] = _NOTHING, remote: str | None = None
 ) -> SparkSession:
-    """The active Spark session, or a new one: on this machine, on `master`, or by Spark Connect at `remote`.
+    """Returns the active Spark session, or starts one: on this machine, on `master`, or by Spark Connect at `remote`.
 
-    `master` and `conf` count for a new session only, and under spark-submit only where it does not say otherwise.
+    `master` and `conf` apply to a new session only; settings of spark-submit override them.
     """
     remote = remote or os.environ.get("SPARK_REMOTE")
     if remote and master:
@@ -70,7 +70,7 @@ def session(
 
 
 def _active() -> SparkSession | None:
-    """This thread's session, or the one another thread has made."""
+    """This thread's session, or the one that another thread has started."""
     try:
         return SparkSession.active()
     except PySparkRuntimeError:
@@ -88,14 +88,14 @@ def _started(asked: Mapping[str, str]) -> SparkSession:
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     if not submitted and SparkContext._gateway is None:
         _launch(asked)
-    # Private, and the only way to learn what spark-submit was told before a context is made of it.
+    # Private, but the only way to read the settings of spark-submit before a context exists.
     SparkContext._ensure_initialized()
     for echo in _ECHOES:
         PySparkLogger.getLogger(echo).setLevel(logging.CRITICAL)
-    told = dict(SparkConf().getAll())
+    given = dict(SparkConf().getAll())
     if not submitted:
-        told.pop("spark.ui.showConsoleProgress", None)  # taken for an interactive shell, it would draw over our bars
-    wanted = {**asked, **told} if submitted else {**told, **asked}
+        given.pop("spark.ui.showConsoleProgress", None)  # an interactive shell would draw over our progress bars
+    wanted = {**asked, **given} if submitted else {**given, **asked}
     builder = SparkSession.builder
     for key, value in {**_defaults(wanted.get("spark.master", "local[*]")), **wanted}.items():
         builder = builder.config(key, value)
@@ -107,15 +107,15 @@ def _is_local(master: str) -> bool:
 
 
 def _defaults(master: str) -> dict[str, str]:
-    """What nobody has to ask for; a cluster keeps its own network, memory and partitions."""
+    """Default settings; a cluster keeps its own network, memory and partitions."""
     everywhere = {
         "spark.sql.session.timeZone": "UTC",
         "spark.ui.showConsoleProgress": "false",
-        # A fold of the lake needs more classes than Spark keeps by default, and would compile them anew each time.
+        # A refresh of the tables needs more generated classes than Spark caches by default: it would recompile them.
         "spark.sql.codegen.cache.maxEntries": "1000",
     }
     if importlib.util.find_spec("pandas") is None:
-        # Spark takes Arrow for Python functions by default and warns at each one that this needs pandas too.
+        # By default Spark uses Arrow for Python functions and warns at each one that this needs pandas too.
         everywhere["spark.sql.execution.pythonUDF.arrow.enabled"] = "false"
     if not _is_local(master):
         return everywhere
@@ -124,7 +124,7 @@ def _defaults(master: str) -> dict[str, str]:
         **everywhere,
         "spark.master": master,
         "spark.ui.enabled": "false",
-        # More would only be small files and idle tasks.
+        # More would only give small files and idle tasks.
         "spark.sql.shuffle.partitions": cores[1] if cores else str(os.cpu_count() or 2),
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
@@ -138,21 +138,21 @@ def _foreign_errors(where: str) -> Iterator[None]:
     except RestanteError:
         raise
     except ImportError as missing:
-        # PySpark's own wording names the package, not the extra that brings it.
+        # PySpark's own message names the package, but not the extra that installs it.
         raise InvalidInput(
             f"Spark Connect needs more packages ({missing}): pip install 'pyspark[connect]'"
         ) from missing
     except Exception as failure:
-        # Java's errors come with their stacks: the last line that is none says what happened first.
-        said = next((line for line in reversed(str(failure).splitlines()) if ": " in line and "\tat " not in line), "")
-        raise Unavailable(f"Spark did not start ({where}): {said.strip(' :') or failure}") from failure
+        # Java's errors include their stacks: the last line outside them names the root cause.
+        cause = next((line for line in reversed(str(failure).splitlines()) if ": " in line and "\tat " not in line), "")
+        raise Unavailable(f"Spark did not start ({where}): {cause.strip(' :') or failure}") from failure
 
 
 # Starting Java.
 
 
 def _launch(asked: Mapping[str, str]) -> None:
-    """Starts the JVM; what only it can be given at its start is given here."""
+    """Starts the JVM with the options that it takes only at its start."""
     java = _java_version()
     if _is_local(asked.get("spark.master", "local[*]")):
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -160,21 +160,21 @@ def _launch(asked: Mapping[str, str]) -> None:
         _check(_open_gateway(asked, []))
         return
     archive = _archive_options(java)
-    words = _open_gateway(asked, [*_options(asked), *archive])
-    if words == "" and archive:
-        # A wrong setting makes Java complain. To end without a word is what a damaged archive does to it.
+    output = _open_gateway(asked, [*_options(asked), *archive])
+    if output == "" and archive:
+        # With a wrong setting Java prints an error. With a damaged archive it ends without output.
         Path(archive[0].partition("=")[2]).unlink(missing_ok=True)
-        words = _open_gateway(asked, _options(asked))
-    _check(words)
+        output = _open_gateway(asked, _options(asked))
+    _check(output)
 
 
-def _check(words: str | None) -> None:
-    if words is not None:
-        raise Unavailable(f"Java ended while Spark started: {words or 'it did not say why'}")
+def _check(output: str | None) -> None:
+    if output is not None:
+        raise Unavailable(f"Java ended while Spark started: {output or 'it printed no error'}")
 
 
 def _open_gateway(asked: Mapping[str, str], options: list[str]) -> str | None:
-    """Starts the JVM and remembers its gateway for PySpark; what it said, where it ended instead."""
+    """Starts the JVM and gives PySpark its gateway; returns the JVM's output if it ended instead."""
     settings = dict(asked)
     if options:
         own = " ".join(f'"{option}"' if " " in option else option for option in options)
@@ -184,7 +184,7 @@ def _open_gateway(asked: Mapping[str, str], options: list[str]) -> str | None:
     for key, value in settings.items():
         conf.set(key, value)
     reading, writing = os.pipe()
-    voice = _Voice(reading)
+    stderr = _Stderr(reading)
     launch: Callable[..., Any] = launch_gateway
     try:
         with _spark_home(_home() if options else None):
@@ -194,8 +194,8 @@ def _open_gateway(asked: Mapping[str, str], options: list[str]) -> str | None:
     finally:
         os.close(writing)
     if gateway is None:
-        return voice.last_words()
-    voice.pass_on()
+        return stderr.held_back()
+    stderr.pass_on()
     SparkContext._ensure_initialized(gateway=gateway)
     return None
 
@@ -213,11 +213,11 @@ def _spark_home(home: Path | None) -> Iterator[None]:
 
 
 def _home() -> Path | None:
-    """A home for Spark without its zipped Python, kept between runs; None where there can be none.
+    """Returns a Spark home without PySpark's zip file, kept between runs; None where it cannot be created.
 
-    Spark puts `python/lib/pyspark.zip` of its home before everything else, and Python compiles what it imports from a
-    zip anew each time: 0.7 CPU seconds per Python process, of which a first query starts ten. Without the zip they
-    take PySpark from where this process has it, compiled.
+    Spark puts `python/lib/pyspark.zip` of its home first on the path, and Python recompiles what it imports from a zip
+    each time: 0.7 CPU seconds per Python process, of which a first query starts ten. Without the zip they import this
+    process's own PySpark, which is compiled.
     """
     installed = Path(pyspark.__path__[0])
     key = hashlib.sha256(f"{pyspark.__version__}|{installed}".encode()).hexdigest()[:16]
@@ -240,20 +240,20 @@ def _home() -> Path | None:
 
 
 def _cache() -> Path:
-    """What is kept between starts."""
+    """The folder of files that are kept between starts."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "restante", "spark")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return folder
 
 
-class _Voice:
-    """The JVM's standard error: held back until it has started, then passed on line by line, but for the chatter."""
+class _Stderr:
+    """The JVM's standard error: held back until the JVM has started, then passed on by line, without `_CHATTER`."""
 
     def __init__(self, source: int) -> None:
         self._held: list[bytes] = []
         self._passing = False
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._listen, args=(source,), name="restante-spark-voice", daemon=True)
+        self._thread = threading.Thread(target=self._listen, args=(source,), name="restante-spark-stderr", daemon=True)
         self._thread.start()
 
     def _listen(self, source: int) -> None:
@@ -272,8 +272,8 @@ class _Voice:
             self._passing = True
             os.write(2, b"".join(self._held))
 
-    def last_words(self) -> str:
-        """What was held back, without Java's stacks."""
+    def held_back(self) -> str:
+        """The output held back so far, without Java's stacks."""
         self._thread.join(timeout=5)
         with self._lock:
             lines = [line.decode(errors="replace").strip() for line in self._held if not line.startswith(b"\tat ")]
@@ -281,18 +281,18 @@ class _Voice:
 
 
 def _java_version() -> str:
-    """What the Java that Spark will take says of itself; an error where there is none, or an old one."""
+    """The version text of the Java that Spark will use; raises Unavailable if there is none or it is too old."""
     home = os.environ.get("JAVA_HOME")
     program = str(Path(home, "bin", "java")) if home else "java"
     remedy = "on Debian: apt-get install default-jre-headless; elsewhere set JAVA_HOME"
     try:
-        said = subprocess.run([program, "-version"], capture_output=True, text=True, timeout=60).stderr
+        version = subprocess.run([program, "-version"], capture_output=True, text=True, timeout=60).stderr
     except (OSError, subprocess.TimeoutExpired) as failure:
         raise Unavailable(f"Spark needs Java {OLDEST_JAVA} or newer, and {program} does not run; {remedy}") from failure
-    found = re.search(r'version "(\d+)', said)
-    if found is None or int(found[1]) < OLDEST_JAVA:
-        raise Unavailable(f"Spark needs Java {OLDEST_JAVA} or newer, {program} is {said.strip()[:60]!r}; {remedy}")
-    return said
+    match = re.search(r'version "(\d+)', version)
+    if match is None or int(match[1]) < OLDEST_JAVA:
+        raise Unavailable(f"Spark needs Java {OLDEST_JAVA} or newer, {program} is {version.strip()[:60]!r}; {remedy}")
+    return version
 
 
 def _heap() -> str:
@@ -302,7 +302,7 @@ def _heap() -> str:
 
 
 def _options(asked: Mapping[str, str]) -> list[str]:
-    """Quiet logging, and the collector that takes a tenth less CPU for the same work, unless another is asked for."""
+    """Java options: quiet logging, and the garbage collector that uses a tenth less CPU, unless another is set."""
     options = [f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties')}"]
     if not re.search(r"-XX:\+Use\w+GC", asked.get("spark.driver.extraJavaOptions", "")):
         options.append("-XX:+UseParallelGC")
@@ -313,31 +313,31 @@ def _options(asked: Mapping[str, str]) -> list[str]:
 
 
 def _archive_options(java: str) -> list[str]:
-    """Java's options to start from the archive, or to write one while it ends; none where neither is wanted.
+    """Java options to start from the archive, or to write one at exit; none if neither is wanted.
 
-    Writing goes on for some seconds after the program has ended, and whoever reads its output would wait for that:
-    so only on a terminal is it done unasked. RESTANTE_SPARK_ARCHIVE=1 asks for it, =0 does without any archive.
+    Java writes for some seconds after the program has ended, and a program that reads its output would wait for that:
+    so by default this happens on a terminal only. RESTANTE_SPARK_ARCHIVE=1 always writes, =0 uses no archive.
     """
     choice = os.environ.get("RESTANTE_SPARK_ARCHIVE")
     if choice == "0":
         return []
-    # An archive fits one Java and one set of jars, in the place where they were.
+    # An archive fits one Java and one set of jars at one path.
     fits = f"{java}|{pyspark.__version__}|{_home() or pyspark.__path__[0]}"
     key = hashlib.sha256(fits.encode()).hexdigest()[:16]
     try:
         folder = _cache()
-        found = _take_archive(folder, key)
+        archive = _take_archive(folder, key)
     except (OSError, RuntimeError):
-        return []  # a full disk, a read-only home, or none
-    if found is not None:
-        return [f"-XX:SharedArchiveFile={found}", "-Xlog:disable"]
+        return []  # a full disk, a read-only home directory, or none
+    if archive is not None:
+        return [f"-XX:SharedArchiveFile={archive}", "-Xlog:disable"]
     if choice != "1" and not os.isatty(1):
         return []
     return [f"-XX:ArchiveClassesAtExit={folder / f'{key}.{os.getpid()}.new'}", "-Xlog:disable"]
 
 
 def _take_archive(folder: Path, key: str) -> Path | None:
-    """The archive for this key. Its size is part of its name: a file cut short would crash Java, not be refused."""
+    """The archive for this key. Its name includes its size, because Java would crash on a truncated file."""
     for file in folder.glob("*.new"):
         with file.open("rb") as opened:
             finished = opened.read(len(_ARCHIVE_MARK)) == _ARCHIVE_MARK

@@ -1,7 +1,8 @@
-"""Queues as tables: the messages that lie in a queue now, by state, read in parts and without side effects.
+"""Reads queues as tables: the messages in a queue now, by state, in parts and without side effects.
 
-A snapshot is not one moment: each page is exact when it is read, and a message that moves between two states while the
-table is read may be seen in both or in neither. For figures that must add up use the journal.
+A snapshot is not of one moment: each page is exact when it is read, and a message that changes state meanwhile may
+appear in both states or in neither. For figures that must add up, use the journal. On failure the read ends with the
+typed error and can be repeated.
 """
 
 from __future__ import annotations
@@ -17,23 +18,23 @@ from restante.core.admin import Admin
 from restante.core.message import Message, State, moment
 from restante.core.operations import MAX_BATCH
 from restante.rsmq import reader
-from restante.spark import linking
-from restante.spark.lines import content
+from restante.spark import connections
+from restante.spark.arrow import content
 from restante.spark.options import Options
 from restante.spark.schemas import RSMQ, SNAPSHOT
 
-#: Bytes of a payload read where the table has its column: all of it.
+#: Bytes of a payload to read where the table has its column: all of them.
 _WHOLE = 2**40
-#: Payload bytes one page shall bring: a script that gathers more holds the server too long. The first page learns how
-#: many messages that are.
+#: Payload bytes to aim for in one page: a script that gathers more blocks the server too long. The first page, which is
+#: small, shows how many messages that are.
 PAGE_BYTES = 2_000_000
 FIRST_PAGE = 50
-#: Messages below which a state is not read in parts.
+#: Fewest messages of a part: smaller ones cost more than they save.
 LEAST_PART = 2_000
 
 
 class StatePart(InputPartition):
-    """A stretch of one state of one queue, between two cursors."""
+    """The messages of one state of one queue, between two cursors."""
 
     def __init__(self, queue: str, state: str, after: str | None, upto: str | None) -> None:
         super().__init__((queue, state, after, upto))
@@ -48,8 +49,8 @@ class SnapshotReader(DataSourceReader):
         self.names = names
 
     def partitions(self) -> Sequence[InputPartition]:
-        admin = Admin(linking.post(self.options.server(), patience=self.options.patience))
-        made: list[InputPartition] = []
+        admin = Admin(connections.post(self.options.server(), patience=self.options.patience))
+        partitions: list[InputPartition] = []
         for queue in self.options.matching(admin.queues()):
             counts = admin.counts(queue)
             for state in self.options.state_list():
@@ -58,16 +59,15 @@ class SnapshotReader(DataSourceReader):
                     parts = max(1, min(self.options.parts(), size // LEAST_PART))
                     cursors = admin.cursors(queue, state, parts)
                     edges = [None, *cursors, None]
-                    made += [
-                        StatePart(queue, state.value, after, upto)
-                        for after, upto in itertools.pairwise(edges)
-                    ]  # fmt: skip
-        return made
+                    partitions += [
+                        StatePart(queue, state.value, after, upto) for after, upto in itertools.pairwise(edges)
+                    ]
+        return partitions
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, StatePart):
-            return  # of an empty list of parts Spark makes one that is none of ours
-        admin = Admin(linking.post(self.options.server(), patience=self.options.patience))
+            return  # for an empty list of parts Spark passes a part of its own
+        admin = Admin(connections.post(self.options.server(), patience=self.options.patience))
         preview = _WHOLE if "payload" in self.names else 0
         after = partition.after
         limit = FIRST_PAGE if preview else MAX_BATCH
@@ -100,18 +100,30 @@ def _row(message: Message) -> dict[str, Any]:
     payload, headers, content_type = content(stored)
     last = message.history[-1] if message.history else None
     return {
-        "queue": message.queue, "message_id": message.id, "state": message.state.value, "kind": message.kind,
-        "priority": message.priority, "size": stored.size, "sent_at": message.sent_at, "due_at": message.due_at,
+        "queue": message.queue,
+        "message_id": message.id,
+        "state": message.state.value,
+        "kind": message.kind,
+        "priority": message.priority,
+        "size": stored.size,
+        "sent_at": message.sent_at,
+        "due_at": message.due_at,
         "lease_expires_at": message.lease_expires_at,
         "settled_at": message.settled_at if message.state in (State.DEAD, State.DONE) else None,
-        "attempts": message.attempts, "max_attempts": stored.max_attempts, "replays": message.replays,
-        "consumer": message.consumer, "error_class": last.error_class if last else "",
-        "error": last.error if last else "", "payload": payload, "headers": headers, "content_type": content_type,
-    }  # fmt: skip
+        "attempts": message.attempts,
+        "max_attempts": stored.max_attempts,
+        "replays": message.replays,
+        "consumer": message.consumer,
+        "error_class": last.error_class if last else "",
+        "error": last.error if last else "",
+        "payload": payload,
+        "headers": headers,
+        "content_type": content_type,
+    }
 
 
 class RsmqPart(InputPartition):
-    """One of several parts of an RSMQ queue."""
+    """One part of an RSMQ queue."""
 
     def __init__(self, queue: str, part: tuple[int, int]) -> None:
         super().__init__((queue, part))
@@ -126,7 +138,7 @@ class RsmqReader(DataSourceReader):
         self.names = names
 
     def partitions(self) -> Sequence[InputPartition]:
-        post = linking.post(self.options.server(), patience=self.options.patience)
+        post = connections.post(self.options.server(), patience=self.options.patience)
         space = self.options.namespace
         return [
             RsmqPart(queue, part)
@@ -137,7 +149,7 @@ class RsmqReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, RsmqPart):
             return
-        post = linking.post(self.options.server(), patience=self.options.patience)
+        post = connections.post(self.options.server(), patience=self.options.patience)
         schema = RSMQ.arrow(self.names)
         for page in reader.walk(post, partition.queue, self.options.namespace, part=partition.part):
             rows = [_rsmq_row(partition.queue, message) for message in page]
@@ -147,7 +159,12 @@ class RsmqReader(DataSourceReader):
 
 def _rsmq_row(queue: str, message: reader.RsmqMessage) -> dict[str, Any]:
     return {
-        "queue": queue, "message_id": message.id, "state": message.state.value, "sent_at": moment(message.sent_ms),
-        "due_at": moment(message.due_ms), "attempts": message.attempts,
-        "first_received_at": moment(message.first_received_ms), "payload": message.payload,
-    }  # fmt: skip
+        "queue": queue,
+        "message_id": message.id,
+        "state": message.state.value,
+        "sent_at": moment(message.sent_ms),
+        "due_at": moment(message.due_ms),
+        "attempts": message.attempts,
+        "first_received_at": moment(message.first_received_ms),
+        "payload": message.payload,
+    }

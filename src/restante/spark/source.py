@@ -1,4 +1,4 @@
-"""The data source `restante`: which reader or writer serves which `kind` and `op`."""
+"""The data source `restante`: chooses the reader or writer for each `kind` and `op`."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from restante.spark.leases import LeaseStreamReader
 from restante.spark.options import KNOWN, STATE_KINDS, Options
 from restante.spark.schemas import KINDS, SNAPSHOT, Table
 from restante.spark.snapshot import RsmqReader, SnapshotReader
-from restante.spark.writing import RestanteStreamWriter, RestanteWriter
+from restante.spark.writer import RestanteStreamWriter, RestanteWriter
 
-#: Where the schema of a table made by SQL keeps its options.
+#: Metadata key under which the schema of a table created by SQL keeps its options.
 _KEPT = "restante"
 
 
 class RestanteSource(DataSource):
-    """`format("restante")`; options are those of `restante.spark.options.Options`."""
+    """`format("restante")`, with the options of `restante.spark.options.Options`."""
 
     @classmethod
     def name(cls) -> str:
         return "restante"
 
     def _options(self, schema: StructType | None = None) -> Options:
-        """The options given; those of a table made by SQL come with its schema."""
+        """The checked options; those of a table created by SQL come with its schema."""
         given = dict(self.options)
         if schema is not None and schema.fields and "url" not in given:
             given = {**schema.fields[0].metadata.get(_KEPT, {}), **given}
         options = Options.parse(given)
-        # An executor's environment is not the driver's: the server's name must travel with the options.
+        # Executors have another environment than the driver: the server's URL must travel with the options.
         return replace(options, url=options.server()) if schema is not None else options
 
     def _table(self, options: Options) -> Table:
@@ -49,7 +49,7 @@ class RestanteSource(DataSource):
     def schema(self) -> StructType:
         schema = self._table(self._options()).spark()
         if "provider" in self.options:
-            # CREATE TABLE … USING restante: Spark keeps the options but does not hand them to the reader.
+            # CREATE TABLE … USING restante: Spark keeps the options but does not pass them to the reader.
             kept = {name: value for name, value in self.options.items() if name.lower() in KNOWN}
             schema.fields[0].metadata[_KEPT] = kept
         return schema
@@ -64,7 +64,7 @@ class RestanteSource(DataSource):
             return RsmqReader(options, names)
         if options.kind == "leases":
             raise InvalidInput(
-                "kind=leases takes messages and is a stream: use spark.readStream; to look use kind=queue"
+                "kind=leases leases messages and is a stream: use spark.readStream; to only look use kind=queue"
             )
         return SnapshotReader(options, names)
 
@@ -87,11 +87,11 @@ class RestanteSource(DataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Makes `format("restante")` known to a session that has not found it by itself."""
+    """Registers `format("restante")` with a session that did not find it by itself."""
     spark.dataSource.register(RestanteSource)
 
 
 def read(spark: SparkSession, kind: str = "journal", **options: Any) -> Any:
-    """A table of Restante: `read(spark, "dead", url=…, queues="orders")`."""
+    """Reads a table of Restante: `read(spark, "dead", url=…, queues="orders")`."""
     register(spark)
     return spark.read.format("restante").options(kind=kind, **options).load()

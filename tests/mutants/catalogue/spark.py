@@ -23,7 +23,7 @@ FAULTS: Final = (
     ),
     Fault(
         "spark",
-        "a queue that was removed and made anew is read in place of the old one",
+        "a queue that was removed and recreated is read in place of the old one",
         "read_part",
         "place.incarnation != one.incarnation",
         "False",
@@ -137,8 +137,8 @@ FAULTS: Final = (
         "spark",
         "rows that fail in a function are acknowledged",
         "_judged",
-        'made |= {"verdict": "nack", "error_class": name,',
-        'made |= {"error_class": name,',
+        'judged |= {"verdict": "nack", "error_class": name,',
+        'judged |= {"error_class": name,',
         (f"{_CONSUMER}::TestWithSpark",),
     ),
     Fault(
@@ -160,8 +160,8 @@ FAULTS: Final = (
     Fault(
         "spark",
         "dates that new batches touch are not computed anew",
-        "Pipeline.fold",
-        "dates = sorted(day for day in touched if day not in gone)",
+        "Pipeline.refresh",
+        "dates = sorted(day for day in touched if day not in removed)",
         "dates = sorted(touched)[:1]",
         ("tests/spark/test_pipeline.py::TestRuns",),
     ),

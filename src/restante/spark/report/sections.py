@@ -1,6 +1,6 @@
-"""The first sections of a report as HTML: verdict, tiles, queues, and the charts of each queue.
+"""Draws the first sections of a report as HTML: verdict, tiles, queues, and the charts of each queue.
 
-Names of queues, kinds, errors and consumers are other people's text: everything is escaped where it enters the HTML.
+Names of queues, kinds, errors and consumers are foreign text, so everything is escaped where it enters the HTML.
 """
 
 from __future__ import annotations
@@ -10,15 +10,28 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from restante.spark.charts import Chart, Drawing, Line, Unit, bar, clock, count, moment, percent, rate, span, spark
-from restante.spark.figures import QUANTILES, WORDS, Axis, Figures, QueueFigures, Series, share
-from restante.spark.findings import Finding, Level
+from restante.spark.report.charts import (
+    Chart,
+    Drawing,
+    Line,
+    Unit,
+    bar,
+    clock,
+    count,
+    moment,
+    percent,
+    rate,
+    span,
+    sparkline,
+)
+from restante.spark.report.findings import Finding, Level
+from restante.spark.report.model import QUANTILES, WORDS, Axis, Figures, QueueFigures, Series, share
 
-#: Queues that get charts of their own, the most troubled first; each adds about 50 kB to a page over a month.
+#: Queues that get charts of their own, those with the most serious findings first; each adds about 50 kB for a month.
 DETAILED = 30
-#: As many waiting fill a small line: fewer are no hill.
+#: Full height of a sparkline of waiting messages: without it a few would look like many.
 QUIET = 10
-#: Bars in a chart by error.
+#: Most bars in the chart of errors.
 BARS = 5
 
 _MARKS = {Level.WRONG: "✕", Level.WARNING: "▲", Level.NOTE: "•", Level.FINE: "✓"}
@@ -31,11 +44,11 @@ _ABOUT = {
 
 @dataclass(slots=True)
 class Page:
-    """What all sections need: figures, findings, and the queues in order of trouble."""
+    """The input of all sections: figures, findings, and the queues, those with the most serious findings first."""
 
     figures: Figures
     axis: Axis
-    found: list[Finding]
+    findings: list[Finding]
     queues: list[QueueFigures]
     places: dict[str, int] = field(init=False)
     drawing: Drawing = field(init=False)
@@ -45,26 +58,26 @@ class Page:
         self.drawing = Drawing(self.axis)
 
     def level(self, queue: str) -> Level:
-        return max((one.level for one in self.found if one.queue == queue), default=Level.FINE)
+        return max((finding.level for finding in self.findings if finding.queue == queue), default=Level.FINE)
 
     def link(self, queue: str) -> str:
-        """The queue's name, leading to its charts where it has some."""
+        """The queue's name, linked to its charts if it has any."""
         place = self.places.get(queue, DETAILED)
         text = escape(queue)
         return f'<a href="#queue-{place}" title="{text}">{text}</a>' if place < DETAILED else f"<span>{text}</span>"
 
     def mine(self, *queues: str) -> str:
-        """The attribute by which a row is shown or hidden with its queue."""
+        """The attribute by which a row is shown or hidden with its queues."""
         return f'data-q="{" ".join(str(self.places[queue]) for queue in queues if queue in self.places)}"'
 
     def lacks(self, table: str) -> str:
-        """What to say instead of a section; nothing where the lake has the table."""
+        """The text to show instead of a section; empty if the lake has the table."""
         return "" if table in self.figures.present else f"The lake has no {table} table yet."
 
 
 def mark(level: Level, words: str = "") -> str:
-    said = f" {words}" if words else ""
-    return f'<span class="mark {level.name.lower()}">{_MARKS[level]}{said}</span>'
+    text = f" {words}" if words else ""
+    return f'<span class="mark {level.name.lower()}">{_MARKS[level]}{text}</span>'
 
 
 def number(value: float | None) -> str:
@@ -85,24 +98,26 @@ def none(text: str) -> str:
 
 
 def table(heads: Sequence[str], rows: Iterable[str], foot: str = "", more: int = 0, filtered: bool = True) -> str:
-    """A table; a head that begins with > is over numbers."""
-    head = "".join(f'<th class="n">{one[1:]}</th>' if one.startswith(">") else f"<th>{one}</th>" for one in heads)
+    """A table; a head that begins with > is of a column of numbers."""
+    head = "".join(
+        f'<th class="n">{title[1:]}</th>' if title.startswith(">") else f"<th>{title}</th>" for title in heads
+    )
     rest = f'<p class="more">and {count(more)} more</p>' if more > 0 else ""
     attribute = ' data-filtered=""' if filtered else ""
     return (
-        f'<div class="table"{attribute}><p class="none for-none">Nothing of this queue.</p><table>'
+        f'<div class="table"{attribute}><p class="none for-none">No rows for this queue.</p><table>'
         f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody>{foot}</table>{rest}</div>"
     )
 
 
-# -- at first glance -------------------------------------------------------------------------------------------------
+# -- summary --------------------------------------------------------------------------------------------------------
 
 
 def verdict(page: Page) -> str:
-    """Whether anything is wrong, and what."""
-    wrong = [one for one in page.found if one.level is Level.WRONG]
-    warnings = [one for one in page.found if one.level is Level.WARNING]
-    notes = [one for one in page.found if one.level is Level.NOTE]
+    """Whether anything is wrong, and all findings."""
+    wrong = [finding for finding in page.findings if finding.level is Level.WRONG]
+    warnings = [finding for finding in page.findings if finding.level is Level.WARNING]
+    notes = [finding for finding in page.findings if finding.level is Level.NOTE]
     if wrong:
         also = f", {len(warnings)} more to watch" if warnings else ""
         level, title = Level.WRONG, f"{len(wrong)} {'things are' if len(wrong) > 1 else 'thing is'} wrong{also}"
@@ -116,24 +131,24 @@ def verdict(page: Page) -> str:
         body += f"<details><summary>Notes ({len(notes)})</summary>{_by_queue(page, notes)}</details>"
     return (
         f'<section class="verdict {level.name.lower()}" id="verdict"><h2>{mark(level)} {title}</h2>'
-        f"<p>At {clock(moment(page.axis.end))} UTC, judged by the quarter of an hour before.</p>{body}</section>"
+        f"<p>At {clock(moment(page.axis.end))} UTC, judged by the 15 minutes before.</p>{body}</section>"
     )
 
 
-def _by_queue(page: Page, found: list[Finding]) -> str:
-    """Findings under their queue's name, the most troubled queue first and what is about the lake before all."""
+def _by_queue(page: Page, findings: list[Finding]) -> str:
+    """Findings under their queue's name: first those of the lake, then by the order of the queues."""
     items = []
     for name in ("", *page.places):
-        own = [one for one in found if one.queue == name]
+        own = [finding for finding in findings if finding.queue == name]
         if own:
             who = page.link(name) if name else '<span class="whole">The lake</span>'
             items.append(f"<li>{who}{_sentences(own)}</li>")
     return f'<ul class="findings">{"".join(items)}</ul>' if items else ""
 
 
-def _sentences(found: list[Finding]) -> str:
-    said = "".join(f"<li>{mark(one.level)}<span>{escape(one.text)}</span></li>" for one in found)
-    return f'<ul class="sentences">{said}</ul>' if said else ""
+def _sentences(findings: list[Finding]) -> str:
+    items = "".join(f"<li>{mark(finding.level)}<span>{escape(finding.text)}</span></li>" for finding in findings)
+    return f'<ul class="sentences">{items}</ul>' if items else ""
 
 
 def _tile(title: str, value: str, about: str, line: str = "", level: Level = Level.FINE) -> str:
@@ -144,34 +159,57 @@ def _tile(title: str, value: str, about: str, line: str = "", level: Level = Lev
 
 
 def tiles(page: Page) -> str:
-    """The headline figures of all queues."""
+    """The main figures of all queues together."""
     every = page.figures.everything
     rate, total = every.overdue_rate, every.percentiles.get("total", {})
     died = every.total("died")
     dying = Level.WARNING if every.recent.get("died") else Level.FINE
-    made = [
-        _tile("Messages sent", count(every.known("sent")), _rate(every, "sent", page.axis),
-              _spark(every, "sent", "ready")),
-        _tile("Acked", count(every.known("acked")), _rate(every, "acked", page.axis), _spark(every, "acked", "leased")),
-        _tile("Waiting now", count(every.waiting_now), f"most {count(max(every.peak, default=0))}",
-              spark(every.waiting, "ready", QUIET)),
-        _tile("Dead now", count(every.dead_now), f"{count(died)} died, {count(every.total('replayed'))} replayed",
-              spark(every.dead, "dead"), dying),
-        _tile("Total time, p99", span(total.get("p99")), f"median {span(total.get('p50'))}",
-              spark(every.timed("total", "p99"), "p95")),
-        _tile("Overdue rate", percent(rate), f"{count(every.total('overdue'))} leases ran out",
-              spark(_rates(every), "overdue")),
+    items = [
+        _tile(
+            "Messages sent",
+            count(every.known("sent")),
+            _rate(every, "sent", page.axis),
+            _sparkline(every, "sent", "ready"),
+        ),
+        _tile(
+            "Acked", count(every.known("acked")), _rate(every, "acked", page.axis), _sparkline(every, "acked", "leased")
+        ),
+        _tile(
+            "Waiting now",
+            count(every.waiting_now),
+            f"peak {count(max(every.peak, default=0))}",
+            sparkline(every.waiting, "ready", QUIET),
+        ),
+        _tile(
+            "Dead now",
+            count(every.dead_now),
+            f"{count(died)} died, {count(every.total('replayed'))} replayed",
+            sparkline(every.dead, "dead"),
+            dying,
+        ),
+        _tile(
+            "Total time, p99",
+            span(total.get("p99")),
+            f"median {span(total.get('p50'))}",
+            sparkline(every.timed("total", "p99"), "p95"),
+        ),
+        _tile(
+            "Overdue rate",
+            percent(rate),
+            f"{count(every.total('overdue'))} leases expired",
+            sparkline(_rates(every), "overdue"),
+        ),
         _drain_tile(page),
-    ]  # fmt: skip
-    return f'<ul class="tiles" id="tiles">{"".join(made)}</ul>'
+    ]
+    return f'<ul class="tiles" id="tiles">{"".join(items)}</ul>'
 
 
 def _rate(queue: QueueFigures, name: str, axis: Axis) -> str:
     return f"{rate(queue.total(name) / ((axis.end - axis.begin) / 60))} a minute"
 
 
-def _spark(queue: QueueFigures, name: str, colour: str) -> str:
-    return spark(queue.counts.get(name, ()), colour)
+def _sparkline(queue: QueueFigures, name: str, colour: str) -> str:
+    return sparkline(queue.counts.get(name, ()), colour)
 
 
 def _rates(queue: QueueFigures) -> Series:
@@ -190,27 +228,44 @@ def _drain_tile(page: Page) -> str:
         return _tile("Drained in", "–", page.lacks("drain") or "unknown")
     slowest = max(drains, key=lambda queue: (queue.drain and queue.drain.seconds) or 0.0, default=None)
     if slowest is None or slowest.drain is None:
-        return _tile("Drained in", "empty", "nothing waits")
+        return _tile("Drained in", "empty", "no message waits")
     return _tile("Drained in", drained(slowest), f"slowest: {slowest.name}")
 
 
 def queues(page: Page) -> str:
-    """One row per queue, the most troubled first."""
-    heads = ("Queue", "", ">Waiting", "", ">Dead", ">Median", ">p99", "", ">Overdue", ">Drained in", ">Sent", ">Acked",
-             ">Failed", ">Died")  # fmt: skip
+    """One row per queue, those with the most serious findings first."""
+    heads = (
+        "Queue",
+        "",
+        ">Waiting",
+        "",
+        ">Dead",
+        ">Median",
+        ">p99",
+        "",
+        ">Overdue",
+        ">Drained in",
+        ">Sent",
+        ">Acked",
+        ">Failed",
+        ">Died",
+    )
     rows = []
     for queue in page.queues:
         total = queue.percentiles.get("total", {})
         rate = queue.overdue_rate
         rows.append(
             f"<tr><th>{page.link(queue.name)}</th><td>{mark(page.level(queue.name))}</td>"
-            f"{number(queue.waiting_now)}<td>{spark(queue.waiting, 'ready', QUIET)}</td>{number(queue.dead_now)}"
+            f"{number(queue.waiting_now)}<td>{sparkline(queue.waiting, 'ready', QUIET)}</td>{number(queue.dead_now)}"
             f"{cell(span(total.get('p50')))}{cell(span(total.get('p99')))}"
-            f"<td>{spark(queue.timed('total', 'p99'), 'p95')}</td>"
+            f"<td>{sparkline(queue.timed('total', 'p99'), 'p95')}</td>"
             f"{cell(percent(rate), not rate)}{cell(drained(queue))}{number(queue.known('sent'))}"
             f"{number(queue.known('acked'))}{number(queue.known('failed'))}{number(queue.known('died'))}</tr>"
         )
-    about = "The most troubled first. Times are from sent to acked; small lines show what waited, and the p99."
+    about = (
+        "Queues with the most serious findings come first. Times are from sent to acked; the small charts show waiting "
+        "messages and the p99."
+    )
     return section("queues", "Queues", about, table(heads, rows, filtered=False))
 
 
@@ -222,35 +277,42 @@ def drained(queue: QueueFigures) -> str:
 
 
 def choice(page: Page) -> str:
-    """The bar that stays on top: which queue, and where to go."""
+    """The bar that stays on top: the choice of a queue, and links to the sections."""
     options = "".join(
         f'<option value="queue-{place}">{_MARKS[page.level(queue.name)]} {escape(queue.name)}</option>'
         for place, queue in enumerate(page.queues[:DETAILED])
     )
     links = "".join(
         f'<a href="#{id}">{words}</a>'
-        for id, words in (("charts", "Charts"), ("drain", "Drain"), ("deaths", "Deaths"), ("failures", "Failures"),
-                          ("consumers", "Consumers"), ("audit", "Audit"), ("top", "↑ Top"))
-    )  # fmt: skip
+        for id, words in (
+            ("charts", "Charts"),
+            ("drain", "Drain"),
+            ("deaths", "Deaths"),
+            ("failures", "Failures"),
+            ("consumers", "Consumers"),
+            ("audit", "Audit"),
+            ("top", "↑ Top"),
+        )
+    )
     return (
         f'<nav hidden><label>Queue <select id="queue"><option value="all">All queues</option>{options}</select></label>'
-        f'<span class="steps"><button data-by="-1" aria-label="queue before">‹</button>'
+        f'<span class="steps"><button data-by="-1" aria-label="previous queue">‹</button>'
         f'<button data-by="1" aria-label="next queue">›</button></span><span class="links">{links}</span></nav>'
     )
 
 
 def charts(page: Page) -> str:
-    """The panel of all queues and one of each."""
+    """The charts of all queues together and of each queue."""
     panels = [_panel(page, page.figures.everything, "all", "All queues together")]
     for place, queue in enumerate(page.queues[:DETAILED]):
         panels.append(_panel(page, queue, f"queue-{place}", queue.name))
     left = len(page.queues) - DETAILED
-    more = f'<p class="about">The {left} least troubled queues have no charts of their own.</p>' if left > 0 else ""
+    more = f'<p class="about">The other {left} queues have no charts of their own.</p>' if left > 0 else ""
     return f'<div id="charts">{"".join(panels)}{more}</div>'
 
 
 def _panel(page: Page, queue: QueueFigures, id: str, title: str) -> str:
-    own = [one for one in page.found if one.queue == queue.name and queue.name]
+    own = [finding for finding in page.findings if finding.queue == queue.name and queue.name]
     drawn = "".join(page.drawing.chart(chart) for chart in _charts(page, queue))
     return (
         f'<section class="panel" id="{id}"><h3>{escape(title)}</h3>{_sentences(own)}'
@@ -259,38 +321,98 @@ def _panel(page: Page, queue: QueueFigures, id: str, title: str) -> str:
 
 
 def _charts(page: Page, queue: QueueFigures) -> Iterable[Chart]:
-    lacks, axis = page.lacks, page.axis
+    yield from _latency_charts(page, queue)
+    yield from _flow_charts(page, queue)
+    yield from _failure_charts(page, queue)
+
+
+def _latency_charts(page: Page, queue: QueueFigures) -> Iterable[Chart]:
     for word in WORDS:
         whole = queue.percentiles.get(word, {})
         lines = [Line(p, p, queue.timed(word, p), span(whole.get(p))) for p in QUANTILES]
-        yield Chart(f"Latency: {word}", _ABOUT[word], Unit.SECONDS, lines,
-                    empty="No message that was sent here has been acked.", missing=lacks("latency"))  # fmt: skip
+        yield Chart(
+            f"Latency: {word}",
+            _ABOUT[word],
+            Unit.SECONDS,
+            lines,
+            empty="No message sent in this period was acked.",
+            missing=page.lacks("latency"),
+        )
 
-    def rate(name: str, *names: str) -> list[float]:
-        zeros = [0] * axis.count
-        columns = [queue.counts.get(one, zeros) for one in (name, *names)]
-        return [sum(values) / axis.minutes(place) for place, values in enumerate(zip(*columns, strict=True))]
 
+def _per_minute(queue: QueueFigures, axis: Axis, *names: str) -> list[float]:
+    """The sum of some series as messages per minute, by bucket."""
+    zeros = [0] * axis.count
+    columns = [queue.counts.get(name, zeros) for name in names]
+    return [sum(values) / axis.minutes(bucket) for bucket, values in enumerate(zip(*columns, strict=True))]
+
+
+def _flow_charts(page: Page, queue: QueueFigures) -> Iterable[Chart]:
+    axis = page.axis
+    yield Chart(
+        "Throughput",
+        "messages a minute",
+        Unit.PER_MINUTE,
+        [
+            Line("sent", "ready", _per_minute(queue, axis, "sent"), count(queue.total("sent")), "area"),
+            Line("acked", "leased", _per_minute(queue, axis, "acked"), count(queue.total("acked"))),
+            Line("failed", "retrying", _per_minute(queue, axis, "failed"), count(queue.total("failed"))),
+        ],
+        missing=page.lacks("throughput"),
+    )
+    peak = [Line("peak", "ready", queue.peak, count(max(queue.peak, default=0)), "faint")] if axis.step > 60 else []
+    yield Chart(
+        "Backlog: waiting",
+        "ready, scheduled, retrying and leased",
+        Unit.COUNT,
+        [
+            *peak,
+            Line("waiting", "ready", queue.waiting, count(queue.waiting_now), "area"),
+        ],
+        missing=page.lacks("backlog"),
+    )
+    yield Chart(
+        "Backlog: dead",
+        "until an operator replays or deletes them",
+        Unit.COUNT,
+        [
+            Line("dead", "dead", queue.dead, count(queue.dead_now), "area"),
+        ],
+        missing=page.lacks("backlog"),
+    )
+
+
+def _failure_charts(page: Page, queue: QueueFigures) -> Iterable[Chart]:
+    axis = page.axis
     failed = queue.total("nacked") + queue.total("expired")
-    yield Chart("Throughput", "messages a minute", Unit.PER_MINUTE, [
-        Line("sent", "ready", rate("sent"), count(queue.total("sent")), "area"),
-        Line("acked", "leased", rate("acked"), count(queue.total("acked"))),
-        Line("failed", "retrying", rate("failed"), count(queue.total("failed"))),
-    ], missing=lacks("throughput"))  # fmt: skip
-    peak = [Line("most", "ready", queue.peak, count(max(queue.peak, default=0)), "faint")] if axis.step > 60 else []
-    yield Chart("Backlog: waiting", "ready, scheduled, retrying and leased", Unit.COUNT, [
-        *peak, Line("waiting", "ready", queue.waiting, count(queue.waiting_now), "area"),
-    ], missing=lacks("backlog"))  # fmt: skip
-    yield Chart("Backlog: dead", "until an operator replays or deletes them", Unit.COUNT, [
-        Line("dead", "dead", queue.dead, count(queue.dead_now), "area"),
-    ], missing=lacks("backlog"))  # fmt: skip
-    yield Chart("Retries", "failed attempts a minute", Unit.PER_MINUTE, [
-        Line("failed", "retrying", rate("nacked", "expired"), count(failed), "columns"),
-        Line("lease ran out", "overdue", rate("expired"), count(queue.total("expired")), "columns"),
-    ], queue.storms, "storm minutes", missing=lacks("retries"))  # fmt: skip
-    yield Chart("Overdue", "leases that ran out, of those begun", Unit.SHARE, [
-        Line("overdue", "overdue", _rates(queue), percent(queue.overdue_rate), "area"),
-    ], empty="No lease has begun.", missing=lacks("overdue"))  # fmt: skip
+    yield Chart(
+        "Retries",
+        "failed attempts a minute",
+        Unit.PER_MINUTE,
+        [
+            Line("failed", "retrying", _per_minute(queue, axis, "nacked", "expired"), count(failed), "columns"),
+            Line(
+                "lease expired",
+                "overdue",
+                _per_minute(queue, axis, "expired"),
+                count(queue.total("expired")),
+                "columns",
+            ),
+        ],
+        queue.storms,
+        "storm minutes",
+        missing=page.lacks("retries"),
+    )
+    yield Chart(
+        "Overdue",
+        "expired leases as a share of those begun",
+        Unit.SHARE,
+        [
+            Line("overdue", "overdue", _rates(queue), percent(queue.overdue_rate), "area"),
+        ],
+        empty="No lease has begun.",
+        missing=page.lacks("overdue"),
+    )
 
 
 def _bars(page: Page, queue: QueueFigures) -> str:

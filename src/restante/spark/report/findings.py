@@ -1,4 +1,4 @@
-"""What is wrong at the end of a report, in sentences, the gravest first: the answer to "must I do something now"."""
+"""Finds what is wrong at the end of a report, in sentences, the most serious first: "must I do something now"?"""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import IntEnum
 
-from restante.spark.charts import clock, count, moment, percent, rate, span
-from restante.spark.figures import NOW, Figures, QueueFigures, share
+from restante.spark.report.charts import clock, count, moment, percent, rate, span
+from restante.spark.report.model import NOW, Figures, QueueFigures, share
 
-#: Share of leases that ran out from which it is worth a look, and from which consumers are surely stuck or too slow.
+#: Shares of expired leases that are a warning and that are wrong: consumers are stuck or too slow.
 OVERDUE_WARNING, OVERDUE_WRONG = 0.05, 0.25
-#: Fewer leases that ran out than this are chance.
+#: Fewer expired leases than this are chance.
 OVERDUE_LEAST = 5
-#: Deaths, as a part of what was acked, that are worth a look, and that are wrong if they are also not just a few.
+#: Deaths as a share of acks that are a warning and that are wrong; fewer than the last number are never wrong.
 DIED_WARNING, DIED_WRONG, DIED_FEW = 0.01, 0.1, 10
-#: Seconds until a queue is empty (or would be if nothing more came) that are too long.
+#: Seconds until a queue is empty (or would be without arrivals) that are too long.
 DRAIN_LONG = 3600
 
 
 class Level(IntEnum):
-    """How grave a finding is."""
+    """How serious a finding is."""
 
     FINE = 0
     NOTE = 1
@@ -31,7 +31,7 @@ class Level(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A sentence about a queue, or about the lake where the queue is empty."""
+    """A sentence about a queue, or about the lake if `queue` is empty."""
 
     level: Level
     queue: str
@@ -39,18 +39,18 @@ class Finding:
 
 
 def findings(figures: Figures, now: datetime) -> list[Finding]:
-    """All of them, the gravest first."""
-    found = [*_lake(figures, now)]
+    """All findings, the most serious first."""
+    results = [*_lake(figures, now)]
     for queue in figures.queues.values():
-        found += _queue(queue, figures)
-    return sorted(found, key=lambda one: (-one.level, one.queue))
+        results += _queue(queue, figures)
+    return sorted(results, key=lambda finding: (-finding.level, finding.queue))
 
 
-def troubled(figures: Figures, found: list[Finding]) -> list[QueueFigures]:
-    """The queues, the one in most trouble first."""
+def troubled(figures: Figures, results: list[Finding]) -> list[QueueFigures]:
+    """The queues, those with the most serious findings first."""
 
     def trouble(queue: QueueFigures) -> tuple[int, int, int, int, str]:
-        levels = [one.level for one in found if one.queue == queue.name]
+        levels = [finding.level for finding in results if finding.queue == queue.name]
         wrong, warnings = levels.count(Level.WRONG), levels.count(Level.WARNING)
         return -wrong, -warnings, -(queue.dead_now or 0), -(queue.waiting_now or 0), queue.name
 
@@ -63,21 +63,21 @@ def _lake(figures: Figures, now: datetime) -> Iterator[Finding]:
     quiet = now - moment(figures.axis.end)
     if quiet > timedelta(seconds=NOW):
         past = span(quiet.total_seconds())
-        text = f"No event in the {past} before this report: a quiet time, or the pipeline stands still."
+        text = f"There was no event in the {past} before this report: nothing happened, or the pipeline is not running."
         yield Finding(Level.WARNING, "", text)
 
 
 def _queue(queue: QueueFigures, figures: Figures) -> Iterator[Finding]:
-    for one in figures.incomplete:
-        if one.queue == queue.name:
-            yield from (Finding(Level.WARNING, queue.name, sentence) for sentence in one.sentences())
+    for journal in figures.incomplete:
+        if journal.queue == queue.name:
+            yield from (Finding(Level.WARNING, queue.name, sentence) for sentence in journal.sentences())
     yield from _audit(queue, figures)
     yield from _storm(queue, figures)
     yield from _deaths(queue)
     yield from _drain(queue)
     yield from _overdue(queue)
     if min((*queue.waiting, *queue.dead), default=0) < 0:
-        text = "Counts fall below zero: the lake began after messages had been sent, and sees only their end."
+        text = "Counts fall below zero: messages were sent before the lake began, and it has only their later events."
         yield Finding(Level.NOTE, queue.name, text)
 
 
@@ -86,9 +86,8 @@ def _audit(queue: QueueFigures, figures: Figures) -> Iterator[Finding]:
     if wrong:
         lost = sum(max(row.missing, 0) for row in wrong)
         extra = sum(max(-row.missing, 0) for row in wrong)
-        parts = [f"{count(lost)} sent without a known fate"] * bool(lost) + [f"{count(extra)} more than sent"] * bool(
-            extra
-        )
+        parts = [f"{count(lost)} sent without a known fate"] if lost else []
+        parts += [f"{count(extra)} more than sent"] if extra else []
         text = f"The audit does not add up: {' and '.join(parts)}, first in the hour of {clock(wrong[0].hour)}."
         yield Finding(Level.WRONG, queue.name, text)
 
@@ -97,24 +96,24 @@ def _storm(queue: QueueFigures, figures: Figures) -> Iterator[Finding]:
     if not queue.recent_storms:
         return
     failed = queue.recent.get("nacked", 0) + queue.recent.get("expired", 0)
-    most = next((one.error_class for one in figures.recent_failures if one.queue == queue.name), "")
+    most = next((failure.error_class for failure in figures.recent_failures if failure.queue == queue.name), "")
     by = f", most of them by {most}" if most else ""
     acked = count(queue.recent.get("acked", 0))
     yield Finding(
-        Level.WRONG, queue.name, f"Retry storm: {count(failed)} attempts failed and {acked} were acked just now{by}."
+        Level.WRONG, queue.name, f"Retry storm: {count(failed)} attempts failed and {acked} were acked recently{by}."
     )
 
 
 def _deaths(queue: QueueFigures) -> Iterator[Finding]:
     died, acked = queue.recent.get("died", 0), queue.recent.get("acked", 0)
-    lie = queue.dead_now or 0
+    dead = queue.dead_now or 0
     if died:
         level = Level.WARNING if died >= DIED_WARNING * acked else Level.NOTE
         if died >= DIED_FEW and died >= DIED_WRONG * acked:
             level = Level.WRONG
-        yield Finding(level, queue.name, f"{count(died)} died just now; {count(lie)} lie dead.")
-    elif lie > 0:
-        yield Finding(Level.NOTE, queue.name, f"{count(lie)} lie dead from earlier: replay or delete them.")
+        yield Finding(level, queue.name, f"{count(died)} became dead recently; {count(dead)} are dead in all.")
+    elif dead > 0:
+        yield Finding(Level.NOTE, queue.name, f"{count(dead)} are dead from earlier: replay or delete them.")
 
 
 def _drain(queue: QueueFigures) -> Iterator[Finding]:
@@ -123,16 +122,16 @@ def _drain(queue: QueueFigures) -> Iterator[Finding]:
         return
     if drain.settle <= 0:
         if not queue.recent.get("received"):
-            text = f"{count(drain.waiting)} wait and none was received just now: no consumer, paused, or not due yet."
+            text = f"{count(drain.waiting)} wait and none was received recently: no consumer, paused, or not due yet."
             yield Finding(Level.WARNING, queue.name, text)
     elif drain.growing:
         work = drain.waiting / drain.settle
         level = Level.WRONG if work > DRAIN_LONG else Level.WARNING
-        rates = f"{rate(drain.arrival)}/s come, {rate(drain.settle)}/s go"
-        text = f"More comes than goes: {rates}; {count(drain.waiting)} wait, {span(work)} of work."
+        rates = f"{rate(drain.arrival)}/s arrive, {rate(drain.settle)}/s leave"
+        text = f"More messages arrive than leave: {rates}; {count(drain.waiting)} wait, {span(work)} of work."
         yield Finding(level, queue.name, text)
     elif drain.seconds is not None and drain.seconds > DRAIN_LONG:
-        text = f"{count(drain.waiting)} wait; at the present rate that takes {span(drain.seconds)}."
+        text = f"{count(drain.waiting)} wait; at the current rate that takes {span(drain.seconds)}."
         yield Finding(Level.WARNING, queue.name, text)
 
 
@@ -141,6 +140,6 @@ def _overdue(queue: QueueFigures) -> Iterator[Finding]:
     rate = share(expired, queue.recent.get("begun", 0)) or 0.0
     if expired >= OVERDUE_LEAST and rate >= OVERDUE_WARNING:
         level = Level.WRONG if rate >= OVERDUE_WRONG else Level.WARNING
-        words = f"{percent(rate)} of leases ran out just now ({count(expired)})"
+        words = f"{percent(rate)} of leases expired recently ({count(expired)})"
         text = f"{words}: consumers stop, or take longer than the lease."
         yield Finding(level, queue.name, text)

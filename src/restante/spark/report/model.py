@@ -1,4 +1,4 @@
-"""The figures of a report: the span of time it shows, what queues and consumers did in it, what does not add up."""
+"""The figures of a report: the period it shows, the work of queues and consumers in it, and the audit."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from datetime import datetime
 
 from restante.spark.coverage import Coverage
 
-#: Stands for all queues together where figures are kept by queue; no queue has an empty name.
+#: The name under which figures by queue hold the sum of all queues; no queue has an empty name.
 ALL = ""
-#: Most buckets of time in a chart. Far more are narrower than a pixel and make the page heavy; far fewer hide peaks.
+#: Most time buckets of a chart. Many more are narrower than a pixel and make the page large; many fewer hide peaks.
 BUCKETS = 300
-#: Seconds a bucket may last, the shortest that keeps within `BUCKETS` is taken; beyond the last, whole weeks.
+#: Possible seconds of a bucket; the shortest that gives at most `BUCKETS` is used, then whole weeks.
 STEPS = (60, 300, 900, 3600, 3 * 3600, 6 * 3600, 86400)
-#: Seconds before the end that count as now; the same as the window of the drain table, so that both tell one story.
+#: Seconds before the end that count as now; equal to the window of the drain table, so that both agree.
 NOW = 900
-#: Seconds of work that may wait while more comes than goes before a queue is said to grow.
+#: Seconds of work that may wait before a queue with more arrivals than departures counts as growing.
 GROWING_FROM = 60
-#: What is timed, and the percentiles of it.
+#: The latencies of a message, and the percentiles shown of each.
 WORDS = ("wait", "run", "total")
 QUANTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 
@@ -29,7 +29,7 @@ Percentiles = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """The span of time a report shows, in whole minutes (seconds since 1970), cut into buckets of one length."""
+    """The period of a report, in whole minutes (seconds since 1970), divided into buckets of equal length."""
 
     begin: int
     end: int
@@ -37,7 +37,7 @@ class Axis:
 
     @classmethod
     def over(cls, begin: int, end: int) -> Axis:
-        """With the shortest buckets that are not too many."""
+        """An axis with the shortest buckets of which there are at most `BUCKETS`."""
         weeks = 7 * 86400 * math.ceil((end - begin) / (BUCKETS * 7 * 86400))
         for step in (*STEPS, weeks):
             axis = cls(begin, end, step)
@@ -47,7 +47,7 @@ class Axis:
 
     @property
     def first(self) -> int:
-        """Begin of the first bucket, which may lie before the span."""
+        """Start of the first bucket, which may lie before the period."""
         return self.begin // self.step * self.step
 
     @property
@@ -55,14 +55,14 @@ class Axis:
         return math.ceil((self.end - self.first) / self.step)
 
     def minutes(self, bucket: int) -> float:
-        """How much of a bucket lies within the span."""
+        """How many minutes of a bucket lie within the period."""
         begin = self.first + bucket * self.step
         return (min(begin + self.step, self.end) - max(begin, self.begin)) / 60
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """How long until a queue is empty; no seconds while more comes than goes."""
+    """How long until a queue is empty; `seconds` is None while more messages arrive than leave."""
 
     waiting: int
     arrival: float
@@ -71,12 +71,12 @@ class Drain:
 
     @property
     def growing(self) -> bool:
-        """More comes than goes, and more waits than the to and fro of a busy queue."""
+        """More messages arrive than leave, and more wait than the normal fluctuation of a busy queue."""
         return self.seconds is None and self.waiting > GROWING_FROM * self.settle
 
     @property
     def words(self) -> str:
-        """What to say instead of the seconds; nothing where they say it."""
+        """The words to show instead of the seconds; empty if the seconds are to be shown."""
         if self.waiting <= 0:
             return "empty"
         return "growing" if self.growing else "keeps up" if self.seconds is None else ""
@@ -84,7 +84,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """What messages died of."""
+    """An error from which messages became dead."""
 
     queue: str
     kind: str
@@ -98,7 +98,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What attempts failed of."""
+    """An error with which attempts failed."""
 
     queue: str
     error_class: str
@@ -113,7 +113,7 @@ class Failure:
 
 @dataclass(slots=True)
 class ConsumerFigures:
-    """What one consumer did."""
+    """The work of one consumer."""
 
     name: str
     leases: int = 0
@@ -121,13 +121,13 @@ class ConsumerFigures:
     failed: int = 0
     busy_seconds: float = 0.0
     queues: set[str] = field(default_factory=set)
-    #: Share of each bucket it held leases; above 1 where it held several at once.
+    #: Share of each bucket in which it held leases; above 1 if it held several at once.
     load: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class AuditRow:
-    """Messages of one queue sent in one hour, and what became of them."""
+    """The messages of one queue sent in one hour, by fate."""
 
     queue: str
     incarnation: int
@@ -142,13 +142,13 @@ class AuditRow:
 
     @property
     def missing(self) -> int:
-        """Sent but not accounted for; below zero where more ended than were sent."""
+        """Messages sent but not accounted for; below zero if more ended than were sent."""
         return self.sent - self.acked - self.dead - self.expired - self.deleted - self.waiting
 
 
 @dataclass(slots=True)
 class QueueFigures:
-    """One queue, or all together: series by bucket, sums over the span, and sums of the last quarter of an hour."""
+    """The figures of one queue, or of all: series by bucket, and totals of the period and of its last `NOW` seconds."""
 
     name: str
     counts: dict[str, list[int]] = field(default_factory=dict)
@@ -166,12 +166,12 @@ class QueueFigures:
         return sum(self.counts.get(name, ()))
 
     def known(self, name: str) -> int | None:
-        """The same, or None where the lake has not got the table it is counted in."""
+        """The total; None if the lake does not have the table from which it is counted."""
         return self.total(name) if name in self.counts else None
 
     def timed(self, word: str, percentile: str) -> list[float | None]:
         """One percentile by bucket."""
-        return [None if one is None else one[percentile] for one in self.latency.get(word, ())]
+        return [None if values is None else values[percentile] for values in self.latency.get(word, ())]
 
     @property
     def waiting_now(self) -> int | None:
@@ -188,12 +188,12 @@ class QueueFigures:
 
 @dataclass(slots=True)
 class Figures:
-    """Everything a report shows."""
+    """All figures of a report."""
 
-    #: Tables a lake has in the end, and those this one has.
+    #: Tables of a complete lake, and those that this one has.
     known: frozenset[str]
     present: frozenset[str]
-    #: None when nothing lies in the span that was asked for.
+    #: None if there is no event in the period.
     axis: Axis | None = None
     queues: dict[str, QueueFigures] = field(default_factory=dict)
     everything: QueueFigures = field(default_factory=lambda: QueueFigures(ALL))
@@ -207,7 +207,7 @@ class Figures:
 
 
 def share(part: int, whole: int) -> float | None:
-    """Leases that ran out of those begun: at most 1, because those of a minute may have begun long before it."""
+    """The share of expired leases in those begun: at most 1, as leases that expire now may have begun long ago."""
     if part == 0 and whole == 0:
         return None
     return min(1.0, part / whole) if whole else 1.0

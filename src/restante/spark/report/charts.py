@@ -1,8 +1,8 @@
-"""Charts as SVG inside HTML, drawn from plain numbers: lines, columns, strips of heat, bars and sparks.
+"""Draws charts as SVG inside HTML from plain numbers: lines, columns, heat strips, bars and sparklines.
 
-The drawing is stretched to the width it gets and all words stand beside it in HTML, so letters keep their size on a
-phone. Colours are names of variables in the page's style sheet. Numbers for the read-out lie in `data-` attributes.
-All text that comes in is escaped here.
+A drawing is stretched to the available width, and all text is in HTML beside it, so letters keep their size on a phone.
+Colours are names of variables in the page's style sheet. Numbers for the tooltip are in `data-` attributes. All text is
+escaped here.
 """
 
 from __future__ import annotations
@@ -14,31 +14,64 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from html import escape
 
-from restante.spark.figures import Axis, Series
+from restante.spark.report.model import Axis, Series
 
-#: Width and height of a drawing before it is stretched. Coordinates are whole, to keep the page light: less is coarser
-#: than a pixel, ten times as much makes a page of many queues a third heavier.
+#: Width and height of a drawing before it is stretched. Coordinates are whole numbers, to keep the page small: less is
+#: coarser than a pixel, ten times as much makes a page of many queues a third larger.
 WIDTH, HEIGHT = 1000, 400
-#: Labels along an axis: about as many as fit beside each other on a phone, and above each other in a chart.
+#: Most labels along the axes of time and of values: as many as fit on a phone.
 TIME_LABELS, VALUE_LABELS = 6, 4
-#: From this ratio of the greatest to the least value on, durations get a logarithmic scale: linear would hide medians.
+#: Ratio of the greatest to the least duration from which the scale is logarithmic: a linear one would hide medians.
 LOG_FROM = 60
-#: Shades of a strip of heat, the palest first; as many as the style sheet has.
+#: Shades of a heat strip, the palest first; the style sheet has as many.
 SHADES = 8
 
 _TIME_STEPS = (
-    60, 120, 300, 600, 900, 1800, 3600, 7200, 3 * 3600, 6 * 3600, 12 * 3600, 86400, 2 * 86400, 5 * 86400, 7 * 86400,
-    14 * 86400, 30 * 86400, 91 * 86400, 182 * 86400, 365 * 86400,
-)  # fmt: skip
+    60,
+    120,
+    300,
+    600,
+    900,
+    1800,
+    3600,
+    7200,
+    3 * 3600,
+    6 * 3600,
+    12 * 3600,
+    86400,
+    2 * 86400,
+    5 * 86400,
+    7 * 86400,
+    14 * 86400,
+    30 * 86400,
+    91 * 86400,
+    182 * 86400,
+    365 * 86400,
+)
 _SPANS = (
-    60, 120, 300, 600, 900, 1800, 3600, 7200, 4 * 3600, 6 * 3600, 12 * 3600, 86400, 2 * 86400, 5 * 86400, 10 * 86400,
-    30 * 86400, 100 * 86400,
-)  # fmt: skip
+    60,
+    120,
+    300,
+    600,
+    900,
+    1800,
+    3600,
+    7200,
+    4 * 3600,
+    6 * 3600,
+    12 * 3600,
+    86400,
+    2 * 86400,
+    5 * 86400,
+    10 * 86400,
+    30 * 86400,
+    100 * 86400,
+)
 _DECADES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0, 60.0, 600.0, 3600.0, 6 * 3600, 86400.0, 10 * 86400, 1e7, 1e8)
 
 
 class Unit(StrEnum):
-    """What a chart's numbers are, as the page's script knows them too."""
+    """The unit of a chart's numbers; the page's script knows the same ones."""
 
     SECONDS = "seconds"
     COUNT = "count"
@@ -46,11 +79,11 @@ class Unit(StrEnum):
     SHARE = "share"
 
 
-# -- words for numbers -----------------------------------------------------------------------------------------------
+# -- formatting ------------------------------------------------------------------------------------------------------
 
 
 def span(seconds: float | None) -> str:
-    """A duration at a glance: 350 ms, 12 s, 4 m 10 s, 3 h 5 m, 2 d 4 h."""
+    """Formats a duration: 350 ms, 12 s, 4 m 10 s, 3 h 5 m, 2 d 4 h."""
     if seconds is None:
         return "–"
     if seconds == 0:
@@ -69,12 +102,12 @@ def span(seconds: float | None) -> str:
 
 
 def count(number: float | None) -> str:
-    """A number in full, with thousands apart."""
+    """Formats a number with all digits and thousands separators."""
     return "–" if number is None else f"{number:,.0f}"
 
 
 def short(number: float) -> str:
-    """A number for an axis: 0, 0.5, 250, 1.5k, 2M."""
+    """Formats a number for an axis: 0, 0.5, 250, 1.5k, 2M."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(number) >= size:
             return f"{number / size:g}{letter}"
@@ -113,7 +146,7 @@ _WORDS: dict[Unit, Callable[[float], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Where values lie between the bottom (0) and the top (1), and at which of them a line is drawn."""
+    """Maps values to heights between the bottom (0) and the top (1), with the values of the grid lines."""
 
     low: float
     high: float
@@ -129,7 +162,7 @@ class Scale:
 
 
 def linear(high: float, unit: Unit) -> Scale:
-    """From zero to a round number above the highest."""
+    """A linear scale from zero to a round number above the highest value."""
     if high <= 0:
         high = 0.01 if unit is Unit.SHARE else 1.0
     step = _round_step(high / VALUE_LABELS, unit)
@@ -139,7 +172,7 @@ def linear(high: float, unit: Unit) -> Scale:
 
 def _round_step(least: float, unit: Unit) -> float:
     if unit is Unit.SECONDS and least > 20:
-        return float(next((one for one in _SPANS if one >= least), 365 * 86400))
+        return float(next((step for step in _SPANS if step >= least), 365 * 86400))
     if unit is Unit.COUNT and least < 1:
         return 1.0
     size = 10.0 ** math.floor(math.log10(least) + 1e-9)
@@ -147,24 +180,24 @@ def _round_step(least: float, unit: Unit) -> float:
 
 
 def durations(low: float, high: float) -> Scale:
-    """For durations: linear from zero, or logarithmic between round ones where they differ much."""
+    """A scale of durations: linear from zero, or logarithmic between round values if they differ much."""
     if low <= 0 or high / low < LOG_FROM:
         return linear(high, Unit.SECONDS)
-    bottom = max((one for one in _DECADES if one <= low), default=_DECADES[0])
-    top = min((one for one in _DECADES if one >= high), default=_DECADES[-1])
-    marks = [one for one in _DECADES if bottom <= one <= top]
+    bottom = max((mark for mark in _DECADES if mark <= low), default=_DECADES[0])
+    top = min((mark for mark in _DECADES if mark >= high), default=_DECADES[-1])
+    marks = [mark for mark in _DECADES if bottom <= mark <= top]
     thin = math.ceil(len(marks) / (VALUE_LABELS + 2))
     return Scale(bottom, top, tuple(marks[::thin]), log=True)
 
 
 def _time_marks(axis: Axis) -> list[tuple[float, str, bool]]:
-    """Places (0 to 1), labels, and whether a day begins there."""
+    """Positions (0 to 1) and labels of the time axis, and whether a day begins there."""
     begin, end = axis.first, axis.first + axis.count * axis.step
-    step = next((one for one in _TIME_STEPS if (end - begin) / one <= TIME_LABELS), _TIME_STEPS[-1])
+    step = next((step for step in _TIME_STEPS if (end - begin) / step <= TIME_LABELS), _TIME_STEPS[-1])
     marks = []
     for at in range(-(-begin // step) * step, end + 1, step):
         place = (at - begin) / (end - begin)
-        # A label at the very edge would hang over it.
+        # A label at the edge would stick out.
         if 0.02 <= place <= 0.975:
             day = at % 86400 == 0
             label = f"{moment(at):%d %b}".lstrip("0") if day else f"{moment(at):%H:%M}"
@@ -176,7 +209,7 @@ def _time_marks(axis: Axis) -> list[tuple[float, str, bool]]:
 
 
 def rate(value: float) -> str:
-    """A rate to three digits, whole from a hundred on; never with an exponent."""
+    """Formats a rate with three digits, from a hundred on as a whole number; never with an exponent."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
@@ -185,7 +218,7 @@ def _number(value: float) -> str:
 
 
 def _value(value: float | None) -> str:
-    """As short as the read-out needs it: three digits, more only where the number is greater."""
+    """Formats a value for the tooltip: three digits, or all digits of a greater number."""
     if value is None:
         return ""
     if value == 0:
@@ -194,7 +227,7 @@ def _value(value: float | None) -> str:
 
 
 def _line(values: Series, scale: Scale) -> str:
-    """Through the middles of the buckets, broken where there is no value."""
+    """The path of a line through the middle of each bucket, interrupted where there is no value."""
     step = WIDTH / max(len(values), 1)
     path, pen, level = [], False, ""
     for place, value in enumerate(values):
@@ -205,14 +238,14 @@ def _line(values: Series, scale: Scale) -> str:
         following = values[place + 1] if place + 1 < len(values) else None
         if pen and y == level and following is not None and _number(HEIGHT * (1 - scale.part(following))) == y:
             continue
-        # A point alone is a stroke of no length, which the round end of the pen makes a dot.
+        # A single point is a stroke without length, which round line caps draw as a dot.
         path.append(f"L{x},{y}" if pen else f"M{x},{y}h0")
         pen, level = True, y
     return "".join(path)
 
 
 def _wash(stroke: str) -> str:
-    """The same stroke, each of its pieces led down to the bottom and closed."""
+    """The area under a stroke: each of its pieces is led down to the bottom and closed."""
     pieces = []
     for piece in stroke.split("M")[1:]:
         begin, end = piece.partition(",")[0], piece.rpartition("L")[2].partition(",")[0]
@@ -221,7 +254,7 @@ def _wash(stroke: str) -> str:
 
 
 def _steps(values: Series, scale: Scale) -> str:
-    """Columns without gaps, closed along the bottom."""
+    """The path of columns without gaps, closed along the bottom."""
     step = WIDTH / max(len(values), 1)
     path, level = [f"M0,{HEIGHT}"], str(HEIGHT)
     for place, value in enumerate(values):
@@ -233,7 +266,7 @@ def _steps(values: Series, scale: Scale) -> str:
 
 
 def _runs(values: Sequence[bool]) -> Iterable[tuple[int, int]]:
-    """Begin and length of the stretches that are true."""
+    """Start and length of each run of true values."""
     begin = None
     for place, value in enumerate((*values, False)):
         if value and begin is None:
@@ -256,19 +289,19 @@ def _blocks(values: Sequence[bool]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A series in a chart: its name, its colour, its values and what the legend says of them altogether."""
+    """A series of a chart: its name, its colour, its values and their total for the legend."""
 
     name: str
     colour: str
     values: Series
-    said: str = ""
-    #: line, area (a line over a wash), columns, or faint (a thin line that is not the main thing).
+    total: str = ""
+    #: line, area (a line over a filled area), columns, or faint (a thin line in the background).
     style: str = "line"
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """What a chart shows; `marked` buckets are washed over and named in the read-out."""
+    """The content of a chart; `marked` buckets are shaded and named in the tooltip."""
 
     title: str
     about: str
@@ -276,8 +309,8 @@ class Chart:
     lines: Sequence[Line]
     marked: Sequence[int] = ()
     marked_as: str = ""
-    #: What to say when there is nothing to draw.
-    empty: str = "Nothing in this span of time."
+    #: The text to show if there is nothing to draw.
+    empty: str = "No events in this period."
     missing: str = ""
 
 
@@ -288,7 +321,7 @@ class Drawing:
         self._marks = _time_marks(axis)
 
     def chart(self, chart: Chart) -> str:
-        """A figure with its caption, legend, drawing and both axes."""
+        """A chart with its caption, legend, drawing and both axes."""
         values = [value for line in chart.lines for value in line.values if value is not None]
         lacking = chart.missing or ("" if any(values) or (values and chart.unit is not Unit.SECONDS) else chart.empty)
         if lacking:
@@ -299,7 +332,7 @@ class Drawing:
         scale = linear(max(values), chart.unit)
         if chart.unit is Unit.SECONDS:
             scale = durations(min((value for value in values if value > 0), default=0), max(values))
-        sums = "; ".join(f"{line.name} {line.said}" for line in chart.lines if line.said)
+        sums = "; ".join(f"{line.name} {line.total}" for line in chart.lines if line.total)
         return (
             f'<figure class="chart">{_caption(chart, "log scale" if scale.log else "")}<div class="frame">'
             f'<div class="ys">{self._value_labels(scale, chart.unit)}</div>'
@@ -311,10 +344,10 @@ class Drawing:
         )
 
     def strip(self, name: str, values: Sequence[float], high: float) -> str:
-        """One row of heat: the darker, the nearer to the highest."""
+        """A heat strip: the higher a value, the darker its bucket."""
         shades = [min(SHADES, math.ceil(value / high * SHADES)) if value > 0 else 0 for value in values]
         cells = "".join(
-            f'<path class="shade-{shade}" d="{_blocks([one == shade for one in shades])}"/>'
+            f'<path class="shade-{shade}" d="{_blocks([other == shade for other in shades])}"/>'
             for shade in range(1, SHADES + 1)
             if shade in shades
         )
@@ -325,7 +358,7 @@ class Drawing:
         )
 
     def times(self) -> str:
-        """Only the labels of time, to stand under strips."""
+        """The time axis alone, to put below heat strips."""
         return f'<div class="xs">{self._time_labels()}</div>'
 
     def _time_labels(self) -> str:
@@ -347,7 +380,7 @@ class Drawing:
         if not any(chart.marked):
             return ""
         return (
-            f'<path class="storm" d="{_blocks([bool(one) for one in chart.marked])}" '
+            f'<path class="storm" d="{_blocks([bool(marked) for marked in chart.marked])}" '
             f'data-name="{escape(chart.marked_as)}" data-colour="dead" data-unit="count" '
             f'data-values="{_listed(chart.marked)}"/>'
         )
@@ -356,12 +389,12 @@ class Drawing:
 def _caption(chart: Chart, remark: str) -> str:
     legend = "".join(
         f'<li><i style="--c:var(--{line.colour})" class="{line.style}"></i>{escape(line.name)}'
-        f"{f' <b>{escape(line.said)}</b>' if line.said else ''}</li>"
+        f"{f' <b>{escape(line.total)}</b>' if line.total else ''}</li>"
         for line in chart.lines
     )
     if any(chart.marked) and legend:
-        said = f"{escape(chart.marked_as)} <b>{count(sum(chart.marked))}</b>"
-        legend += f'<li><i style="--c:var(--dead)" class="wash"></i>{said}</li>'
+        marked = f"{escape(chart.marked_as)} <b>{count(sum(chart.marked))}</b>"
+        legend += f'<li><i style="--c:var(--dead)" class="wash"></i>{marked}</li>'
     tag = f" <small>{remark}</small>" if remark else ""
     return (
         f"<figcaption><h4>{escape(chart.title)}{tag}</h4><p>{escape(chart.about)}</p>"
@@ -385,12 +418,12 @@ def _drawn(line: Line, scale: Scale) -> str:
     return f'{wash}<path class="{"faint" if line.style == "faint" else "line"}" {colour} d="{stroke}" {read}/>'
 
 
-def spark(values: Series, colour: str, least: float = 0.0, points: int = 60) -> str:
-    """A small line without axes: the greatest value of each of some stretches, not taller than the least asks for."""
+def sparkline(values: Series, colour: str, least: float = 0.0, points: int = 60) -> str:
+    """A small chart without axes, of the greatest value of each group; `least` is the least value of full height."""
     size = max(1, math.ceil(len(values) / points))
     parts = [values[begin : begin + size] for begin in range(0, len(values), size)]
-    highs = [max((one for one in part if one is not None), default=None) for part in parts]
-    high = max((one for one in highs if one is not None), default=0.0)
+    highs = [max((value for value in part if value is not None), default=None) for part in parts]
+    high = max((value for value in highs if value is not None), default=0.0)
     stroke = _line(highs, Scale(0.0, (max(high, least) or 1) * 1.06, ()))
     return (
         f'<svg class="spark" viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none" aria-hidden="true" '
@@ -399,7 +432,7 @@ def spark(values: Series, colour: str, least: float = 0.0, points: int = 60) -> 
 
 
 def bar(part: float, colour: str, hatched: bool = False) -> str:
-    """A bar that fills a part of its cell."""
+    """A bar that fills a share of its cell."""
     width = _number(max(part * WIDTH, 4 if part else 0))
     kind = ' class="hatched"' if hatched else ""
     return (

@@ -9,22 +9,23 @@ from types import SimpleNamespace
 import pytest
 
 from restante.core.errors import InvalidInput
-from restante.spark import gathering, schemas
-from restante.spark.charts import Unit, durations, linear, span
-from restante.spark.figures import BUCKETS, Axis, Figures
-from restante.spark.findings import Level, findings
-from restante.spark.gathering import estimate, gather, opened, quantiles
+from restante.spark import schemas
+from restante.spark.report import load
+from restante.spark.report.charts import Unit, durations, linear, span
+from restante.spark.report.findings import Level, findings
+from restante.spark.report.load import estimate, load_figures, open_lake, quantiles
+from restante.spark.report.model import BUCKETS, Axis, Figures
 from tests.spark.sample_gold import DAY, EVE, NOON, at, events, failed, put, times
 
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No pipeline runs beside these tests: what is not there will not come."""
-    monkeypatch.setattr(gathering, "PAUSE", 0)
+    monkeypatch.setattr(load, "PAUSE", 0)
 
 
 def figured(lake: Path, since: datetime | None = None, until: datetime | None = None) -> Figures:
-    return gather(opened(str(lake)), since, until)
+    return load_figures(open_lake(str(lake)), since, until)
 
 
 # -- merging ---------------------------------------------------------------------------------------------------------
@@ -285,5 +286,5 @@ def test_a_table_that_is_being_made_anew_is_waited_for(tmp_path: Path, monkeypat
         put(tmp_path, schemas.BACKLOG, [{"queue": "orders", "minute": at(0), "waiting": 4, "dead": 0}])
 
     # Of this module alone: other threads of the test process sleep too, and would write the table while it is read.
-    monkeypatch.setattr("restante.spark.gathering.time", SimpleNamespace(sleep=pause))
+    monkeypatch.setattr("restante.spark.report.load.time", SimpleNamespace(sleep=pause))
     assert figured(tmp_path).queues["orders"].waiting == [4]

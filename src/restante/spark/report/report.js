@@ -1,10 +1,10 @@
-// The page reads without this script; it adds the theme, the choice of a queue, and the read-out under the pointer.
+// The page is complete without this script, which adds the theme, the choice of a queue, and the tooltip.
 (() => {
   "use strict";
   const root = document.documentElement;
   const main = document.querySelector("main");
 
-  // -- theme: as the system has it, until the button says otherwise ------------------------------------------------
+  // -- theme: that of the system until the user presses the button -------------------------------------------------
   const button = document.getElementById("theme");
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : dark.matches);
@@ -34,7 +34,7 @@
     if (id === "all" || id.startsWith("queue-")) choose(id);
   }
   function pick(id) {
-    // The address names the queue, so that a link to it can be passed on; the page does not jump.
+    // The address names the queue, so that users can share a link to it; the page does not scroll.
     history.replaceState(null, "", "#" + id);
     choose(id);
   }
@@ -52,13 +52,13 @@
     follow();
   }
 
-  // -- read-out ----------------------------------------------------------------------------------------------------
+  // -- tooltip -----------------------------------------------------------------------------------------------------
   const tip = document.getElementById("tip");
   const first = Number(main.dataset.first), step = Number(main.dataset.step), end = Number(main.dataset.end);
   const buckets = Number(main.dataset.buckets);
   const known = new WeakMap();
   const numbers = (path) => {
-    if (!known.has(path)) known.set(path, path.dataset.values.split(",").map((one) => (one === "" ? null : Number(one))));
+    if (!known.has(path)) known.set(path, path.dataset.values.split(",").map((text) => (text === "" ? null : Number(text))));
     return known.get(path);
   };
   const digits = (value, most) => value.toLocaleString("en", { maximumSignificantDigits: most });
@@ -101,11 +101,11 @@
   function cross(plot, bucket) {
     for (const line of crossed) line.remove();
     const around = plot.closest(".charts") || plot.closest("ol");
-    crossed = [...around.querySelectorAll(".plot")].map((one) => {
+    crossed = [...around.querySelectorAll(".plot")].map((crossedPlot) => {
       const line = document.createElement("div");
       line.className = "cross";
       line.style.left = ((bucket + 0.5) / buckets) * 100 + "%";
-      one.append(line);
+      crossedPlot.append(line);
       return line;
     });
   }
@@ -120,14 +120,14 @@
       swatch.style.setProperty("--c", "var(--" + path.dataset.colour + ")");
       const label = document.createElement("span");
       label.textContent = path.dataset.name;
-      const said = document.createElement("b");
-      said.textContent = words[path.dataset.unit || plot.dataset.unit](value);
-      row.append(swatch, label, said);
+      const number = document.createElement("b");
+      number.textContent = words[path.dataset.unit || plot.dataset.unit](value);
+      row.append(swatch, label, number);
       return [row];
     });
     if (!rows.length) {
       rows.push(document.createElement("span"));
-      rows[0].textContent = "nothing";
+      rows[0].textContent = "no value";
     }
     tip.replaceChildren(time, ...rows);
     tip.hidden = false;

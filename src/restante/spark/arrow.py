@@ -1,7 +1,7 @@
-"""Journal blocks and stored messages as Arrow: the one place where the journal's text becomes typed columns.
+"""Converts journal blocks and stored messages to Arrow: here alone the journal's text becomes typed columns.
 
-The lines are what Arrow's CSV reader reads fastest (tabs, no quotes), so a block is never taken apart in Python. Lines
-of a format this client does not know raise Corrupt.
+The lines have the form that Arrow's CSV reader reads fastest (tabs, no quotes), so Python never splits a block. On
+failure: lines of a format that this client does not know raise Corrupt.
 """
 
 from __future__ import annotations
@@ -21,15 +21,13 @@ from restante.core.journal_reader import Block, JournalReader
 from restante.core.stored import Stored
 from restante.spark.schemas import JOURNAL
 
-#: Rows gathered into one Arrow batch: small ones cost Spark and the CSV reader a fixed time each.
+#: Rows of one Arrow batch: each costs Spark and the CSV reader a fixed time, and its rows take memory.
 BATCH = 32_768
 _PARSE = csv.ParseOptions(delimiter="\t", quote_char=False, escape_char=False, ignore_empty_lines=False)
 _MILLISECONDS = ("at", "sent_at", "due_at")
-_TYPES = {name: pa.int64() for name in _MILLISECONDS} | {
-    "priority": pa.int32(), "size": pa.int32(), "attempts": pa.int32(),
-}  # fmt: skip
-_CONTENT = ("payload", "headers", "content_type")
-#: Events whose entry may carry the stored form.
+_TYPES = {name: pa.int64() for name in _MILLISECONDS} | dict.fromkeys(("priority", "size", "attempts"), pa.int32())
+_CONTENT = {"payload": pa.binary(), "headers": pa.string(), "content_type": pa.string()}
+#: Beginnings of the lines whose entry may carry the stored form.
 _CARRIERS = (b"1\tsent\t", b"1\tedited\t")
 
 
@@ -43,7 +41,7 @@ def batches(
     *,
     pass_gaps: bool,
 ) -> Iterator[pa.RecordBatch]:
-    """The lines after one number up to another, as Arrow batches with the columns named."""
+    """Yields the lines after one number, up to another, as Arrow batches with the columns named."""
     held: list[Block] = []
     rows = 0
     for page in reader.blocks(queue, after, upto, pass_gaps=pass_gaps):
@@ -63,7 +61,7 @@ def batches(
 def _batch(
     queue: str, incarnation: int, blocks: Sequence[Block], after: int, upto: int, names: tuple[str, ...]
 ) -> pa.RecordBatch:
-    """Neighbouring blocks as one batch, cut to the lines asked for."""
+    """Adjacent blocks as one batch, cut to the requested lines."""
     first, last = blocks[0].first, blocks[-1].last
     text = b"\n".join([block.lines for block in blocks])
     wanted = [name for name in COLUMNS if name in names or name == "format"]
@@ -75,48 +73,48 @@ def _batch(
             csv.ConvertOptions(
                 include_columns=wanted,
                 column_types={name: _TYPES.get(name, pa.string()) for name in wanted},
-                null_values=[""], strings_can_be_null=False,
+                null_values=[""],
+                strings_can_be_null=False,
             ),
-        )  # fmt: skip
+        )
     except pa.ArrowInvalid as error:
         raise Corrupt(f"journal lines {first} to {last} of {queue} cannot be read: {error}") from None
     if table.num_rows != last - first + 1 or not pc.all(pc.equal(table["format"], FORMAT)).as_py():
         raise Corrupt(f"journal lines {first} to {last} of {queue} are not of format {FORMAT}: update this client")
     start = max(0, after + 1 - first)
     count = min(last, upto) - first + 1 - start
-    made: dict[str, Any] = {}
+    columns: dict[str, Any] = {}
     for name in names:
         if name in _MILLISECONDS:
-            made[name] = _instants(table[name].combine_chunks(), name)
+            columns[name] = _instants(table[name].combine_chunks(), name)
         elif name in _TYPES:
-            made[name] = pc.fill_null(table[name].combine_chunks(), 0)
+            columns[name] = pc.fill_null(table[name].combine_chunks(), 0)
         elif name in COLUMNS:
-            made[name] = table[name].combine_chunks()
+            columns[name] = table[name].combine_chunks()
         elif name == "queue":
-            made[name] = pa.repeat(pa.scalar(queue), table.num_rows)
+            columns[name] = pa.repeat(pa.scalar(queue), table.num_rows)
         elif name == "incarnation":
-            made[name] = pa.repeat(pa.scalar(incarnation, pa.int64()), table.num_rows)
+            columns[name] = pa.repeat(pa.scalar(incarnation, pa.int64()), table.num_rows)
         elif name == "position":
             numbers = array("q", range(first, last + 1))
-            made[name] = pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
+            columns[name] = pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
     if any(name in names for name in _CONTENT):
-        made |= _contents(blocks, table.num_rows)
-    batch = pa.record_batch([made[name] for name in names], schema=JOURNAL.arrow(names))
+        columns |= _contents(blocks, table.num_rows)
+    batch = pa.record_batch([columns[name] for name in names], schema=JOURNAL.arrow(names))
     return batch.slice(start, count)
 
 
 def _instants(numbers: pa.Array, name: str) -> pa.Array:
-    """Milliseconds as timestamps; 0 stands for none everywhere but in `at`."""
+    """Milliseconds as timestamps; 0 means none, except in `at`."""
     if name != "at":
         numbers = pc.if_else(pc.equal(numbers, 0), None, numbers)
     return pc.multiply(numbers, 1000).cast(pa.timestamp("us", tz="UTC"))
 
 
 def _contents(blocks: Sequence[Block], rows: int) -> dict[str, pa.Array]:
-    """Payload, headers and content type of the lines whose message was journalled with them; null elsewhere."""
+    """Payload, headers and content type of the lines that carry their message; null elsewhere."""
     if not any(block.stored for block in blocks):
-        return {"payload": pa.nulls(rows, pa.binary()), "headers": pa.nulls(rows, pa.string()),
-                "content_type": pa.nulls(rows, pa.string())}  # fmt: skip
+        return {name: pa.nulls(rows, type) for name, type in _CONTENT.items()}
     columns: tuple[list[Any], list[Any], list[Any]] = ([], [], [])
     for block in blocks:
         if not block.stored:
@@ -128,10 +126,7 @@ def _contents(blocks: Sequence[Block], rows: int) -> dict[str, pa.Array]:
             parts = (None, None, None) if form is None else content(Stored(form))
             for column, value in zip(columns, parts, strict=True):
                 column.append(value)
-    types = (pa.binary(), pa.string(), pa.string())
-    return {
-        name: pa.array(column, type) for name, column, type in zip(_CONTENT, columns, types, strict=True)
-    }  # fmt: skip
+    return {name: pa.array(column, type) for column, (name, type) in zip(columns, _CONTENT.items(), strict=True)}
 
 
 def content(stored: Stored) -> tuple[bytes, str, str]:

@@ -1,7 +1,7 @@
-"""Writes a lake's report: one HTML page that needs nothing else, made from the gold tables without a Spark session.
+"""Writes a lake's report: one self-contained HTML page, drawn from the gold tables without a Spark session.
 
-It is written beside its place and then put there, so a reader never sees half of it. A table the lake has not got yet
-is said to be missing in its section; a lake that is not there, or cannot be read, raises `RestanteError`.
+The page is written to a temporary file and renamed, so a reader never sees half of it. A section whose table the lake
+does not have yet says so. On failure: a lake that does not exist or cannot be read raises `RestanteError`.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from pathlib import Path
 from string import Template
 
 from restante.core.errors import RestanteError
-from restante.spark import listings, sections
-from restante.spark.charts import dated, moment, span
-from restante.spark.figures import Axis, Figures
-from restante.spark.findings import Finding, Level, findings, troubled
-from restante.spark.gathering import gather, opened
+from restante.spark.report import sections, tables
+from restante.spark.report.charts import dated, moment, span
+from restante.spark.report.findings import Finding, Level, findings, troubled
+from restante.spark.report.load import load_figures, open_lake
+from restante.spark.report.model import Axis, Figures
 
 TITLE = "Restante: pipeline report"
 
 
 @dataclass(frozen=True, slots=True)
 class ReportSummary:
-    """What was written, and what it says: enough for a command line or an alarm."""
+    """The written file and its main results, for a command line or an alert."""
 
     path: Path
     size: int
-    #: Begin and end of what it shows; None where the lake has nothing then.
+    #: Start and end of the period it shows; None if the lake has no event in it.
     begin: datetime | None
     end: datetime | None
-    #: Seconds of a bucket.
+    #: Seconds per bucket.
     step: int
     queues: int
-    #: What is wrong or to be watched, the gravest first, as (queue or empty, sentence).
+    #: Findings, the most serious first, as (queue or empty, sentence).
     wrong: tuple[tuple[str, str], ...]
     warnings: tuple[tuple[str, str], ...]
-    #: Whether the audit adds up; None where the lake has none.
+    #: Whether the audit adds up; None if the lake has no audit.
     adds_up: bool | None
-    #: Tables the lake has not got yet.
+    #: Tables that the lake does not have yet.
     missing: tuple[str, ...]
 
 
@@ -57,11 +57,11 @@ def write(
     until: datetime | None = None,
     now: datetime | None = None,
 ) -> ReportSummary:
-    """Writes the report of a lake, between two moments where given; `now` is when it is made."""
-    made_at = now or datetime.now(UTC)
-    figures = gather(opened(lake), since, until)
-    found = findings(figures, min(made_at, until or made_at))
-    body = _body(figures, found, title, f"Made on {dated(made_at)} UTC from the gold tables of {lake}.")
+    """Writes the report of a lake, of all events or of those between `since` and `until`."""
+    written_at = now or datetime.now(UTC)
+    figures = load_figures(open_lake(lake), since, until)
+    results = findings(figures, min(written_at, until or written_at))
+    body = _body(figures, results, title, f"Written on {dated(written_at)} UTC from the gold tables of {lake}.")
     page = _page(title, body)
     partial = out.with_name(f".{out.name}.{os.getpid()}")
     try:
@@ -70,10 +70,10 @@ def write(
     except OSError as error:
         partial.unlink(missing_ok=True)
         raise RestanteError(f"cannot write the report to {out}: {error}") from error
-    return _summary(figures, found, out)
+    return _summary(figures, results, out)
 
 
-def _summary(figures: Figures, found: list[Finding], out: Path) -> ReportSummary:
+def _summary(figures: Figures, results: list[Finding], out: Path) -> ReportSummary:
     axis = figures.axis
     audited = "audit" in figures.present and axis is not None
     return ReportSummary(
@@ -83,27 +83,27 @@ def _summary(figures: Figures, found: list[Finding], out: Path) -> ReportSummary
         end=moment(axis.end) if axis else None,
         step=axis.step if axis else 0,
         queues=len(figures.queues),
-        wrong=tuple((one.queue, one.text) for one in found if one.level is Level.WRONG),
-        warnings=tuple((one.queue, one.text) for one in found if one.level is Level.WARNING),
+        wrong=tuple((result.queue, result.text) for result in results if result.level is Level.WRONG),
+        warnings=tuple((result.queue, result.text) for result in results if result.level is Level.WARNING),
         adds_up=not any(row.missing for row in figures.audit) if audited else None,
         missing=tuple(sorted(figures.known - figures.present)),
     )
 
 
-def _body(figures: Figures, found: list[Finding], title: str, foot: str) -> str:
+def _body(figures: Figures, results: list[Finding], title: str, foot: str) -> str:
     axis = figures.axis
     if axis is None:
-        words = "Nothing has happened in this span of time." if figures.present else "The lake has no gold tables yet."
+        words = "There are no events in this period." if figures.present else "The lake has no gold tables yet."
         parts = [
             f'<section class="verdict" id="verdict"><h2>{words}</h2>'
-            "<p>Run the pipeline, or choose another span of time.</p></section>"
+            "<p>Run the pipeline, or choose another period.</p></section>"
         ]
         attributes = 'data-first="0" data-step="60" data-end="0" data-buckets="1"'
         about = ""
     else:
-        page = sections.Page(figures, axis, found, troubled(figures, found))
+        page = sections.Page(figures, axis, results, troubled(figures, results))
         first = (sections.verdict, sections.tiles, sections.queues, sections.choice, sections.charts)
-        lists = (listings.drain, listings.deaths, listings.failures, listings.consumers, listings.audit)
+        lists = (tables.drain, tables.deaths, tables.failures, tables.consumers, tables.audit)
         parts = [part(page) for part in (*first, *lists)]
         attributes = (
             f'data-first="{axis.first}" data-step="{axis.step}" data-end="{axis.end}" data-buckets="{axis.count}"'
@@ -112,8 +112,8 @@ def _body(figures: Figures, found: list[Finding], title: str, foot: str) -> str:
     return (
         f'<header class="top" id="top"><div><h1>{escape(title)}</h1>{about}</div>'
         f'<button id="theme" hidden></button></header><main {attributes}>{"".join(parts)}</main>'
-        f"<footer>{escape(foot)} Percentiles of several minutes or kinds are merged from theirs, erring to the slow "
-        "side. All times are UTC.</footer>"
+        f"<footer>{escape(foot)} Percentiles over several minutes or kinds are merged from those of each, and may "
+        "be slightly too high. All times are UTC.</footer>"
     )
 
 
@@ -124,8 +124,8 @@ def _about(axis: Axis, queues: int) -> str:
 
 
 def _page(title: str, body: str) -> str:
-    """The page around its body; only the one script may run, whatever text has found its way in."""
-    folder = resources.files("restante.spark")
+    """The whole page; its policy allows only its own script to run, whatever text the body contains."""
+    folder = resources.files("restante.spark.report")
     template, style, script = (
         folder.joinpath(f"report.{end}").read_text(encoding="utf-8") for end in ("html", "css", "js")
     )

@@ -1,8 +1,8 @@
-"""Rows into Redis: `op=send` sends them, `op=settle` gives verdicts on leases; both may be repeated without harm.
+"""Writes rows to Redis: `op=send` sends messages, `op=settle` settles leases; both may be repeated without harm.
 
-A send is idempotent by message id, so the ids must be the same at every try: a column `message_id`, or columns to make
-it from. A row that cannot be sent raises before its call stores anything; what earlier calls of the job stored stays,
-and running the job again sends only the rest.
+A send is idempotent by message id, so ids must be the same at every attempt: from a column `message_id`, or made from
+other columns. On failure: a row that cannot be sent raises before its call stores anything; messages that earlier calls
+of the job stored stay, and running the job again sends only the rest.
 """
 
 from __future__ import annotations
@@ -27,20 +27,28 @@ from restante.core.queue import Queue
 from restante.core.settings import milliseconds
 from restante.core.stored import Json
 from restante.core.throttle import forget_throttle, throttle
-from restante.spark import linking
+from restante.spark import connections
 from restante.spark.options import Options
 
 log = logging.getLogger("restante")
 
-#: Columns with a meaning of their own; the others make the payload where there is no column `payload`. With op=replay a
-#: column `queue` says where a message comes from.
+#: Columns with a meaning of their own; without a column `payload` the others become the payload. With op=replay the
+#: column `queue` names the queue from which a message comes.
 SEND_COLUMNS = (
-    "message_id", "payload", "kind", "priority", "headers", "content_type", "due_at", "delay_seconds", "max_attempts",
-)  # fmt: skip
-#: Columns the settle writer reads; the first three are needed.
+    "message_id",
+    "payload",
+    "kind",
+    "priority",
+    "headers",
+    "content_type",
+    "due_at",
+    "delay_seconds",
+    "max_attempts",
+)
+#: Columns that the settle writer reads; the first three are required.
 SETTLE_COLUMNS = ("message_id", "lease_token", "verdict", "attempts", "retry", "error_class", "error", "delay_seconds")
-#: Microseconds of standing still that a paced job may make up for: more would be a burst, less loses to the scheduler.
-#: A replay is several jobs one after the other, with pauses between them.
+#: Microseconds of idle time that a job with a rate may catch up: more makes bursts, less loses time to scheduling. A
+#: replay is several jobs with pauses between them.
 SLACK = {"send": 50_000, "replay": 3_000_000}
 #: Hexadecimal digits of an id made from columns.
 ID_DIGITS = 32
@@ -49,18 +57,18 @@ _RANDOM = "random"
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What one task did."""
+    """The result of one task."""
 
     #: Messages stored or leases settled.
     done: int = 0
-    #: Messages that were there already, or leases settled before.
+    #: Messages that were stored already, or leases settled before.
     before: int = 0
-    #: Leases that were lost, so that their verdict had no effect.
+    #: Lost leases, whose verdict had no effect.
     lost: int = 0
 
 
 class Bucket:
-    """Lets at most so many messages pass per second, all tasks of a job together: the bucket stands in Redis."""
+    """Limits the messages per second of all tasks of a job together: the bucket is in Redis."""
 
     def __init__(self, queue: Queue, options: Options) -> None:
         self._queue = queue
@@ -69,18 +77,18 @@ class Bucket:
         self._slack = SLACK[options.op]
 
     def per_call(self, most: int) -> int:
-        """How many may go in one call: a twentieth of a second's, or the pace would go in leaps."""
+        """Most messages of one call: those of a twentieth of a second, so that the pace is even."""
         return max(1, min(most, int(self._rate / 20))) if self._rate else most
 
     def take(self, count: int) -> None:
-        """Waits until `count` more may pass."""
+        """Waits until `count` more messages may be sent."""
         if self._rate:
             each = round(1_000_000 / self._rate)
             time.sleep(throttle(self._queue, self._name, each, count, self._slack) / 1_000_000)
 
 
 def send_columns(schema: StructType, options: Options) -> tuple[str, ...]:
-    """The columns a send will read; refuses what cannot be sent the same twice."""
+    """The columns that a send reads; refuses a schema whose rows could not be sent twice with the same ids."""
     names = tuple(schema.fieldNames())
     options.one_queue()
     if options.op == "replay":
@@ -95,13 +103,13 @@ def send_columns(schema: StructType, options: Options) -> tuple[str, ...]:
     made_from = [name.strip() for name in options.id_columns.split(",") if name.strip()]
     if "message_id" not in names and not made_from:
         raise InvalidInput(
-            "a job may run twice, so messages need an id that stays: add a column message_id, or "
-            '.option("idColumns", "order,line") to make it from, or idColumns=random to accept duplicates'
+            "a job may run twice, so messages need the same id each time: add a column message_id, or "
+            'make it with .option("idColumns", "order,line"), or accept duplicates with idColumns=random'
         )
     if made_from != [_RANDOM] and (missing := [name for name in made_from if name not in names]):
-        raise InvalidInput(f"idColumns names {', '.join(missing)}, and the DataFrame has {', '.join(names)}")
+        raise InvalidInput(f"idColumns names {', '.join(missing)}, but the DataFrame has {', '.join(names)}")
     if "payload" in names and schema["payload"].dataType.simpleString() not in ("binary", "string"):
-        raise InvalidInput("payload must be binary or string; for a struct use to_json(payload), or name it otherwise")
+        raise InvalidInput("payload must be binary or string; for a struct use to_json(payload), or rename the column")
     if "headers" in names and schema["headers"].dataType.simpleString() != "string":
         raise InvalidInput("headers must be the text of a JSON object: use to_json(headers)")
     return names
@@ -114,7 +122,7 @@ def drafts(batch: pa.RecordBatch, options: Options) -> list[Draft]:
     made_from = [name.strip() for name in options.id_columns.split(",") if name.strip()]
     if {"payload", "message_id"} == names and options.op == "send" and not batch.column("message_id").null_count:
         return [Draft(_payload(row["payload"], None), id=row["message_id"]) for row in rows]
-    made = []
+    messages = []
     for row in rows:
         id = _id(row, made_from)
         content_type = row.get("content_type") or None
@@ -129,19 +137,24 @@ def drafts(batch: pa.RecordBatch, options: Options) -> list[Draft]:
             headers = (headers or {}) | {"replay": options.replay, "replay_of": id}
             headers |= {"replay_from": queue} if queue else {}
             id = replayed_id(options.replay, queue, id)
-        made.append(
+        messages.append(
             Draft(
-                payload, id=id, kind=row.get("kind") or "", priority=row.get("priority") or 0,
-                headers=headers, due_at=row.get("due_at"),
-                delay=row.get("delay_seconds") or 0, max_attempts=row.get("max_attempts"),
+                payload,
+                id=id,
+                kind=row.get("kind") or "",
+                priority=row.get("priority") or 0,
+                headers=headers,
+                due_at=row.get("due_at"),
+                delay=row.get("delay_seconds") or 0,
+                max_attempts=row.get("max_attempts"),
                 content_type=content_type if type(payload) is bytes else None,
             )
-        )  # fmt: skip
-    return made
+        )
+    return messages
 
 
 def _id(row: dict[str, Any], made_from: Sequence[str]) -> str:
-    """The row's id: given, made from columns, or new where that was asked for."""
+    """The row's id: given, made from columns, or random if the options say so."""
     if row.get("message_id") is not None:
         return str(row["message_id"])
     if list(made_from) == [_RANDOM]:
@@ -156,16 +169,16 @@ def _headers(row: dict[str, Any]) -> dict[str, Any] | None:
     if not text:
         return None
     try:
-        found = orjson.loads(text)
+        headers = orjson.loads(text)
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
+        headers = None
+    if not isinstance(headers, dict):
         raise InvalidInput(f"headers must be the text of a JSON object, not {text[:80]!r}")
-    return found
+    return headers
 
 
 def _payload(value: Any, content_type: str | None) -> Any:
-    """Text and bytes as they are sent: JSON unless another content type is named."""
+    """Text or bytes in the form in which they are sent: JSON unless another content type is given."""
     if value is None:
         return None
     raw = value.encode() if isinstance(value, str) else bytes(value)
@@ -186,44 +199,44 @@ def _json(row: dict[str, Any]) -> bytes:
         return orjson.dumps(row, default=plain, option=orjson.OPT_NAIVE_UTC)
     except orjson.JSONEncodeError:
         raise InvalidInput(
-            "a binary column cannot be part of a JSON payload: select base64(column) instead, or name it payload"
+            "a binary column cannot be part of a JSON payload: select base64(column) instead, or rename it to payload"
         ) from None
 
 
 def _marked(value: Any) -> Any:
-    """What JSON has no word for, told apart from all that it has."""
+    """Encodes a value that JSON cannot express so that it differs from every value that JSON can."""
     if isinstance(value, bytes):
         return {"bytes": value.hex()}
     return {type(value).__name__: str(value)}
 
 
 def hashed_id(values: Sequence[Any]) -> str:
-    """An id made from values: the same ones always give the same, others another."""
-    told = [repr(value) if isinstance(value, float) else value for value in values]  # JSON has no NaN
-    text = orjson.dumps(told, default=_marked, option=orjson.OPT_NAIVE_UTC)
+    """An id made from values: equal values always give the same id, other values another."""
+    texts = [repr(value) if isinstance(value, float) else value for value in values]  # JSON has no NaN
+    text = orjson.dumps(texts, default=_marked, option=orjson.OPT_NAIVE_UTC)
     return hashlib.sha256(text).hexdigest()[:ID_DIGITS]
 
 
 def replayed_id(replay: str, queue: str, id: str) -> str:
-    """The id of a message's copy in a replay: one replay never makes two of it. Ids are unique in their queue only."""
+    """The id of a message's copy, the same at each attempt; includes the queue, as ids are unique within one."""
     return hashed_id([replay, queue, id])
 
 
 def send_all(queue: Queue, messages: Sequence[Draft], per_call: int, bucket: Bucket) -> Written:
-    """Sends in calls of bounded size; tells how many were new."""
-    told = Written()
+    """Sends messages in calls of bounded size; counts how many were new."""
+    written = Written()
     per_call = bucket.per_call(per_call)
     for start in range(0, len(messages), per_call):
         part = messages[start : start + per_call]
         bucket.take(len(part))
         stored = sum(1 for id in queue.send_many(part) if id.stored)
-        told.done += stored
-        told.before += len(part) - stored
-    return told
+        written.done += stored
+        written.before += len(part) - stored
+    return written
 
 
 class _Writer:
-    """What batch and streaming writers share."""
+    """The common part of the batch and the streaming writer."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self.options = options
@@ -238,46 +251,50 @@ class _Writer:
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         options = self.options
-        told = Written()
+        written = Written()
         if options.op == "settle":
-            post = linking.post(options.server(), consumer=options.named_consumer(), patience=options.patience)
+            post = connections.post(options.server(), consumer=options.named_consumer(), patience=options.patience)
             journal = LeaseJournal(post, options.one_queue())
             for batch in iterator:
-                _add(told, settle_all(journal, batch.to_pylist(), options.rows_per_call))
-            return told
-        queue = linking.post(options.server(), patience=options.patience).queue(options.one_queue())
+                _add(written, settle_all(journal, batch.to_pylist(), options.rows_per_call))
+            return written
+        queue = connections.post(options.server(), patience=options.patience).queue(options.one_queue())
         bucket = Bucket(queue, options)
         for batch in iterator:
-            _add(told, send_all(queue, drafts(batch, options), options.rows_per_call, bucket))
-        return told
+            _add(written, send_all(queue, drafts(batch, options), options.rows_per_call, bucket))
+        return written
 
-    def _tell(self, messages: Sequence[WriterCommitMessage | None], batch: str = "") -> None:
+    def _log(self, messages: Sequence[WriterCommitMessage | None], batch: str = "") -> None:
         total = Written()
         for message in messages:
             if isinstance(message, Written):
                 _add(total, message)
         log.info(
             "%s queue=%s%s done=%d before=%d lost=%d",
-            "settled" if self.options.op == "settle" else "sent", self.options.queues, batch, total.done, total.before,
+            "settled" if self.options.op == "settle" else "sent",
+            self.options.queues,
+            batch,
+            total.done,
+            total.before,
             total.lost,
-        )  # fmt: skip
+        )
 
 
 class RestanteWriter(_Writer, DataSourceArrowWriter):
     """`df.write.format("restante")`."""
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._tell(messages)
+        self._log(messages)
         if self.options.rate and self.options.op == "send":
-            post = linking.post(self.options.server(), patience=self.options.patience)
+            post = connections.post(self.options.server(), patience=self.options.patience)
             forget_throttle(post.queue(self.options.one_queue()), self.options.op)
 
 
 class RestanteStreamWriter(_Writer, DataSourceStreamArrowWriter):
-    """`df.writeStream.format("restante")`: an epoch that is repeated changes nothing."""
+    """`df.writeStream.format("restante")`: a repeated epoch changes nothing."""
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
-        self._tell(messages, f" batch={batchId}")
+        self._log(messages, f" batch={batchId}")
 
 
 def _add(total: Written, more: Written) -> None:
@@ -287,25 +304,25 @@ def _add(total: Written, more: Written) -> None:
 
 
 def settle_all(journal: LeaseJournal, rows: Sequence[dict[str, Any]], per_call: int) -> Written:
-    """Gives the rows' verdicts; a lease settled before keeps its verdict, a lost one is counted and left alone."""
-    told = Written()
+    """Settles leases by the rows' verdicts; a lease settled before keeps its verdict, a lost one is only counted."""
+    written = Written()
     if any(row["message_id"] is None or row["lease_token"] is None for row in rows):
-        raise InvalidInput("a row has no message_id or lease_token: settle the rows of kind=leases as they came")
+        raise InvalidInput("a row has no message_id or lease_token: pass the rows of kind=leases on unchanged")
     by_verdict: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         if row["verdict"] not in VERDICTS:
-            raise InvalidInput(f"a verdict is one of {', '.join(VERDICTS)}, not {row['verdict']!r}")
+            raise InvalidInput(f"verdict must be one of {', '.join(VERDICTS)}, not {row['verdict']!r}")
         by_verdict.setdefault(row["verdict"], []).append(row)
     decided = journal.verdicts([row["lease_token"] for row in rows])
     for verdict, chosen in by_verdict.items():
         fresh = [row for row in chosen if row["lease_token"] not in decided]
-        told.before += len(chosen) - len(fresh)
+        written.before += len(chosen) - len(fresh)
         for start in range(0, len(fresh), per_call):
             part = [_settlement(journal, verdict, row) for row in fresh[start : start + per_call]]
             lost = journal.settle(verdict, part)
-            told.lost += len(lost)
-            told.done += len(part) - len(lost)
-    return told
+            written.lost += len(lost)
+            written.done += len(part) - len(lost)
+    return written
 
 
 def _settlement(journal: LeaseJournal, verdict: str, row: dict[str, Any]) -> Settlement:

@@ -1,7 +1,7 @@
-"""The lake as of now: what it holds, and the journal's lines it has not taken in yet, together.
+"""Combines a lake with the journal lines it has not taken in yet, so that tables are as of now.
 
-A lake is as old as the last run of its pipeline. What acts on messages by what became of them (audit, replay) must know
-what happened since. Nothing is written; a server that is away raises Unavailable.
+A lake is as old as the last run of its pipeline. Audit and replay act on the fate of messages, so they must know what
+happened since. Nothing is written. On failure: a server that is away raises Unavailable.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from restante.core.admin import Admin
 from restante.core.errors import NotFound
 from restante.core.journal_reader import JournalReader, Place
 from restante.core.queue import Client
-from restante.spark import tables
+from restante.spark import silver
+from restante.spark.columns import dated
 from restante.spark.options import Options
 from restante.spark.pipeline import Pipeline
 from restante.spark.schemas import JOURNAL
 
 
-class Present:
-    """One lake and one server at the moment this was made."""
+class LiveLake:
+    """One lake and one server at the moment this object was created."""
 
     def __init__(self, pipeline: Pipeline, post: Client) -> None:
         self.pipeline = pipeline
@@ -32,7 +33,7 @@ class Present:
         if self.state.folded < 0:
             raise NotFound(f"{pipeline.lake.uri} has no tables yet: run `restante pipeline run --once --lake …` first")
         queues = Options(queues=pipeline.options.queues).matching(Admin(post).queues())
-        #: Where the journals stood.
+        #: Where the journals stood at that moment.
         self.places: dict[str, Place] = JournalReader(post).places(queues)
         self.lines = pipeline.journal(self.state)
         #: The lake's last line by queue and incarnation.
@@ -43,7 +44,7 @@ class Present:
         self.tail = self._tail().cache()
 
     def _tail(self) -> DataFrame:
-        """Lines that are not in the lake yet."""
+        """Journal lines that are not in the lake yet."""
         parts = []
         for queue, place in self.places.items():
             end = self.ends.get((queue, place.incarnation), place.floor)
@@ -52,20 +53,20 @@ class Present:
                 options = {"url": self.post.url, "queues": queue, "startSeq": end + 1, "endSeq": place.last}
                 parts.append(lines.options(**options).load())
         if not parts:
-            return tables.dated(self.spark.createDataFrame([], JOURNAL.ddl()))
-        return tables.dated(reduce(DataFrame.unionByName, parts))
+            return dated(self.spark.createDataFrame([], JOURNAL.ddl()))
+        return dated(reduce(DataFrame.unionByName, parts))
 
     def journal(self) -> DataFrame:
         """Every line of lake and tail."""
         return self.lines.unionByName(self.tail.select(*self.lines.columns))
 
     def messages(self) -> DataFrame:
-        """The table `messages` as of now: dates with lines in the tail are computed anew."""
+        """The table `messages` as of now: dates with lines in the tail are recomputed."""
         kept = self.pipeline.table("silver", "messages")
-        about = self.tail.where(F.col("message_id") != "").select("dt").distinct()
-        dates = [row.dt for row in about.collect()]
+        days = self.tail.where(F.col("message_id") != "").select("dt").distinct()
+        dates = [row.dt for row in days.collect()]
         if not dates:
             return kept
         lines = self.pipeline.journal(self.state, dates).unionByName(self.tail.select(*self.lines.columns))
-        anew = tables.messages(lines)
-        return kept.where(~F.col("dt").isin(dates)).unionByName(anew.select(*kept.columns))
+        recomputed = silver.messages(lines)
+        return kept.where(~F.col("dt").isin(dates)).unionByName(recomputed.select(*kept.columns))

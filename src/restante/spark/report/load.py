@@ -1,7 +1,7 @@
-"""Gathers the figures of a report from the gold tables of a lake, merged over send dates, spread over buckets of time.
+"""Loads the figures of a report from the gold tables of a lake, merged over send dates and divided into time buckets.
 
-Only Arrow is needed, no Spark session. A table the lake has not got yet leaves its figures empty; one that cannot be
-read raises `RestanteError` after some tries, since a pipeline that is running replaces files.
+It needs Arrow but no Spark session. A table that the lake does not have yet leaves its figures empty. On failure: a
+table that cannot be read is read again, because a running pipeline replaces files, and then raises `RestanteError`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ import pyarrow.dataset as ds
 from restante.core.errors import InvalidInput, RestanteError
 from restante.spark import schemas
 from restante.spark.coverage import coverage
-from restante.spark.figures import (
+from restante.spark.lake import Lake
+from restante.spark.report.model import (
     ALL,
     NOW,
     QUANTILES,
@@ -36,44 +37,43 @@ from restante.spark.figures import (
     Percentiles,
     QueueFigures,
 )
-from restante.spark.lake import Lake
 
-#: Failed attempts in a minute from which it can be a retry storm; fewer may exceed the acked on a quiet queue.
+#: Fewest failed attempts of a minute with a retry storm: on a quiet queue a few can exceed the acks by chance.
 STORM_FAILED = 10
-#: Which share of a row's messages each percentile stands for when rows are merged: the messages between the percentile
-#: before and this one, the rest beyond with the last.
+#: Share of a row's messages that each percentile stands for when rows are merged: those between the percentile before
+#: and this one; the last also stands for those above it.
 SHARES = {"p50": 0.50, "p95": 0.45, "p99": 0.05}
-#: Merged percentiles are exact to one bin of this many per decade. More bins cost time, fewer precision.
+#: Bins per decade, to which merged percentiles are exact. More bins cost time, fewer cost precision.
 BINS = 50
-#: More than the bins of all decades of time there are.
+#: Greater than the number of bins of all decades together.
 PLACES = 1024
-#: Tries to read a table, and seconds between: files may be replaced between listing and reading. Too few, and a report
-#: made while the pipeline writes fails; each costs a young lake its pause.
+#: Attempts to read a table, and seconds between them: files may be replaced between listing and reading. With too few a
+#: report fails while the pipeline writes; each adds its pause to the report of a new lake.
 TRIES = 5
 PAUSE = 0.4
 
 
-def opened(root: str) -> Lake:
-    """A lake that is there."""
+def open_lake(root: str) -> Lake:
+    """Opens an existing lake."""
     try:
         lake = Lake(root)
     except (OSError, pa.ArrowInvalid) as error:
-        raise InvalidInput(f"{root} is no address of a lake: {error}") from error
+        raise InvalidInput(f"{root} is not a valid address of a lake: {error}") from error
     if not lake.exists():
         raise InvalidInput(f"there is no lake at {root}: name the folder the pipeline writes to")
     return lake
 
 
 def read(lake: Lake, table: schemas.Table, names: Iterable[str], keep: ds.Expression | None = None) -> pa.Table | None:
-    """These columns of a gold table, all dates together; None where the lake has not got it."""
+    """Reads columns of a gold table, all dates together; None if the lake does not have it."""
     for last in (*(False,) * (TRIES - 1), True):
         try:
             if lake.exists("gold", table.name):
                 place = lake.at("gold", table.name)
-                found = ds.dataset(place, schema=table.arrow(), format="parquet", filesystem=lake.files)
-                if found.files:
-                    return found.to_table(columns=list(names), filter=keep)
-            # A table that is made whole is gone while it is made anew.
+                dataset = ds.dataset(place, schema=table.arrow(), format="parquet", filesystem=lake.files)
+                if dataset.files:
+                    return dataset.to_table(columns=list(names), filter=keep)
+            # A table that is rewritten as a whole is absent meanwhile.
             if last or table not in schemas.SUMMED or not lake.exists("gold", schemas.THROUGHPUT.name):
                 return None
         except (OSError, pa.ArrowInvalid) as error:
@@ -83,7 +83,7 @@ def read(lake: Lake, table: schemas.Table, names: Iterable[str], keep: ds.Expres
     raise AssertionError("the last try returns or raises")
 
 
-#: What is read of each table by minute.
+#: Columns to read of each table by minute.
 _READ = {
     schemas.THROUGHPUT: (
         "queue",
@@ -111,8 +111,8 @@ _READ = {
 }
 
 
-def gather(lake: Lake, since: datetime | None = None, until: datetime | None = None) -> Figures:
-    """All figures between two moments, or of the whole lake."""
+def load_figures(lake: Lake, since: datetime | None = None, until: datetime | None = None) -> Figures:
+    """Loads the figures of the whole lake, or of the events between `since` and `until`."""
     tables = {table.name: read(lake, table, names, _span(table, since, until)) for table, names in _READ.items()}
     causes = read(lake, schemas.CAUSES, schemas.CAUSES.names, _until("first_at", until))
     audit = read(lake, schemas.AUDIT, schemas.AUDIT.names, _until("hour", until))
@@ -120,7 +120,7 @@ def gather(lake: Lake, since: datetime | None = None, until: datetime | None = N
     every = {**tables, "causes": causes, "audit": audit, "drain": drain}
     present = frozenset(name for name, table in every.items() if table is not None)
     figures = Figures(frozenset(every), present)
-    figures.incomplete = [one for one in coverage(lake.state()) if not one.whole]
+    figures.incomplete = [journal for journal in coverage(lake.state()) if not journal.whole]
     axis = figures.axis = _extent(tables, since)
     if axis is None:
         return figures
@@ -135,8 +135,8 @@ def gather(lake: Lake, since: datetime | None = None, until: datetime | None = N
     figures.consumers = _consumers(axis, tables["consumers"])
     figures.causes = _causes(causes, axis)
     figures.audit = _audit(audit, axis)
-    listed = {one.queue for one in figures.causes} | {one.queue for one in figures.audit}
-    for name in listed.union({ALL}, queues, *(one.queues for one in figures.consumers)):
+    listed = {cause.queue for cause in figures.causes} | {row.queue for row in figures.audit}
+    for name in listed.union({ALL}, queues, *(consumer.queues for consumer in figures.consumers)):
         queues[name].name = name
     figures.everything = queues.pop(ALL)
     figures.queues = dict(queues)
@@ -161,7 +161,7 @@ def _until(column: str, until: datetime | None) -> ds.Expression | None:
 
 
 def _span(table: schemas.Table, since: datetime | None, until: datetime | None) -> ds.Expression | None:
-    # The backlog is written where it changes: what it was at the begin stands in an earlier row.
+    # The backlog has rows where it changes: its value at the start of the period is in an earlier row.
     keep = _until("minute", until)
     if since is None or table is schemas.BACKLOG:
         return keep
@@ -170,12 +170,12 @@ def _span(table: schemas.Table, since: datetime | None, until: datetime | None) 
 
 
 def _extent(tables: dict[str, pa.Table | None], since: datetime | None) -> Axis | None:
-    """From the first to the last minute in which anything happened."""
+    """The period from the first to the last minute with an event."""
     least, most = [], []
     for name, table in tables.items():
         if table is not None and table.num_rows:
             ends = pc.min_max(_seconds(table["minute"])).as_py()
-            # A backlog begins before the span, and it ends with the throughput it is made of.
+            # A backlog begins before the period, and ends with the throughput from which it is computed.
             least += [] if name == "backlog" and since is not None else [ends["min"]]
             most.append(ends["max"])
     if not least:
@@ -184,7 +184,7 @@ def _extent(tables: dict[str, pa.Table | None], since: datetime | None) -> Axis 
 
 
 def _indexed(table: pa.Table, axis: Axis) -> pa.Table:
-    """With a column `bucket`; what lies before the first bucket gets a negative one."""
+    """Adds a column `bucket`; rows before the first bucket get -1."""
     seconds = pc.subtract(_seconds(table["minute"]), axis.first)
     return table.append_column("bucket", pc.if_else(pc.less(seconds, 0), -1, pc.divide(seconds, axis.step)))
 
@@ -194,23 +194,31 @@ def _after(table: pa.Table | None, begin: int) -> pa.Table | None:
 
 
 def _grouped(table: pa.Table, keys: Sequence[str], sums: Sequence[str], **others: str) -> list[dict[str, Any]]:
-    """Rows with the keys, these columns summed and others aggregated otherwise, each under its own name."""
+    """Rows by key, with the sums of some columns and other aggregates of others, each under the column's name."""
     wanted = {**dict.fromkeys(sums, "sum"), **others}
-    made = table.group_by(list(keys)).aggregate(list(wanted.items()))
+    grouped = table.group_by(list(keys)).aggregate(list(wanted.items()))
     names = {f"{column}_{how}": column for column, how in wanted.items()}
-    rows: list[dict[str, Any]] = made.rename_columns([names.get(one, one) for one in made.column_names]).to_pylist()
+    renamed = grouped.rename_columns([names.get(name, name) for name in grouped.column_names])
+    rows: list[dict[str, Any]] = renamed.to_pylist()
     return rows
 
 
 # -- counts ----------------------------------------------------------------------------------------------------------
 
-#: Series by bucket: which column of which table. `failed` is made of three.
+#: Series by bucket, from a column of each table. `failed` is the sum of three.
 _COUNTED = {
-    "throughput": {"sent": "sent", "acked": "acked", "died": "died", "replayed": "replayed", "change": "waiting_delta",
-                   "received": "received", "failed": "failed"},
+    "throughput": {
+        "sent": "sent",
+        "acked": "acked",
+        "died": "died",
+        "replayed": "replayed",
+        "change": "waiting_delta",
+        "received": "received",
+        "failed": "failed",
+    },
     "retries": {"nacked": "nacked", "expired": "expired"},
     "overdue": {"begun": "received", "overdue": "expired"},
-}  # fmt: skip
+}
 
 
 def _count(queues: dict[str, QueueFigures], axis: Axis, tables: dict[str, pa.Table | None]) -> None:
@@ -235,7 +243,7 @@ def _count(queues: dict[str, QueueFigures], axis: Axis, tables: dict[str, pa.Tab
 
 
 def _storm(queues: dict[str, QueueFigures], axis: Axis, retries: pa.Table | None, sent: pa.Table | None) -> None:
-    """Counts the minutes of each bucket in which many attempts failed and more than were acked."""
+    """Counts the minutes of each bucket in which many attempts failed, and more failed than were acked."""
     if retries is None:
         return
     failed = retries.group_by(["queue", "minute"]).aggregate([("nacked", "sum"), ("expired", "sum")])
@@ -285,53 +293,53 @@ def _time(queues: dict[str, QueueFigures], axis: Axis, table: pa.Table | None) -
 
 
 def _pieces(table: pa.Table, word: str, cell: Any) -> pa.Table:
-    """Each row's messages as three pieces, one at each percentile, those of almost one value put together.
+    """Divides each row's messages into three pieces, one per percentile, and merges pieces of nearly equal value.
 
-    A cell is a queue's bucket; with the place of the value it makes one number, by which Arrow groups several times as
-    fast as by three columns.
+    A cell is one bucket of one queue. Cell and bin of the value make one number, because Arrow groups by it several
+    times as fast as by three columns.
     """
     cuts = []
     for name, part in SHARES.items():
         value = table[f"{word}_{name}_seconds"]
-        # From a microsecond to thirty years, so that a place is never negative and below `PLACES`.
+        # From a microsecond to thirty years, so that the bin is never negative and always below `PLACES`.
         bounded = pc.min_element_wise(pc.max_element_wise(value, 1e-6, skip_nulls=False), 1e9, skip_nulls=False)
         place = pc.cast(pc.floor(pc.multiply(pc.add(pc.log10(bounded), 6), BINS)), pa.int64())
         columns = [pc.add(pc.multiply(cell, PLACES), place), pc.multiply(table["messages"], part), value]
         cuts.append(pa.table(columns, names=["code", "messages", "value"]))
-    made = _gathered(pa.concat_tables(cuts).drop_null())
-    cells = pc.divide(made["code"], PLACES)
-    place = pc.subtract(made["code"], pc.multiply(cells, PLACES))
-    return made.append_column("cell", cells).append_column("place", place)
+    pieces = _gathered(pa.concat_tables(cuts).drop_null())
+    cells = pc.divide(pieces["code"], PLACES)
+    place = pc.subtract(pieces["code"], pc.multiply(cells, PLACES))
+    return pieces.append_column("cell", cells).append_column("place", place)
 
 
 def _gathered(pieces: pa.Table) -> pa.Table:
-    made = pieces.group_by("code").aggregate([("messages", "sum"), ("value", "max")])
-    return made.rename_columns(["code", "messages", "value"])
+    grouped = pieces.group_by("code").aggregate([("messages", "sum"), ("value", "max")])
+    return grouped.rename_columns(["code", "messages", "value"])
 
 
 def _merged(pieces: pa.Table, key: Any) -> dict[int, Percentiles]:
-    """Percentiles of all pieces with one key.
+    """Percentiles of all pieces of each key.
 
-    The percentile of a union lies between the least and the greatest of its parts, but neither their mean nor their
-    maximum is it: a slow kind of ten messages would speak for a fast one of ten thousand. Weighing the pieces gives
-    the parts' own figures back where there is one part, and errs to the slow side where there are many.
+    The percentile of a union is neither the mean nor the maximum of its parts' percentiles: a slow kind of ten messages
+    would stand for a fast one of ten thousand. Weighted pieces return a single part's own percentiles; for many parts
+    the result is at most slightly too high.
     """
     code = pc.add(pc.multiply(key, PLACES), pieces["place"])
     rows = _gathered(pieces.set_column(0, "code", code)).sort_by("code").combine_chunks()
     runs = pc.run_end_encode(pc.divide(rows["code"], PLACES).combine_chunks())
     values, weights = rows["value"].to_pylist(), rows["messages"].to_pylist()
-    found: dict[int, Percentiles] = {}
+    percentiles: dict[int, Percentiles] = {}
     begin = 0
-    for one, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
-        found[one] = quantiles(values[begin:end], weights[begin:end])
+    for number, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
+        percentiles[number] = quantiles(values[begin:end], weights[begin:end])
         begin = end
-    return found
+    return percentiles
 
 
 def quantiles(values: list[float], weights: list[float]) -> Percentiles:
-    """The percentiles of weighted values in ascending order: the least value at which enough weight has gathered."""
+    """The percentiles of weighted values in ascending order: the least value at which enough weight has accumulated."""
     gathered = list(accumulate(weights))
-    # Weights are products of fractions: their sum may miss the mark by a rounding.
+    # Weights are products of fractions: a rounding error must not let their sum miss the mark.
     marks = {name: quantile * gathered[-1] * (1 - 1e-9) for name, quantile in QUANTILES.items()}
     return {name: values[bisect_left(gathered, mark)] for name, mark in marks.items()}
 
@@ -340,7 +348,7 @@ def quantiles(values: list[float], weights: list[float]) -> Percentiles:
 
 
 def _level(queues: dict[str, QueueFigures], axis: Axis, table: pa.Table | None, sent: pa.Table | None) -> None:
-    """Waiting and dead at the end of each bucket, kept where nothing changed, and the most that waited in it."""
+    """Waiting and dead at the end of each bucket, carried over where nothing changed, and the most waiting in it."""
     if table is None:
         return
     rows = _indexed(table.sort_by("minute"), axis).group_by(["queue", "bucket"], use_threads=False)
@@ -351,13 +359,13 @@ def _level(queues: dict[str, QueueFigures], axis: Axis, table: pa.Table | None, 
     everything = queues[ALL]
     everything.waiting, everything.dead = [0] * axis.count, [0] * axis.count
     before = 0
-    for name, found in by_queue.items():
-        start = found.get(-1, {"waiting_last": 0, "dead_last": 0})
+    for name, rows_by_bucket in by_queue.items():
+        start = rows_by_bucket.get(-1, {"waiting_last": 0, "dead_last": 0})
         waiting, dead = start["waiting_last"], start["dead_last"]
         before += waiting
         figure = queues[name]
         for bucket in range(axis.count):
-            row = found.get(bucket, {"waiting_max": waiting, "waiting_last": waiting, "dead_last": dead})
+            row = rows_by_bucket.get(bucket, {"waiting_max": waiting, "waiting_last": waiting, "dead_last": dead})
             figure.peak.append(max(waiting, row["waiting_max"]))
             waiting, dead = row["waiting_last"], row["dead_last"]
             figure.waiting.append(waiting)
@@ -369,7 +377,7 @@ def _level(queues: dict[str, QueueFigures], axis: Axis, table: pa.Table | None, 
 
 
 def _peak(axis: Axis, before: int, sent: pa.Table) -> list[int]:
-    """The most that waited in all queues at once: not the sum of the queues' peaks, which come at different times."""
+    """The most waiting in all queues at once, which is not the sum of their peaks: those come at different times."""
     changes = _indexed(sent, axis).group_by(["bucket", "minute"]).aggregate([("waiting_delta", "sum")])
     by_bucket: dict[int, list[int]] = defaultdict(list)
     for row in changes.sort_by("minute").to_pylist():
@@ -385,7 +393,7 @@ def _peak(axis: Axis, before: int, sent: pa.Table) -> list[int]:
 
 
 def _drain(queues: dict[str, QueueFigures], axis: Axis, table: pa.Table | None) -> None:
-    """As the lake says it where the report ends with the lake; otherwise by the same rule at the report's end."""
+    """The lake's own estimate if the report ends with the lake; otherwise the same estimate at the report's end."""
     rows = [] if table is None else table.to_pylist()
     for row in rows:
         if row["at"].timestamp() == axis.end:
@@ -395,12 +403,12 @@ def _drain(queues: dict[str, QueueFigures], axis: Axis, table: pa.Table | None) 
     for figure in queues.values():
         if figure.drain is None and figure.waiting and "sent" in figure.counts:
             arrived = figure.recent.get("sent", 0) + figure.recent.get("replayed", 0)
-            gone = arrived - figure.recent.get("change", 0)
-            figure.drain = estimate(figure.waiting[-1], arrived / window, gone / window)
+            departed = arrived - figure.recent.get("change", 0)
+            figure.drain = estimate(figure.waiting[-1], arrived / window, departed / window)
 
 
 def estimate(waiting: int, arrival: float, settle: float) -> Drain:
-    """How long it takes until nothing waits at these rates."""
+    """Estimates how long it takes until nothing waits, at these rates."""
     if waiting <= 0:
         return Drain(waiting, arrival, settle, 0.0)
     return Drain(waiting, arrival, settle, waiting / (settle - arrival) if settle > arrival else None)
@@ -413,8 +421,8 @@ def _failures(table: pa.Table | None) -> list[Failure]:
     if table is None:
         return []
     rows = _grouped(table, ("queue", "error_class"), ("nacked", "expired"), worst_attempts="max")
-    found = [Failure(**row) for row in rows]
-    return sorted(found, key=lambda one: (-one.failed, one.queue, one.error_class))
+    failures = [Failure(**row) for row in rows]
+    return sorted(failures, key=lambda failure: (-failure.failed, failure.queue, failure.error_class))
 
 
 def _causes(table: pa.Table | None, axis: Axis) -> list[Cause]:
@@ -423,31 +431,31 @@ def _causes(table: pa.Table | None, axis: Axis) -> list[Cause]:
     table = table.filter(pc.greater_equal(_seconds(table["last_at"]), axis.begin))
     others = {"first_at": "min", "last_at": "max", "example_id": "max"}
     rows = _grouped(table, ("queue", "kind", "error_class", "event"), ("dead",), **others)
-    return sorted((Cause(**row) for row in rows), key=lambda one: (-one.dead, one.queue, one.error_class))
+    return sorted((Cause(**row) for row in rows), key=lambda cause: (-cause.dead, cause.queue, cause.error_class))
 
 
 def _consumers(axis: Axis, table: pa.Table | None) -> list[ConsumerFigures]:
     if table is None:
         return []
-    found: dict[str, ConsumerFigures] = {}
+    by_name: dict[str, ConsumerFigures] = {}
     for row in _grouped(table, ("consumer", "queue"), ("leases", "acked", "failed", "busy_seconds")):
-        one = found.setdefault(row["consumer"], ConsumerFigures(row["consumer"], load=[0.0] * axis.count))
-        one.queues.add(row["queue"])
-        one.leases += row["leases"]
-        one.acked += row["acked"]
-        one.failed += row["failed"]
-        one.busy_seconds += row["busy_seconds"]
+        consumer = by_name.setdefault(row["consumer"], ConsumerFigures(row["consumer"], load=[0.0] * axis.count))
+        consumer.queues.add(row["queue"])
+        consumer.leases += row["leases"]
+        consumer.acked += row["acked"]
+        consumer.failed += row["failed"]
+        consumer.busy_seconds += row["busy_seconds"]
     for row in _grouped(_indexed(table, axis), ("consumer", "bucket"), ("busy_seconds",)):
-        found[row["consumer"]].load[row["bucket"]] = row["busy_seconds"] / 60 / axis.minutes(row["bucket"])
-    return sorted(found.values(), key=lambda one: (-one.busy_seconds, one.name))
+        by_name[row["consumer"]].load[row["bucket"]] = row["busy_seconds"] / 60 / axis.minutes(row["bucket"])
+    return sorted(by_name.values(), key=lambda consumer: (-consumer.busy_seconds, consumer.name))
 
 
 def _audit(table: pa.Table | None, axis: Axis) -> list[AuditRow]:
     if table is None:
         return []
-    # An hour that begins before the span reaches into it.
+    # An hour that begins before the period reaches into it.
     table = table.filter(pc.greater(_seconds(table["hour"]), axis.begin - 3600))
     sums = ("sent", "acked", "dead", "expired", "deleted", "waiting", "unsent")
-    # By incarnation too: what one has too many must not make up for what another has too few.
+    # By incarnation too: a surplus of one must not hide a deficit of another.
     rows = [AuditRow(**row) for row in _grouped(table, ("queue", "incarnation", "hour"), sums)]
     return sorted(rows, key=lambda row: (row.hour, row.queue, row.incarnation))
