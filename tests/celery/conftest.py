@@ -13,7 +13,7 @@ from kombu import Connection, pools
 
 import restante
 from restante import Admin, Client
-from restante.celery.desk import _desks
+from restante.celery.broker_client import _clients
 from restante.core.operations import Script
 from tests.celery.workers import Worker
 from tests.harness.clock import FrozenClock
@@ -33,10 +33,10 @@ def server(_server: RedisServer) -> Iterator[RedisServer]:
     call(_server.client(), "FLUSHALL")
     yield _server
     pools.reset()
-    for desk in _desks.values():
-        desk.renewal.close()
-        desk.post.close()
-    _desks.clear()
+    for broker in _clients.values():
+        broker.renewal.close()
+        broker.client.close()
+    _clients.clear()
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from celery.result import AsyncResult
 
 import restante.celery
 from restante import Admin, Client, InvalidInput, Message, State
-from restante.celery.requests import Unchosen
+from restante.celery.requests import Unset
 from tests.celery.workers import Worker, wait_for
 from tests.cli.conftest import Cli
 from tests.harness.clock import FrozenClock
@@ -165,7 +165,7 @@ class TestChoices:
         plain = Celery("e", set_as_current=False)
         restante.celery.install(plain)
         assert plain.conf.task_acks_late is True
-        assert isinstance(plain.conf.task_acks_on_failure_or_timeout, Unchosen)
+        assert isinstance(plain.conf.task_acks_on_failure_or_timeout, Unset)
 
     @pytest.mark.parametrize(
         ("given", "words"),

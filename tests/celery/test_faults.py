@@ -31,7 +31,7 @@ from hypothesis import strategies as st
 from kombu import Connection, Consumer, Producer, Queue
 
 from restante import Admin, Client, State
-from restante.celery import wire
+from restante.celery import messages
 from restante.core.stored import Stored, encode
 from tests.harness.clock import FrozenClock
 from tests.harness.deadlines import PATIENCE, at_most, wait_until
@@ -45,7 +45,7 @@ Connect = Callable[..., Connection]
 def take_and_die(connection: Connection, queue: Queue) -> Any:
     """Receives a message and never says another word of it."""
     message = queue(connection.channel()).get()
-    connection.transport.desk.renewal.drop(message.taken)
+    connection.transport.broker.renewal.drop(message.leased)
     return message
 
 
@@ -207,11 +207,13 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=5,
 )
-NAMES = st.sampled_from([name for name, _ in wire.USUAL] + ["id", "root_id", "task", "origin", "x", "kombu-", "stamps"])
+NAMES = st.sampled_from(
+    [name for name, _ in messages.USUAL] + ["id", "root_id", "task", "origin", "x", "kombu-", "stamps"]
+)
 
 
 @given(
-    headers=st.dictionaries(NAMES, JSON | st.sampled_from([value for _, value in wire.USUAL]), max_size=12),
+    headers=st.dictionaries(NAMES, JSON | st.sampled_from([value for _, value in messages.USUAL]), max_size=12),
     properties=st.dictionaries(
         st.sampled_from(["correlation_id", "reply_to", "delivery_mode", "type", "app_id", "expiration"]),
         st.text(max_size=8) | st.integers(1, 2), max_size=4,
@@ -228,11 +230,11 @@ def test_what_is_published_is_what_is_received(
         "body": body, "headers": headers, "properties": {**properties, "priority": 3, "delivery_info": {}},
         "content-type": content[0], "content-encoding": content[1],
     }  # fmt: skip
-    payload, content_type = wire.payload_of(body, *content)
+    payload, content_type = messages.payload_of(body, *content)
     stored, _ = encode(
-        payload, priority=3, headers=wire.headers_of(message, "orders", exchange, key), content_type=content_type
+        payload, priority=3, headers=messages.headers_of(message, "orders", exchange, key), content_type=content_type
     )
-    made = wire.parts(_Waiting(Stored(b"1\n0\t" + stored)), "orders")  # type: ignore[arg-type]
+    made = messages.parts(_Waiting(Stored(b"1\n0\t" + stored)), "orders")  # type: ignore[arg-type]
     assert made["headers"] == headers
     assert made["body"] == body
     assert type(made["body"]) is type(body)
@@ -242,7 +244,7 @@ def test_what_is_published_is_what_is_received(
 
 
 class _Waiting:
-    """As much of a message as the wire looks at."""
+    """The fields of a message that `unpack` reads."""
 
     def __init__(self, stored: Stored) -> None:
         self._stored = stored

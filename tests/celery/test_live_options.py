@@ -55,7 +55,7 @@ def round_trip(connection: Connection) -> None:
 def socket_option(connection: Connection, level: int, name: int) -> int:
     """A socket option of a connection that was in use and is idle now."""
     round_trip(connection)
-    link = connection.transport.desk.post.connection._idle[None][0]
+    link = connection.transport.broker.client.connection._idle[None][0]
     with socket.socket(fileno=os.dup(link.fileno())) as same:
         return same.getsockopt(level, name)
 
@@ -80,7 +80,7 @@ class TestSockets:
             connection = Connection(f"restante://{HOST}:{silent.getsockname()[1]}/0", transport_options=options)
             with pytest.raises(connection.connection_errors, match="cannot be reached"):
                 connection.connect()
-            assert connection.transport.desk.post.connection.settings.connect_timeout == 0.2
+            assert connection.transport.broker.client.connection.settings.connect_timeout == 0.2
             connection.release()
 
     def test_patience_decides_whether_a_call_outlasts_an_outage(self) -> None:
@@ -191,7 +191,7 @@ class TestTls:
         for url, told in forms:
             with Connection(url, **told) as connection:
                 round_trip(connection)
-                link = connection.transport.desk.post.connection._idle[None][0]
+                link = connection.transport.broker.client.connection._idle[None][0]
                 assert link.connection._sock.version().startswith("TLS")
         for options in ({"ssl": True, "patience": 0.0}, {"patience": 0.0}):
             with (

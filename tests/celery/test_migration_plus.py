@@ -2,7 +2,7 @@
 
 celery-redis-plus needs Python 3.13 and a redis-py below 8, so it cannot be installed beside Restante's own tests.
 `Plus` writes what its versions write, as they were seen to in a run of 0.4.1 and as the sources of 0.2.0, 0.2.3 and
-0.3.0 and its own document of the message flow have it. `restante.celery.sorted_sets` describes the keys.
+0.3.0 and its own document of the message flow have it. `restante.celery.celery_redis_plus` describes the keys.
 """
 
 from __future__ import annotations

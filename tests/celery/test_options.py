@@ -12,7 +12,7 @@ from kombu.transport import TRANSPORT_ALIASES
 
 import kombu_restante
 from restante import Admin, InvalidInput
-from restante.celery.options import Options, _said
+from restante.celery.options import Options, _logged
 from restante.celery.transport import Transport
 from restante.core.topics import matches
 from tests.harness.processes import PythonProcess
@@ -45,7 +45,7 @@ class TestOptions:
     def test_those_of_kombus_own_redis_transport_are_taken_and_said_to_do_nothing(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
-        _said.clear()
+        _logged.clear()
         with caplog.at_level(logging.INFO, "restante"):
             Options.parse({"fanout_prefix": True, "fanout_patterns": True, "priority_steps": [0, 3], "max_retries": 3})
             Options.parse({"fanout_prefix": True})
@@ -77,7 +77,7 @@ class TestAddresses:
     def test_broker_use_ssl_reaches_the_client(self) -> None:
         transport = Transport(Connection("restante://h/1", ssl={"ssl_ca_certs": "/ca.pem"}))
         assert transport._url() == "rediss://h/1"
-        assert transport.desk.post.connection.endpoint.options["ssl_ca_certs"] == "/ca.pem"
+        assert transport.broker.client.connection.endpoint.options["ssl_ca_certs"] == "/ca.pem"
 
     def test_redis_urls_work_with_the_transport_named(self, server: RedisServer) -> None:
         with Connection(f"{server.url}/0", transport="restante.celery.transport:Transport") as connection:

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from kombu.transport import base
 
-from restante.celery import wire
-from restante.celery.declaring import Declaring
-from restante.celery.presence import drop_queue
+from restante.celery import messages
+from restante.celery.declarations import Declarations
+from restante.celery.transient_queues import drop_queue
 from restante.celery.unroutable import expendable, no_route, not_found
 from restante.core import operations as ops
 from restante.core.admin import Admin
@@ -54,7 +54,7 @@ class Source:
     def __init__(self, channel: Channel, name: str, info: QueueInfo) -> None:
         self.name = name
         self.info = info
-        self.queue = channel.desk.queue(name)
+        self.queue = channel.broker.queue(name)
         self.marker = self.queue.ref.keys["marker"]
         #: Whether something may be there: before the first look, after a wake-up, while there was more. A transient
         #: queue mostly has broadcasts alone; what else is there has set its marker.
@@ -72,15 +72,15 @@ class Source:
         self.kept_at, self.unkept = 0.0, False
 
 
-class Channel(Declaring):
+class Channel(Declarations):
     """A Kombu channel."""
 
-    Message = wire.Message
+    Message = messages.Message
     _ids = itertools.count(1)
 
     def __init__(self, transport: Transport) -> None:
         self.connection: Any = transport
-        self.desk = transport.desk
+        self.broker = transport.broker
         self.options = transport.options
         self.channel_id = next(self._ids)
         self.closed = False
@@ -89,9 +89,9 @@ class Channel(Declaring):
         self.sources: dict[str, Source] = {}
         self._tags: dict[str, str] = {}
         #: Taken and not yet handed out.
-        self.waiting: deque[tuple[Source, wire.Message]] = deque()
+        self.waiting: deque[tuple[Source, messages.Message]] = deque()
         #: Handed out and not yet settled, by delivery tag.
-        self.held: dict[str, wire.Message] = {}
+        self.held: dict[str, messages.Message] = {}
         self._turn = 0
         #: Callbacks by event, where a Kombu producer puts its `on_return`.
         self.events: dict[str, set[Callable[..., Any]]] = defaultdict(set)
@@ -123,7 +123,7 @@ class Channel(Declaring):
     def _publish(self, message: dict[str, Any], exchange: str, routing_key: str) -> bool:
         """Sends a message where it is bound for; False where that is nowhere."""
         sent: str | None = None
-        known, question = self.desk.routing.guess(exchange)
+        known, question = self.broker.routing.guess(exchange)
         if known is not None:
             guessed = known.match(routing_key)
             if len(guessed) == 1 and not (guessed[0].transient and known.broadcasts):
@@ -131,7 +131,7 @@ class Channel(Declaring):
                 sent = guessed[0].name
                 if (self._send(guessed[0], message, exchange, routing_key, question=question) or b"") == known.version:
                     return True
-        table = self.desk.routing.load(exchange) if sent else self.desk.routing.table(exchange)
+        table = self.broker.routing.load(exchange) if sent else self.broker.routing.table(exchange)
         chosen = table.match(routing_key)
         if sent is not None:
             if all(info.name != sent for info in chosen):
@@ -151,8 +151,8 @@ class Channel(Declaring):
     def _take_back(self, queue: str, message: dict[str, Any]) -> None:
         """The queue had been unbound before the message was sent there: unless it was received, it goes again."""
         try:
-            Admin(self.desk.post, audited=False).delete(
-                self.desk.name(queue), [message["properties"]["restante_id"]], detail="no longer bound"
+            Admin(self.broker.client, audited=False).delete(
+                self.broker.full_name(queue), [message["properties"]["restante_id"]], detail="no longer bound"
             )
         except (MessageLeased, NotFound, KeyError):
             pass
@@ -162,21 +162,21 @@ class Channel(Declaring):
         question: bytes = b"",
     ) -> Any:  # fmt: skip
         headers, properties = message["headers"], message["properties"]
-        payload, content_type = wire.payload_of(
+        payload, content_type = messages.payload_of(
             message["body"], message.get("content-type"), message.get("content-encoding")
         )
-        delay = 0.0 if message.get("due") else wire.delay_of(headers)
+        delay = 0.0 if message.get("due") else messages.delay_of(headers)
         lettered = "x-dead-letter-exchange" in info.arguments
-        queue = self.desk.queue(info.name)
+        queue = self.broker.queue(info.name)
         if not queue.ref.opened:
             queue.ensure_open()
         call = ops.send(
             queue.ref,
             payload,
             id=id or properties.get("restante_id") or new_id(),
-            kind=wire.kind_of(headers),
+            kind=messages.kind_of(headers),
             priority=_priority(properties.get("priority"), info.arguments.get("x-max-priority", 255)),
-            headers=wire.headers_of(message, info.name, exchange, routing_key, delay if lettered else 0.0),
+            headers=messages.headers_of(message, info.name, exchange, routing_key, delay if lettered else 0.0),
             content_type=content_type,
             delay=delay,
             expires=None if lettered else self._expires(info, properties, delay),
@@ -184,7 +184,7 @@ class Channel(Declaring):
         call.question = question
         if id is None and properties.pop("restante_new", None):
             ops.first_try(queue.ref, call)
-        self.desk.post.connection.run(call)
+        self.broker.client.connection.run(call)
         return call.answer
 
     def _expires(self, info: QueueInfo, properties: dict[str, Any], delay: float) -> float | None:
@@ -208,20 +208,20 @@ class Channel(Declaring):
         packed["properties"].pop("restante_new", None)
         if isinstance(body, bytes | bytearray | memoryview):
             packed["body"], packed["b"] = base64.b64encode(body).decode(), 1
-        stream = exchange_key(self.desk.name(exchange), "broadcast")
-        self.desk.command(
+        stream = exchange_key(self.broker.full_name(exchange), "broadcast")
+        self.broker.command(
             "XADD", stream, "MAXLEN", "~", self.options.stream_maxlen, "*", "k", routing_key, "m",
             orjson.dumps(packed, default=str), key=stream,
         )  # fmt: skip
 
     def _no_route(self, message: dict[str, Any], exchange: str, routing_key: str, mandatory: bool) -> None:
         """No queue is bound for a message: `unroutable` has the rules."""
-        table, options = self.desk.routing.table(exchange), self.options
+        table, options = self.broker.routing.table(exchange), self.options
         if not table.declared:
             raise not_found("exchange", exchange, "Channel.basic_publish", (60, 40))
         if options.deadletter_queue:
             fallback = options.deadletter_queue
-            self._send(self.desk.routing.queue(fallback) or QueueInfo(fallback), message, exchange, routing_key)
+            self._send(self.broker.routing.queue(fallback) or QueueInfo(fallback), message, exchange, routing_key)
         elif mandatory:
             self._return(message, exchange, routing_key)
         elif expendable(message, table):
@@ -229,7 +229,7 @@ class Channel(Declaring):
         elif options.unroutable == "raise":
             raise no_route(exchange, routing_key)
         else:
-            self.desk.dropped.add(exchange, routing_key, warn=options.unroutable == "warn")
+            self.broker.dropped.add(exchange, routing_key, warn=options.unroutable == "warn")
 
     def _return(self, message: dict[str, Any], exchange: str, routing_key: str) -> None:
         """Hands a mandatory message back as py-amqp does: to `on_return` of its producer, or as an error."""
@@ -251,15 +251,15 @@ class Channel(Declaring):
     ) -> str:
         source = self.sources.get(queue)
         if source is None:
-            info = self.desk.routing.queue(queue) or QueueInfo(queue)
+            info = self.broker.routing.queue(queue) or QueueInfo(queue)
             source = self.sources[queue] = Source(self, queue, info)
             self._subscribe(source)
-            self.desk.presence.enter(source)
+            self.broker.transient_queues.add(source)
         source.taps.append((consumer_tag, callback, no_ack))
         self._tags[consumer_tag] = queue
         if no_ack:
             self.no_ack_consumers.add(consumer_tag)
-        self.connection.stir()
+        self.connection.wake()
         return consumer_tag
 
     def _subscribe(self, source: Source) -> None:
@@ -267,24 +267,24 @@ class Channel(Declaring):
         if not source.info.transient:
             return
         source.topics, source.places = {}, {}
-        routing = self.desk.routing
+        routing = self.broker.routing
         limit = source.info.seconds("x-message-ttl")
         source.bindings = routing.bindings(source.name)
         for exchange, pattern in source.bindings:
             table = routing.table(exchange)
             if not table.broadcasts:
                 continue
-            stream = exchange_key(self.desk.name(exchange), "broadcast")
-            places = exchange_key(self.desk.name(exchange), "positions")
-            place = (self.desk.command("HGET", places, source.name, key=places) or b"0-0").decode()
+            stream = exchange_key(self.broker.full_name(exchange), "broadcast")
+            places = exchange_key(self.broker.full_name(exchange), "positions")
+            place = (self.broker.command("HGET", places, source.name, key=places) or b"0-0").decode()
             if limit is not None:
-                oldest = f"{int((self.desk.server_time() - limit) * 1000)}-0"
+                oldest = f"{int((self.broker.server_time() - limit) * 1000)}-0"
                 place = max(place, oldest, key=entry_order)
             source.places[stream] = place
             kept = source.topics.get(stream, (table.type, [], exchange))
             kept[1].append(pattern)
             source.topics[stream] = kept
-        self.connection.stir()
+        self.connection.wake()
 
     def basic_cancel(self, consumer_tag: str, **_: Any) -> None:
         self._cancel(consumer_tag, drop=True)
@@ -299,7 +299,7 @@ class Channel(Declaring):
         if not source.taps:
             del self.sources[queue]
             try:
-                self.desk.presence.leave(source)
+                self.broker.transient_queues.remove(source)
                 if source.unkept:
                     self._keep_places(source, now=True)
             except RestanteError as error:
@@ -307,14 +307,14 @@ class Channel(Declaring):
                 log.warning("positions not noted queue=%s error=%s", queue, error)
             mine = [message for at, message in self.waiting if at is source]
             self.waiting = deque(pair for pair in self.waiting if pair[0] is not source)
-            self.desk.release([message.taken for message in mine if message.taken is not None])
+            self.broker.release([message.leased for message in mine if message.leased is not None])
             if drop and source.info.transient and "x-expires" not in source.info.arguments:
-                drop_queue(self.desk, queue)
-        self.connection.stir()
+                drop_queue(self.broker, queue)
+        self.connection.wake()
 
     def basic_qos(self, prefetch_size: int = 0, prefetch_count: int = 0, apply_global: bool = False, **_: Any) -> None:
         self.prefetch = prefetch_count or 0
-        self.connection.stir()
+        self.connection.wake()
 
     def flow(self, active: bool = True) -> None:
         raise NotImplementedError("flow is not there: a consumer that is not asked takes nothing")
@@ -338,7 +338,7 @@ class Channel(Declaring):
             free = self.free
             if free <= 0:
                 return
-            got = self.desk.take(source.queue, free, self.options.visibility_timeout)
+            got = self.broker.receive(source.queue, free, self.options.visibility_timeout)
             source.maybe = len(got.messages) >= free
             source.due_at = None if got.due is None else time.monotonic() + max(0.0, (got.due - got.now) / 1000)
             for taken in got.messages:
@@ -357,10 +357,10 @@ class Channel(Declaring):
     def _accept(self, source: Source, taken: LeasedMessage, now: int) -> None:
         """Puts a received message in line, unless its time or its deliveries are over."""
         try:
-            made = wire.parts(taken, source.name)
+            made = messages.parts(taken, source.name)
         except Exception as error:  # whatever a foreign message is made of, it must not stop the worker
             log.error("buried queue=%s id=%s error=%s", source.name, taken.id, type(error).__name__)
-            self.desk.bury(taken, error)
+            self.broker.bury(taken, error)
             return
         message = self.Message(self, taken, source.name, f"{source.name}:{taken.lease_token}", made)
         arguments = source.info.arguments
@@ -410,41 +410,41 @@ class Channel(Declaring):
             return
         source.kept_at, source.unkept = moment, False
         for stream, (_, _, exchange) in source.topics.items():
-            places = exchange_key(self.desk.name(exchange), "positions")
-            self.desk.command("HSET", places, source.name, source.places[stream], key=places)
+            places = exchange_key(self.broker.full_name(exchange), "positions")
+            self.broker.command("HSET", places, source.name, source.places[stream], key=places)
 
     def deliver(self) -> bool:
         """Hands one message out; False where none is in line."""
         while self.waiting:
             source, message = self.waiting.popleft()
             if not source.taps:
-                if message.taken is not None:
-                    self.desk.release((message.taken,))
+                if message.leased is not None:
+                    self.broker.release((message.leased,))
                 continue
             tag, callback, no_ack = source.taps[0]
             source.taps.rotate(-1)
             message.delivery_info["consumer_tag"] = tag
             if no_ack:
-                if message.taken is not None:
-                    self.desk.ack_soon(message.taken)
+                if message.leased is not None:
+                    self.broker.queue_ack(message.leased)
             else:
                 self.held[str(message.delivery_tag)] = message
             callback(message)
             return True
         return False
 
-    def basic_get(self, queue: str, no_ack: bool = False, **_: Any) -> wire.Message | None:
-        info = self.desk.routing.queue(queue) or QueueInfo(queue)
+    def basic_get(self, queue: str, no_ack: bool = False, **_: Any) -> messages.Message | None:
+        info = self.broker.routing.queue(queue) or QueueInfo(queue)
         source = self.sources.get(queue) or Source(self, queue, info)
         if info.transient:
-            self.desk.presence.sign(info)
+            self.broker.transient_queues.renew(info)
             if not source.places:
                 self._subscribe(source)
         kept, self.waiting = self.waiting, deque()
         try:
             # What has lapsed goes to the dead-letter exchange, and the one behind it is asked for.
             while not self.waiting:
-                got = self.desk.take(source.queue, 1, self.options.visibility_timeout)
+                got = self.broker.receive(source.queue, 1, self.options.visibility_timeout)
                 if not got.messages:
                     break
                 self._accept(source, got.messages[0], got.now)
@@ -456,9 +456,9 @@ class Channel(Declaring):
         finally:
             self.waiting = kept
         if no_ack:
-            if message.taken is not None:
-                self.desk.ack_soon(message.taken)
-                self.desk.tell_acks()
+            if message.leased is not None:
+                self.broker.queue_ack(message.leased)
+                self.broker.flush_acks()
         else:
             self.held[str(message.delivery_tag)] = message
         return message
@@ -466,7 +466,7 @@ class Channel(Declaring):
     def _peek_broadcasts(self, source: Source) -> None:
         """One entry of the first broadcast that has one."""
         for stream, place in list(source.places.items()):
-            entries = self.desk.command("XRANGE", stream, f"({place}", "+", "COUNT", 1, key=stream)
+            entries = self.broker.command("XRANGE", stream, f"({place}", "+", "COUNT", 1, key=stream)
             if entries:
                 listening = self.sources
                 self.sources = {source.name: source}
@@ -486,45 +486,45 @@ class Channel(Declaring):
         tags = self._upto(delivery_tag) if multiple else [delivery_tag]
         for tag in tags:
             message = self.held.pop(tag, None)
-            if message is None or message.taken is None:
+            if message is None or message.leased is None:
                 continue
             if message.unreadable is not None:
-                self.desk.bury(message.taken, message.unreadable)
+                self.broker.bury(message.leased, message.unreadable)
             else:
-                self.desk.ack_soon(message.taken)
+                self.broker.queue_ack(message.leased)
         self._settled()
 
     def basic_reject(self, delivery_tag: str, requeue: bool = False, **_: Any) -> None:
         message = self.held.pop(delivery_tag, None)
         if message is None:
             return
-        info = self.desk.routing.queue(_queue_of(delivery_tag)) or QueueInfo(_queue_of(delivery_tag))
-        if message.taken is None:
+        info = self.broker.routing.queue(_queue_of(delivery_tag)) or QueueInfo(_queue_of(delivery_tag))
+        if message.leased is None:
             if requeue:
                 self._send(
                     info, _again(message), message.delivery_info["exchange"], message.delivery_info["routing_key"]
                 )
         elif requeue:
-            self.desk.nack(message.taken, message.failure or "rejected to be delivered again")
+            self.broker.nack(message.leased, message.failure or "rejected to be delivered again")
         elif "x-dead-letter-exchange" in info.arguments:
             self._dead_letter(info, message, "rejected")
         else:
-            self.desk.bury(message.taken, message.unreadable or message.failure or sys.exc_info()[1] or "rejected")
+            self.broker.bury(message.leased, message.unreadable or message.failure or sys.exc_info()[1] or "rejected")
         self._settled()
 
     def retry(self, delivery_tag: str, delay: float, error: BaseException) -> None:
         """A failure in the core's own words: the message waits that long at the broker, or is dead if it was the last
         attempt. Kombu has no word for it."""
         message = self.held.pop(delivery_tag, None)
-        if message is not None and message.taken is not None:
-            self.desk.nack(message.taken, error, delay)
+        if message is not None and message.leased is not None:
+            self.broker.nack(message.leased, error, delay)
         self._settled()
 
     def bury(self, delivery_tag: str, error: BaseException) -> None:
         """Dead at once, with its error."""
         message = self.held.pop(delivery_tag, None)
-        if message is not None and message.taken is not None:
-            self.desk.bury(message.taken, error)
+        if message is not None and message.leased is not None:
+            self.broker.bury(message.leased, error)
         self._settled()
 
     def basic_nack(self, delivery_tag: str, multiple: bool = False, requeue: bool = True, **_: Any) -> None:
@@ -534,7 +534,7 @@ class Channel(Declaring):
     def basic_recover(self, requeue: bool = False, **_: Any) -> None:
         """Gives everything that is held back."""
         messages, self.held = list(self.held.values()), {}
-        self.desk.release([message.taken for message in messages if message.taken is not None])
+        self.broker.release([message.leased for message in messages if message.leased is not None])
         for source in self.sources.values():
             source.maybe = True
         self._settled()
@@ -547,13 +547,13 @@ class Channel(Declaring):
         """An ack waits for the loop's turn, where a loop turns; otherwise it is told at once."""
         transport = self.connection
         if transport is None or not transport.turning:
-            self.desk.tell_acks()
+            self.broker.flush_acks()
         if transport is not None:
-            transport.stir()
+            transport.wake()
 
-    def _dead_letter(self, info: QueueInfo, message: wire.Message, reason: str) -> None:
+    def _dead_letter(self, info: QueueInfo, message: messages.Message, reason: str) -> None:
         """To the exchange the queue names, under an id made of this delivery's: repeated, it is stored once."""
-        taken = message.taken
+        taken = message.leased
         exchange = info.arguments["x-dead-letter-exchange"]
         key = info.arguments.get("x-dead-letter-routing-key", message.delivery_info["routing_key"])
         again = _again(message)
@@ -568,9 +568,9 @@ class Channel(Declaring):
         again["properties"].pop("expiration", None)
         again["properties"]["restante_id"] = f"{taken.id[:150]}.{taken.lease_token}"
         if self._publish(again, exchange, key):
-            self.desk.ack_soon(taken)
+            self.broker.queue_ack(taken)
         else:
-            self.desk.bury(taken, f"{reason}, and no queue is bound to {exchange} for {key}")
+            self.broker.bury(taken, f"{reason}, and no queue is bound to {exchange} for {key}")
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -589,12 +589,12 @@ class Channel(Declaring):
         begun = _begun()
         mine = [*self.held.values(), *(message for _, message in self.waiting)]
         self.waiting.clear()
-        back = [message for message in mine if message.taken is not None and id(message) not in begun]
+        back = [message for message in mine if message.leased is not None and id(message) not in begun]
         # Tasks at work keep their leases: their acks come later, through this channel, and count.
         self.held = {tag: message for tag, message in self.held.items() if id(message) in begun}
-        self.desk.release([message.taken for message in back])
+        self.broker.release([message.leased for message in back])
         try:
-            self.desk.tell_acks()
+            self.broker.flush_acks()
         except RestanteError as error:
             log.warning("acks put off error=%s", error)
         transport, self.connection = self.connection, None
@@ -610,7 +610,7 @@ def _begun() -> set[int]:
     return {id(request._message) for request in list(state.active_requests) if hasattr(request, "_message")}
 
 
-def _again(message: wire.Message) -> dict[str, Any]:
+def _again(message: messages.Message) -> dict[str, Any]:
     """A received message as it can be published."""
     return {
         "body": message.raw,

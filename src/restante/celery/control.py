@@ -15,7 +15,7 @@ from typing import Any
 
 from kombu.serialization import prepare_accept_content
 
-from restante.celery import wire
+from restante.celery import messages
 from restante.core.admin import Admin
 from restante.core.errors import NotFound
 from restante.core.message import Message, State
@@ -50,13 +50,13 @@ def extend_inspect() -> None:
 def waiting_tasks(state: Any) -> list[dict[str, Any]]:
     """The delayed tasks of the queues a worker consumes from, those due first."""
     consumer = state.consumer
-    desk = getattr(getattr(consumer.connection, "transport", None), "desk", None)
-    if desk is None or consumer.task_consumer is None:
+    broker = getattr(getattr(consumer.connection, "transport", None), "broker", None)
+    if broker is None or consumer.task_consumer is None:
         return []  # another transport, or a worker that is just connecting
     accept = prepare_accept_content(consumer.app.conf.accept_content)
     found: list[tuple[Any, dict[str, Any]]] = []
     for queue in consumer.task_consumer.queues:
-        for message in _delayed(Admin(desk.post), desk.name(queue.name)):
+        for message in _delayed(Admin(broker.client), broker.full_name(queue.name)):
             found.append((message.due_at, _task_out(message, queue.name, state.hostname, accept)))
     found.sort(key=lambda pair: pair[0])
     return [task for _, task in found[:LISTED]]
@@ -84,8 +84,8 @@ def _walk(admin: Admin, queue: str, state: State) -> Iterator[Message]:
 def _task_out(message: Message, queue: str, hostname: str, accept: Any) -> dict[str, Any]:
     """As Celery's `Request.info`, for a task that no worker has yet."""
     due = message.due_at.isoformat() if message.due_at else None
-    made = wire.parts(message, queue)
-    received = wire.Message(None, None, queue, "", made, accept=accept)
+    made = messages.parts(message, queue)
+    received = messages.Message(None, None, queue, "", made, accept=accept)
     headers = received.headers
     try:
         args, kwargs = received.payload[:2]

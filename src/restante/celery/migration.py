@@ -18,9 +18,9 @@ from typing import Any, ParamSpec, TypeVar
 import redis
 from redis.exceptions import RedisError
 
-from restante.celery import wire
+from restante.celery import messages
+from restante.celery.celery_redis_plus import CeleryRedisPlus, due_header
 from restante.celery.channel import Channel
-from restante.celery.sorted_sets import SortedSets, due_header
 from restante.celery.transport import Transport
 from restante.core.admin import Admin
 from restante.core.errors import InvalidInput, NotFound, RestanteError, Unavailable
@@ -109,7 +109,7 @@ class Migration:
         self._channel: Channel = transport.create_channel(transport)
         self._prefix = prefix
         self._invert = invert
-        self._plus = SortedSets(self._source, prefix)
+        self._plus = CeleryRedisPlus(self._source, prefix)
 
     # -- looking -------------------------------------------------------------------------------------------------
 
@@ -275,7 +275,7 @@ class Migration:
             properties["priority"] = 9 - min(9, max(0, int(properties.get("priority") or 0)))
         came = properties.get("delivery_info", {})
         exchange, key = came.get("exchange", ""), came.get("routing_key", queue)
-        routing = self._channel.desk.routing
+        routing = self._channel.broker.routing
         self._channel._send(routing.queue(queue) or QueueInfo(queue), message, exchange, key, id=id)
         moved.messages += 1
         return True
@@ -284,13 +284,13 @@ class Migration:
 
     def queues_here(self) -> list[str]:
         """Restante's queues at the target."""
-        desk = self._channel.desk
-        prefix = desk.name("")
-        return [name[len(prefix) :] for name in Admin(desk.post).queues() if name.startswith(prefix)]
+        broker = self._channel.broker
+        prefix = broker.full_name("")
+        return [name[len(prefix) :] for name in Admin(broker.client).queues() if name.startswith(prefix)]
 
     def waiting_here(self, queue: str) -> int:
         try:
-            counts = Admin(self._channel.desk.post).counts(self._channel.desk.name(queue))
+            counts = Admin(self._channel.broker.client).counts(self._channel.broker.full_name(queue))
         except NotFound:
             return 0
         return counts.ready + counts.scheduled + counts.retrying
@@ -319,9 +319,9 @@ class Migration:
         plus = self.layout(layout) == PLUS
         seen = f"{self._prefix}{ASIDE}back"
         push = self._source.register_script(_BACK)
-        admin, desk = Admin(self._channel.desk.post), self._channel.desk
+        admin, broker = Admin(self._channel.broker.client), self._channel.broker
         for queue in queues:
-            name = desk.name(queue)
+            name = broker.full_name(queue)
             for state in (State.READY, State.RETRYING, State.SCHEDULED):
                 for ids in _parts(admin, name, state):
                     if stop():
@@ -342,7 +342,7 @@ class Migration:
 
     def _for_kombu(self, message: Message, queue: str, *, plus: bool = False) -> tuple[str, int]:
         """Kombu's message as JSON, and its step of priority."""
-        made = wire.parts(message, queue)
+        made = messages.parts(message, queue)
         body = made["body"].encode() if isinstance(made["body"], str) else made["body"]
         priority = message.priority if plus else min(9, message.priority)
         if self._invert and not plus:

@@ -93,7 +93,7 @@ class Options:
             if name in known:
                 made[name] = value
             elif name in _NEEDLESS:
-                _say_once(name)
+                _log_once(name)
             elif name in _REFUSED:
                 raise InvalidInput(f"broker_transport_options has no option {name!r}: {_REFUSED[name]}")
             elif name not in _THEIRS:
@@ -146,10 +146,10 @@ def _choice(value: str, name: str, words: tuple[str, ...]) -> None:
         raise InvalidInput(f"{name} must be one of {', '.join(words)}, not {value!r}")
 
 
-_said: set[str] = set()
+_logged: set[str] = set()
 
 
-def _say_once(name: str) -> None:
-    if name not in _said:
-        _said.add(name)
+def _log_once(name: str) -> None:
+    if name not in _logged:
+        _logged.add(name)
         log.info("transport option without effect name=%s because=%s", name, _NEEDLESS[name].replace(" ", "_"))

@@ -15,20 +15,20 @@ from celery.worker import state
 from celery.worker.request import Request
 from kombu.utils.imports import symbol_by_name
 
-from restante.celery.wire import Message
+from restante.celery.messages import Message
 from restante.core.errors import InvalidInput
 from restante.core.message import RemoteError
 
 log = logging.getLogger("restante")
 
 
-class Unchosen(int):
+class Unset(int):
     """The value of an `acks_on_…` setting that neither app nor task has chosen. True, as Celery's default is."""
 
 
 #: What `install` puts in place of Celery's default, to tell it from a choice. An int, since Celery shows and pickles
 #: its settings.
-UNCHOSEN = Unchosen(True)
+UNSET = Unset(True)
 
 
 def skip_eta(request: Any, **_: Any) -> None:
@@ -37,7 +37,7 @@ def skip_eta(request: Any, **_: Any) -> None:
     The task itself sees the eta that was sent.
     """
     message = request._message
-    if isinstance(message, Message) and message.taken is not None:
+    if isinstance(message, Message) and message.leased is not None:
         request._eta = None
 
 
@@ -78,10 +78,10 @@ class DeadLetters(Request):
     def _failed(self, error: BaseException, text: str, timed_out: bool) -> None:
         self._failure, self._timed_out = RemoteError(type(error).__name__, text), timed_out
         if self.acknowledged and not self.task.acks_late:
-            _say_lost(self.task.name)
+            _warn_of_early_ack(self.task.name)
 
     def acknowledge(self) -> None:
-        if self._timed_out and isinstance(self.task.acks_on_timeout, Unchosen) and not self.acknowledged:
+        if self._timed_out and isinstance(self.task.acks_on_timeout, Unset) and not self.acknowledged:
             # A worker that is told to end at once has not given the task its time.
             self.reject(requeue=bool(state.should_terminate))
         else:
@@ -103,17 +103,17 @@ def bury_failures(app: Celery) -> None:
             raise InvalidInput(f"dead_letters of task {task.name} must be True or False, not {wanted!r}")
         if not wanted:
             continue
-        if isinstance(task.acks_on_failure, Unchosen):
+        if isinstance(task.acks_on_failure, Unset):
             task.acks_on_failure = False
         chosen: Any = symbol_by_name(task.Request)
         if not issubclass(chosen, DeadLetters):
             task.Request = type(chosen.__name__, (DeadLetters, chosen), {"__module__": chosen.__module__})
 
 
-_said: set[str] = set()
+_warned: set[str] = set()
 
 
-def _say_lost(task: str) -> None:
-    if task not in _said:
-        _said.add(task)
+def _warn_of_early_ack(task: str) -> None:
+    if task not in _warned:
+        _warned.add(task)
         log.warning("failed after an early ack, which leaves no dead letter task=%s remedy=acks_late=True", task)

@@ -12,37 +12,37 @@ from restante.core.keys import TRANSIENT, exchange_key
 from restante.core.routes import TYPES, QueueInfo, Table, question
 
 if TYPE_CHECKING:
-    from restante.celery.desk import Desk
+    from restante.celery.broker_client import BrokerClient
 
 
 class Routing:
     """The tables of one server, as this process knows them."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, broker: BrokerClient) -> None:
+        self._broker = broker
         self._tables: dict[str, Table] = {}
 
     def table(self, exchange: str) -> Table:
         """The routes as they are now."""
-        key = exchange_key(self._desk.name(exchange), "routes")
+        key = exchange_key(self._broker.full_name(exchange), "routes")
         known = self._tables.get(exchange)
         if known is not None:
-            version = self._desk.command("HGET", key, "version", key=key)
+            version = self._broker.command("HGET", key, "version", key=key)
             if (version or b"") == known.version:
                 return known
         return self.load(exchange)
 
     def load(self, exchange: str) -> Table:
-        key = exchange_key(self._desk.name(exchange), "routes")
-        table = self._tables[exchange] = Table.parse(self._desk.command("HGETALL", key, key=key), exchange)
+        key = exchange_key(self._broker.full_name(exchange), "routes")
+        table = self._tables[exchange] = Table.parse(self._broker.command("HGETALL", key, key=key), exchange)
         return table
 
     def guess(self, exchange: str) -> tuple[Table | None, bytes]:
         """The routes as last known, and the question whose answer tells whether they still hold."""
         known = self._tables.get(exchange)
-        if known is None or self._desk.post.connection.endpoint.mode == "cluster":
+        if known is None or self._broker.client.connection.endpoint.mode == "cluster":
             return None, b""  # in a cluster the exchange may lie elsewhere than the queue
-        return known, question(exchange_key(self._desk.name(exchange), "routes"))
+        return known, question(exchange_key(self._broker.full_name(exchange), "routes"))
 
     def queue(self, name: str) -> QueueInfo | None:
         """What a queue was declared with; every queue is bound to the exchange without a name."""
@@ -62,49 +62,49 @@ class Routing:
                     "has, or delete it first"
                 )
             return
-        key = exchange_key(self._desk.name(exchange), "routes")
-        self._desk.command("HSET", key, "type", f"{type} durable" if durable else type, key=key)
+        key = exchange_key(self._broker.full_name(exchange), "routes")
+        self._broker.command("HSET", key, "type", f"{type} durable" if durable else type, key=key)
         self._changed(exchange)
 
     def forget_exchange(self, exchange: str) -> None:
         for word in ("routes", "broadcast", "positions"):
-            key = exchange_key(self._desk.name(exchange), word)
-            self._desk.command("DEL", key, key=key)
+            key = exchange_key(self._broker.full_name(exchange), word)
+            self._broker.command("DEL", key, key=key)
         self._tables.pop(exchange, None)
 
     def bind(self, info: QueueInfo, exchange: str, pattern: str) -> None:
-        key = exchange_key(self._desk.name(exchange), "routes")
+        key = exchange_key(self._broker.full_name(exchange), "routes")
         if exchange:
-            bound = exchange_key(self._desk.name(info.name), "bound")
-            self._desk.command("SADD", bound, f"{exchange}\t{pattern}", key=bound)
-        self._desk.command("HSET", key, f"b:{info.name}\t{pattern}", info.text(), key=key)
+            bound = exchange_key(self._broker.full_name(info.name), "bound")
+            self._broker.command("SADD", bound, f"{exchange}\t{pattern}", key=bound)
+        self._broker.command("HSET", key, f"b:{info.name}\t{pattern}", info.text(), key=key)
         self._changed(exchange)
 
     def unbind(self, queue: str, exchange: str, pattern: str) -> None:
-        key = exchange_key(self._desk.name(exchange), "routes")
-        bound = exchange_key(self._desk.name(queue), "bound")
-        self._desk.command("HDEL", key, f"b:{queue}\t{pattern}", key=key)
-        self._desk.command("SREM", bound, f"{exchange}\t{pattern}", key=bound)
+        key = exchange_key(self._broker.full_name(exchange), "routes")
+        bound = exchange_key(self._broker.full_name(queue), "bound")
+        self._broker.command("HDEL", key, f"b:{queue}\t{pattern}", key=key)
+        self._broker.command("SREM", bound, f"{exchange}\t{pattern}", key=bound)
         self._changed(exchange)
 
     def bindings(self, queue: str) -> list[tuple[str, str]]:
         """Exchange and pattern of every binding but the one to the exchange without a name."""
-        bound = exchange_key(self._desk.name(queue), "bound")
-        pairs = (text.decode().split("\t", 1) for text in self._desk.command("SMEMBERS", bound, key=bound))
+        bound = exchange_key(self._broker.full_name(queue), "bound")
+        pairs = (text.decode().split("\t", 1) for text in self._broker.command("SMEMBERS", bound, key=bound))
         return sorted((exchange, pattern) for exchange, pattern in pairs)
 
     def forget_queue(self, queue: str) -> None:
         """Removes every route to a queue, and its places in broadcasts."""
         for exchange, pattern in self.bindings(queue):
             self.unbind(queue, exchange, pattern)
-            places = exchange_key(self._desk.name(exchange), "positions")
-            self._desk.command("HDEL", places, queue, key=places)
-        key = exchange_key(self._desk.name(""), "routes")
-        self._desk.command("HDEL", key, f"b:{queue}\t{queue}", key=key)
-        self._desk.command("ZREM", TRANSIENT, self._desk.name(queue), key=TRANSIENT)
+            places = exchange_key(self._broker.full_name(exchange), "positions")
+            self._broker.command("HDEL", places, queue, key=places)
+        key = exchange_key(self._broker.full_name(""), "routes")
+        self._broker.command("HDEL", key, f"b:{queue}\t{queue}", key=key)
+        self._broker.command("ZREM", TRANSIENT, self._broker.full_name(queue), key=TRANSIENT)
         self._changed("")
 
     def _changed(self, exchange: str) -> None:
-        key = exchange_key(self._desk.name(exchange), "routes")
-        self._desk.command("HINCRBY", key, "version", 1, key=key)
+        key = exchange_key(self._broker.full_name(exchange), "routes")
+        self._broker.command("HINCRBY", key, "version", 1, key=key)
         self._tables.pop(exchange, None)

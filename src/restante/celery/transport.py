@@ -21,9 +21,9 @@ import redis
 from kombu.exceptions import ChannelError
 from kombu.transport import base
 
+from restante.celery.broker_client import BrokerClient
 from restante.celery.channel import Channel, Source, entry_order
 from restante.celery.control import extend_inspect
-from restante.celery.desk import Desk
 from restante.celery.options import Options
 from restante.core.blocking import BlockedCommand
 from restante.core.call_retry import BLOCK, markers_by_slot
@@ -82,11 +82,11 @@ class Transport(base.Transport):
         if client.ssl and not self.options.ssl:
             self.options = self.options.with_tls(client.ssl)  # broker_use_ssl: True, or redis-py's arguments
         self.channels: list[Any] = []
-        self._desk: Desk | None = None
+        self._broker: BrokerClient | None = None
         self._hub: Any = None
         self._thread = 0
         self._depth = 0
-        self._stirred = True
+        self._wake_pending = True
         self._waker: tuple[socket.socket, socket.socket] | None = None
         self._markers: list[BlockedCommand] = []
         self._streams: list[BlockedCommand] = []
@@ -97,10 +97,10 @@ class Transport(base.Transport):
         return str(redis.__version__)
 
     @property
-    def desk(self) -> Desk:
-        if self._desk is None:
-            self._desk = Desk.of(self._url(), self.options)
-        return self._desk
+    def broker(self) -> BrokerClient:
+        if self._broker is None:
+            self._broker = BrokerClient.shared(self._url(), self.options)
+        return self._broker
 
     def _url(self) -> str:
         """The core's URL for what Kombu was given."""
@@ -157,7 +157,7 @@ class Transport(base.Transport):
     # -- connection ----------------------------------------------------------------------------------------------
 
     def establish_connection(self) -> Transport:
-        self.desk.check()
+        self.broker.ping()
         extend_inspect()
         return self
 
@@ -174,7 +174,7 @@ class Transport(base.Transport):
         if channel in self.channels:
             self.channels.remove(channel)
         channel.connection = None
-        self.stir()
+        self.wake()
 
     def close_connection(self, connection: Any) -> None:
         for channel in list(self.channels):
@@ -198,9 +198,9 @@ class Transport(base.Transport):
             self._waker = None
             near.close()
             far.close()
-        if self._desk is not None:
-            self._desk.leave()
-            self._desk = None
+        if self._broker is not None:
+            self._broker.close()
+            self._broker = None
 
     # -- turns ---------------------------------------------------------------------------------------------------
 
@@ -209,9 +209,9 @@ class Transport(base.Transport):
         """Whether somebody will tell acks soon: Celery's loop, or a drain under way."""
         return self._hub is not None or self._depth > 0
 
-    def stir(self) -> None:
+    def wake(self) -> None:
         """Something changed: the next turn must look. From another thread it wakes the loop."""
-        self._stirred = True
+        self._wake_pending = True
         if self._waker is not None and threading.get_ident() != self._thread:
             try:
                 self._waker[1].send(b".")
@@ -236,13 +236,13 @@ class Transport(base.Transport):
 
     def _turn(self) -> None:
         """Takes what is free; acks that nothing was taken with are told after it."""
-        self._stirred = False
+        self._wake_pending = False
         now = time.monotonic()
         for channel in list(self.channels):
             channel.pump(now)
-        desk = self.desk
-        if desk.has_acks() and not any(channel.waiting for channel in self.channels):
-            desk.tell_acks()
+        broker = self.broker
+        if broker.has_acks() and not any(channel.waiting for channel in self.channels):
+            broker.flush_acks()
 
     def _next_due(self) -> float | None:
         """Seconds until something falls due in a queue that has room."""
@@ -262,7 +262,7 @@ class Transport(base.Transport):
 
     def _busy(self) -> bool:
         """Whether the next turn has something to do already."""
-        return self._stirred or any(
+        return self._wake_pending or any(
             channel.waiting or (channel.free and any(source.maybe for source in channel.sources.values()))
             for channel in self.channels
         )
@@ -276,7 +276,7 @@ class Transport(base.Transport):
                 self._woken(self._unwatch(one).end())
             self._markers = []
             if not self._busy():
-                connection = self.desk.post.connection
+                connection = self.broker.client.connection
                 for names in markers_by_slot(connection.endpoint, sorted(wanted)):
                     self._markers.append(self._watch(BlockedCommand(connection, ("BZPOPMIN", *names, BLOCK), names[0])))
         self._park_streams()
@@ -292,7 +292,7 @@ class Transport(base.Transport):
         for one in self._streams:
             self._heard(self._unwatch(one).end())
         self._streams = []
-        connection = self.desk.post.connection
+        connection = self.broker.client.connection
         for names in markers_by_slot(connection.endpoint, sorted(wanted)):
             places = [wanted[name] for name in names]
             words = ("XREAD", "BLOCK", int(BLOCK * 1000), "COUNT", ENTRIES, "STREAMS", *names, *places)
@@ -316,12 +316,12 @@ class Transport(base.Transport):
         elif parked in self._streams:
             self._streams.remove(parked)
             self._heard(self._unwatch(parked).read())
-        self._stirred = True
+        self._wake_pending = True
 
     def _woken(self, reply: Any) -> None:
         """A marker was set, or nothing happened for so long that it is time to look."""
         now = time.monotonic()
-        self.desk.polled_at = now
+        self.broker.polled_at = now
         if reply:
             for channel in self.channels:
                 for source in channel.sources.values():
@@ -329,13 +329,13 @@ class Transport(base.Transport):
                         source.maybe = True
                         if not channel.free:
                             # Not for us now: whoever has room shall have it.
-                            self.desk.command("ZADD", source.marker, 0, 0, key=source.marker)
+                            self.broker.command("ZADD", source.marker, 0, 0, key=source.marker)
             return
         for channel in self.channels:
             for source in channel.sources.values():
                 source.maybe = source.maybe or not source.info.transient
             channel.refresh(now)
-        self.desk.presence.tidy_when_due()
+        self.broker.transient_queues.remove_expired_when_due()
 
     def _heard(self, reply: Any) -> None:
         for stream, entries in reply or ():
@@ -388,8 +388,8 @@ class Transport(base.Transport):
         finally:
             self._depth -= 1
             more = self.turning or any(channel.waiting for channel in self.channels)
-            if self._desk is not None and not more and self._desk.has_acks():
-                self._desk.tell_acks()
+            if self._broker is not None and not more and self._broker.has_acks():
+                self._broker.flush_acks()
 
     def _deliver(self) -> bool:
         delivered = False
@@ -412,7 +412,7 @@ class Transport(base.Transport):
         for number, _ in poller.poll(max(0.0, seconds) * 1000):
             if number == waker.fileno():
                 self._quiet()
-                self._stirred = True
+                self._wake_pending = True
             else:
                 self._answered(by_number[number])
         self._check_late()
@@ -424,7 +424,7 @@ class Transport(base.Transport):
             loop.add_reader(parked.fileno(), self._answered, parked)
         self._hub = loop
         self._thread = threading.get_ident()
-        self._stirred = True
+        self._wake_pending = True
         loop.add_reader(self._ring(), self._quiet)
         loop.on_tick.add(self._tick)
 
@@ -433,7 +433,7 @@ class Transport(base.Transport):
         self._hub = None
 
     def on_readable(self, connection: Any, loop: Any) -> None:
-        self._stirred = True
+        self._wake_pending = True
 
     def _tick(self) -> None:
         """One turn of Celery's loop, before it sleeps."""
@@ -449,8 +449,8 @@ class Transport(base.Transport):
             while channel.deliver():
                 delivered = True
         if not self._busy():
-            if self.desk.has_acks():
-                self.desk.tell_acks()
+            if self.broker.has_acks():
+                self.broker.flush_acks()
             self._park()
         if delivered or self._busy():
             # The pool learns of new work by callbacks like this one, which may have been before it: once more round.
@@ -472,7 +472,7 @@ class Transport(base.Transport):
             if not self._timer.fired and abs(self._timer_at - at) < 0.001:
                 return
             self._timer.cancel()
-        self._timer = _Timer(self._hub, seconds, self.stir)
+        self._timer = _Timer(self._hub, seconds, self.wake)
         self._timer_at = at
         self._wake_at(0.0)
 

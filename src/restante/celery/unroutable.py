@@ -23,7 +23,7 @@ from restante.core.errors import RestanteError
 from restante.core.keys import UNROUTABLE
 
 if TYPE_CHECKING:
-    from restante.celery.desk import Desk
+    from restante.celery.broker_client import BrokerClient
     from restante.core.routes import Table
 
 log = logging.getLogger("restante")
@@ -41,8 +41,8 @@ class Unroutable(ChannelError):
 class DroppedMessages:
     """Counts what one process drops, on the server, and warns of each route once."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, broker: BrokerClient) -> None:
+        self._broker = broker
         self._warned: set[tuple[str, str]] = set()
         self._noted_at: dict[str, float] = defaultdict(lambda: float("-inf"))
 
@@ -56,13 +56,13 @@ class DroppedMessages:
                 "unroutable='raise'; logged once, further ones are counted in restante_unroutable_total",
                 exchange, routing_key,
             )  # fmt: skip
-        name, now = self._desk.name(exchange), time.monotonic()
+        name, now = self._broker.full_name(exchange), time.monotonic()
         try:
-            self._desk.command("HINCRBY", UNROUTABLE, f"count:{name}", 1, key=UNROUTABLE)
+            self._broker.command("HINCRBY", UNROUTABLE, f"count:{name}", 1, key=UNROUTABLE)
             if now - self._noted_at[name] >= NOTE_EVERY:
                 self._noted_at[name] = now
-                at = int(self._desk.server_time() * 1000)
-                self._desk.command("HSET", UNROUTABLE, f"at:{name}", at, key=UNROUTABLE)
+                at = int(self._broker.server_time() * 1000)
+                self._broker.command("HSET", UNROUTABLE, f"at:{name}", at, key=UNROUTABLE)
         except RestanteError as error:
             # The message is dropped either way: a count that cannot be kept must not fail its publish.
             log.warning("drop not counted exchange=%s error=%s", exchange, error)

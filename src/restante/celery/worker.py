@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 from celery import Celery, bootsteps
 
-from restante.celery.requests import UNCHOSEN, bury_failures, watch
+from restante.celery.requests import UNSET, bury_failures, watch
 from restante.core.errors import InvalidInput
 from restante.core.keywords import check_keywords
 
@@ -38,19 +38,19 @@ class Consumers(bootsteps.StartStopStep):
     def start(self, c: Any) -> None:
         bury_failures(c.app)
         c.update_strategies()  # made of the tasks' requests before this step
-        desk = getattr(c.connection.transport, "desk", None)
-        if desk is not None:
+        broker = getattr(c.connection.transport, "broker", None)
+        if broker is not None:
             concurrency = getattr(c.controller, "concurrency", None) or c.pool.num_processes or 1
-            desk.process_info = orjson.dumps(
+            broker.process_info = orjson.dumps(
                 {"host": platform.node(), "pid": os.getpid(), "concurrency": concurrency, "name": c.hostname}
             )
 
     def info(self, c: Any) -> dict[str, Any]:
         """For `celery inspect stats`: how old the last look at the broker is."""
-        desk = getattr(c.connection.transport, "_desk", None) if c.connection else None
-        if desk is None:
+        broker = getattr(c.connection.transport, "_broker", None) if c.connection else None
+        if broker is None:
             return {}
-        return {"restante": {"last_poll_seconds_ago": round(time.monotonic() - desk.polled_at, 3)}}
+        return {"restante": {"last_poll_seconds_ago": round(time.monotonic() - broker.polled_at, 3)}}
 
 
 def install(app: Celery, *, dead_letters: bool = True, **unknown: Any) -> Celery:
@@ -77,4 +77,4 @@ def install(app: Celery, *, dead_letters: bool = True, **unknown: Any) -> Celery
 
 def _set_defaults(sender: Celery, **_: Any) -> None:
     """Replaces Celery's own defaults: whatever the application chooses, in whichever way, lies above them."""
-    sender.conf.maps[-1].update({**DEFAULTS, _ACKS_ON_FAILURE: UNCHOSEN})
+    sender.conf.maps[-1].update({**DEFAULTS, _ACKS_ON_FAILURE: UNSET})

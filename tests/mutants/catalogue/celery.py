@@ -17,9 +17,9 @@ _DELAYS = ("tests/celery/test_faults.py::TestDelays",)
 _LOST = ("tests/celery/test_faults.py::TestLostAnswers",)
 _UNROUTABLE = ("tests/celery/test_unroutable.py",)
 _OPTIONS = ("tests/celery/test_options.py",)
-_PRESENCE = ("tests/celery/test_presence.py::TestPresence",)
-_REPLIES = ("tests/celery/test_presence.py::TestShortLivedClients",)
-_INSPECT = ("tests/celery/test_presence.py::TestInspectScheduled",)
+_TRANSIENT = ("tests/celery/test_transient_queues.py::TestConsumedQueues",)
+_REPLIES = ("tests/celery/test_transient_queues.py::TestShortLivedClients",)
+_INSPECT = ("tests/celery/test_transient_queues.py::TestInspectScheduled",)
 _MIGRATION = ("tests/celery/test_migration.py",)
 _PLUS = ("tests/celery/test_migration_plus.py",)
 _DEAD = (f"{_TASKS}TestPools::test_a_task_that_failed_for_good_is_a_dead_letter_and_runs_again_by_replay[solo]",)
@@ -31,23 +31,30 @@ _CONSUMERS = (f"{_WORKERS}TestServices::test_a_worker_is_among_the_consumers",)
 
 FAULTS: Final[tuple[Fault, ...]] = (
     # -- verdicts and leases
-    Fault("celery", "releases put off are forgotten", "Desk.release", "self._late += part", "pass", _AWAY),
     Fault(
         "celery",
-        "a release put off is forgotten when its second try fails",
-        "Desk._tell_late",
+        "delayed releases are forgotten",
+        "BrokerClient.release",
+        "self._pending_releases += part",
+        "pass",
+        _AWAY,
+    ),
+    Fault(
+        "celery",
+        "a delayed release is forgotten when its second try fails",
+        "BrokerClient._retry_releases",
         """
-            message = self._late[0]
+            message = self._pending_releases[0]
             try:
-                self.post.queue(message.queue).release_many((message,))
+                self.client.queue(message.queue).release_many((message,))
             except LeaseLost:
                 pass
-            self._late.popleft()
+            self._pending_releases.popleft()
 """,
         """
-            message = self._late.popleft()
+            message = self._pending_releases.popleft()
             try:
-                self.post.queue(message.queue).release_many((message,))
+                self.client.queue(message.queue).release_many((message,))
             except LeaseLost:
                 pass
 """,
@@ -56,7 +63,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         "celery",
         "acks that could not be delivered are forgotten",
-        "Desk._put_back",
+        "BrokerClient._requeue_acks",
         "self._acks.setdefault(name, deque()).extendleft(reversed(acks))",
         "pass",
         _AWAY,
@@ -64,15 +71,15 @@ FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         "celery",
         "acks are forgotten when the receive that carries them fails",
-        "Desk.take",
-        "self._put_back(queue.name, acks)",
+        "BrokerClient.receive",
+        "self._requeue_acks(queue.name, acks)",
         "pass",
         _AWAY,
     ),
     Fault(
         "celery",
         "verdicts are repeated once and then given up",
-        "Desk._work",
+        "BrokerClient._flush_verdicts",
         "                failures += 1\n                if failures == 1:",
         "                return\n                if failures == 1:",
         _AWAY,
@@ -80,16 +87,16 @@ FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         "celery",
         "a connection that closes during an outage takes its unsent acks with it",
-        "Desk.leave",
-        " or self.renewal.held_any or self.has_acks() or self._late",
+        "BrokerClient.close",
+        " or self.renewal.held_any or self.has_acks() or self._pending_releases",
         "",
         _AWAY,
     ),
     Fault(
         "celery",
         "leases are not renewed",
-        "Desk.take",
-        "self.renewal.hold(queue.ref, got.messages)",
+        "BrokerClient.receive",
+        "self.renewal.hold(queue.ref, received.messages)",
         "pass",
         _VERDICTS,
     ),
@@ -97,7 +104,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
         "celery",
         "what a closed channel holds stays leased until its lease ends",
         "Channel.close",
-        "self.desk.release([message.taken for message in back])",
+        "self.broker.release([message.leased for message in back])",
         "pass",
         _VERDICTS,
     ),
@@ -105,7 +112,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
         "celery",
         "what a cancelled consumer has not been handed stays leased",
         "Channel._cancel",
-        "self.desk.release([message.taken for message in mine if message.taken is not None])",
+        "self.broker.release([message.leased for message in mine if message.leased is not None])",
         "pass",
         _VERDICTS,
     ),
@@ -113,8 +120,8 @@ FAULTS: Final[tuple[Fault, ...]] = (
         "celery",
         "tasks at work are given to another worker when the connection is lost",
         "Channel.close",
-        "message.taken is not None and id(message) not in begun",
-        "message.taken is not None",
+        "message.leased is not None and id(message) not in begun",
+        "message.leased is not None",
         _OUTAGES,
     ),
     Fault(
@@ -153,8 +160,8 @@ FAULTS: Final[tuple[Fault, ...]] = (
         "celery",
         "a native message that Kombu cannot hold is acked and lost",
         "Channel._accept",
-        "self.desk.bury(taken, error)",
-        "self.desk.ack_soon(taken)",
+        "self.broker.bury(taken, error)",
+        "self.broker.queue_ack(taken)",
         _VERDICTS,
     ),
     Fault(
@@ -168,7 +175,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         "celery",
         "the delivery limit does not reach the queue",
-        "Declaring._open",
+        "Declarations._open",
         '"x-dead-letter-exchange" in info.arguments else limit',
         "True else limit",
         _VERDICTS,
@@ -236,7 +243,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
         "celery",
         "publishers in other processes do not see a new binding",
         "Routing._changed",
-        'self._desk.command("HINCRBY", key, "version", 1, key=key)',
+        'self._broker.command("HINCRBY", key, "version", 1, key=key)',
         "pass",
         _EXCHANGES,
     ),
@@ -259,7 +266,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         "celery",
         "a second binding skips the broadcasts that were not read yet",
-        "Declaring._take_place",
+        "Declarations._take_place",
         '"HSETNX"',
         '"HSET"',
         _BROADCASTS,
@@ -293,7 +300,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
         "celery",
         "a message that no queue is bound for is dropped without a trace",
         "Channel._no_route",
-        'self.desk.dropped.add(exchange, routing_key, warn=options.unroutable == "warn")',
+        'self.broker.dropped.add(exchange, routing_key, warn=options.unroutable == "warn")',
         "return",
         _UNROUTABLE,
     ),
@@ -329,32 +336,32 @@ FAULTS: Final[tuple[Fault, ...]] = (
         "celery",
         "install leaves Celery's own default, by which tasks are acked before they run",
         "_set_defaults",
-        "{**DEFAULTS, _ACKS_ON_FAILURE: UNCHOSEN}",
-        "{_ACKS_ON_FAILURE: UNCHOSEN}",
+        "{**DEFAULTS, _ACKS_ON_FAILURE: UNSET}",
+        "{_ACKS_ON_FAILURE: UNSET}",
         _CHOICES,
     ),
     # -- queues that come and go, remote control, options
-    Fault("celery", "a consumer signs for its queue once only", "Presence._run", "self.run_once()", "pass", _PRESENCE),
+    Fault("celery", "a consumer never renews its queue", "TransientQueues._run", "self.run_once()", "pass", _TRANSIENT),
     Fault(
         "celery",
-        "signing for queues ends at its first failure",
-        "Presence._run",
-        'log.warning("queues not signed for error=%s", error)',
-        'log.warning("queues not signed for error=%s", error)\n                return',
-        _PRESENCE,
+        "the renewal of queues ends at its first failure",
+        "TransientQueues._run",
+        'log.warning("queues not renewed error=%s", error)',
+        'log.warning("queues not renewed error=%s", error)\n                return',
+        _TRANSIENT,
     ),
     Fault(
         "celery",
         "the first of two consumers that leaves ends the queue of the other",
-        "Presence.leave",
+        "TransientQueues.remove",
         "if not others:",
         "if True:",
-        _PRESENCE,
+        _TRANSIENT,
     ),
     Fault(
         "celery",
         "queues of replies to remote control are never removed",
-        "Declaring.after_reply_message_received",
+        "Declarations.after_reply_message_received",
         "self.queue_delete(queue)",
         "pass",
         _REPLIES,
@@ -371,7 +378,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
         "celery",
         "workers are not among the consumers",
         "Consumers.start",
-        "desk.process_info = orjson.dumps(",
+        "broker.process_info = orjson.dumps(",
         "_ = orjson.dumps(",
         _CONSUMERS,
     ),
@@ -394,9 +401,9 @@ FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         "celery",
         "two applications on one server share queues despite their prefixes",
-        "Desk.name",
-        'f"{self.options.global_keyprefix}{word}"',
-        "word",
+        "BrokerClient.full_name",
+        'f"{self.options.global_keyprefix}{name}"',
+        "name",
         _OPTIONS,
     ),
     # -- migration
@@ -469,7 +476,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         "celery",
         "migration back to celery-redis-plus reverses priorities",
-        "SortedSets.put",
+        "CeleryRedisPlus.put",
         "(255 - priority) * SPAN",
         "priority * SPAN",
         _PLUS,

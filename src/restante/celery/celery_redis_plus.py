@@ -46,7 +46,7 @@ return redis.call('SADD', KEYS[1], ARGV[1])
 """
 
 
-class SortedSets:
+class CeleryRedisPlus:
     """The queues of celery-redis-plus at one source."""
 
     def __init__(self, source: Any, prefix: str) -> None:

@@ -9,8 +9,8 @@ from kombu.exceptions import ChannelError
 from kombu.transport import base
 from kombu.utils.uuid import uuid
 
-from restante.celery.arguments import checked
-from restante.celery.presence import drop_queue
+from restante.celery.queue_arguments import checked
+from restante.celery.transient_queues import drop_queue
 from restante.celery.unroutable import not_found
 from restante.core.admin import Admin
 from restante.core.errors import NotFound
@@ -19,15 +19,15 @@ from restante.core.message import State
 from restante.core.routes import QueueInfo
 
 if TYPE_CHECKING:
-    from restante.celery.desk import Desk
+    from restante.celery.broker_client import BrokerClient
     from restante.celery.options import Options
 
 
-class Declaring(base.StdChannel):
+class Declarations(base.StdChannel):
     """The half of a channel that says what is there; `Channel` sends and receives."""
 
     connection: Any
-    desk: Desk
+    broker: BrokerClient
     options: Options
     sources: dict[str, Any]
 
@@ -42,15 +42,15 @@ class Declaring(base.StdChannel):
         type = type or "direct"
         exchange = exchange or f"amq.{type}"
         if passive:
-            if not self.desk.routing.table(exchange).declared:
+            if not self.broker.routing.table(exchange).declared:
                 raise not_found("exchange", exchange, "Channel.exchange_declare")
             return
-        self.desk.routing.declare(exchange, type, durable)
+        self.broker.routing.declare(exchange, type, durable)
 
     def exchange_delete(self, exchange: str, if_unused: bool = False, nowait: bool = False, **_: Any) -> None:
-        if if_unused and self.desk.routing.table(exchange).bindings:
+        if if_unused and self.broker.routing.table(exchange).bindings:
             return
-        self.desk.routing.forget_exchange(exchange)
+        self.broker.routing.forget_exchange(exchange)
 
     def exchange_bind(self, *_: Any, **__: Any) -> None:
         raise NotImplementedError("exchanges cannot be bound to exchanges here: bind the queue to both")
@@ -71,7 +71,7 @@ class Declaring(base.StdChannel):
         else:
             made = checked(queue, arguments)
             info = QueueInfo(queue, auto_delete or exclusive or "x-expires" in made, made)
-            before = self.desk.routing.queue(queue)
+            before = self.broker.routing.queue(queue)
             if before is None or before != info:
                 if before is not None and before.arguments != made:
                     differ = sorted({*before.arguments.items()} ^ {*made.items()})
@@ -81,17 +81,17 @@ class Declaring(base.StdChannel):
                         "delete the queue first",
                         (50, 10), "Channel.queue_declare", "406",
                     )  # fmt: skip
-                self.desk.routing.bind(info, "", queue)
+                self.broker.routing.bind(info, "", queue)
             self._open(info)
         return queue_declare_ok_t(queue, self._size(queue), 0)
 
     def _open(self, info: QueueInfo) -> None:
         """Makes the queue what its arguments say. A dead-letter exchange takes what the core would call dead."""
         if info.transient:
-            self.desk.presence.sign(info)
+            self.broker.transient_queues.renew(info)
             return
         limit = info.arguments.get("x-delivery-limit", self.options.delivery_limit)
-        queue = self.desk.queue(info.name)
+        queue = self.broker.queue(info.name)
         wanted: dict[str, Any] = {
             "max_attempts": 65535 if "x-dead-letter-exchange" in info.arguments else limit,
             "max_length": info.arguments.get("x-max-length"),
@@ -102,9 +102,9 @@ class Declaring(base.StdChannel):
             queue.configure(**wanted)
 
     def _exists(self, queue: str) -> bool:
-        if self.desk.routing.queue(queue) is not None:
+        if self.broker.routing.queue(queue) is not None:
             return True
-        return bool(self.desk.command("SISMEMBER", QUEUES, self.desk.name(queue), key=QUEUES))
+        return bool(self.broker.command("SISMEMBER", QUEUES, self.broker.full_name(queue), key=QUEUES))
 
     def _size(self, queue: str) -> int:
         counts = self._counts(queue)
@@ -112,7 +112,7 @@ class Declaring(base.StdChannel):
 
     def _counts(self, queue: str) -> Any:
         try:
-            return Admin(self.desk.post).counts(self.desk.name(queue))
+            return Admin(self.broker.client).counts(self.broker.full_name(queue))
         except NotFound:
             return None
 
@@ -120,7 +120,7 @@ class Declaring(base.StdChannel):
         self, queue: str, exchange: str | None = None, routing_key: str = "", arguments: Any = None, **_: Any
     ) -> None:
         exchange = exchange or "amq.direct"
-        routing = self.desk.routing
+        routing = self.broker.routing
         table = routing.table(exchange)
         if not table.declared:
             raise not_found("exchange", exchange, "Channel.queue_bind", (50, 20))
@@ -139,16 +139,16 @@ class Declaring(base.StdChannel):
 
     def _take_place(self, queue: str, exchange: str) -> None:
         """The place from which a queue hears a broadcast: where it was, or the end as of now."""
-        places = exchange_key(self.desk.name(exchange), "positions")
-        stream = exchange_key(self.desk.name(exchange), "broadcast")
-        newest = self.desk.command("XREVRANGE", stream, "+", "-", "COUNT", 1, key=stream)
+        places = exchange_key(self.broker.full_name(exchange), "positions")
+        stream = exchange_key(self.broker.full_name(exchange), "broadcast")
+        newest = self.broker.command("XREVRANGE", stream, "+", "-", "COUNT", 1, key=stream)
         last = newest[0][0] if newest else b"0-0"
-        self.desk.command("HSETNX", places, queue, last, key=places)
+        self.broker.command("HSETNX", places, queue, last, key=places)
 
     def queue_unbind(
         self, queue: str, exchange: str | None = None, routing_key: str = "", arguments: Any = None, **_: Any
     ) -> None:
-        self.desk.routing.unbind(queue, exchange or "amq.direct", routing_key or "")
+        self.broker.routing.unbind(queue, exchange or "amq.direct", routing_key or "")
         source = self.sources.get(queue)
         if source is not None:
             self._subscribe(source)
@@ -160,7 +160,7 @@ class Declaring(base.StdChannel):
             return 0
         if if_unused and any(queue in channel.sources for channel in self.connection.channels):
             return 0
-        drop_queue(self.desk, queue)
+        drop_queue(self.broker, queue)
         return waiting
 
     def after_reply_message_received(self, queue: str) -> None:
@@ -168,14 +168,14 @@ class Declaring(base.StdChannel):
 
     def queue_purge(self, queue: str, **_: Any) -> int:
         """Removes what waits, scheduled included; what workers hold and what is dead stays."""
-        admin, name = Admin(self.desk.post), self.desk.name(queue)
+        admin, name = Admin(self.broker.client), self.broker.full_name(queue)
         try:
             return admin.purge(name, (State.READY, State.SCHEDULED, State.RETRYING))
         except NotFound:
             return 0
 
     def list_bindings(self) -> list[tuple[str, str, str]]:
-        routing = self.desk.routing
+        routing = self.broker.routing
         names = [key for key, _, _ in routing.table("").bindings]
         return [(queue, exchange, pattern) for queue in names for exchange, pattern in routing.bindings(queue)]
 

@@ -176,7 +176,7 @@ class Message(base.Message):
 
     def __init__(self, channel: Any, taken: Any, queue: str, tag: str, made: dict[str, Any], **kwargs: Any) -> None:
         #: What holds the lease, None for a broadcast.
-        self.taken = taken
+        self.leased = taken
         #: The body as it was published: Kombu unpacks its own copy.
         self.raw = made["body"]
         #: Why its task failed, for the dead letter.
