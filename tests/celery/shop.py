@@ -52,9 +52,12 @@ def written(self: Any, number: Any = None, seconds: float = 0.0) -> None:
     time.sleep(seconds)
     info = self.request.delivery_info
     note(
-        "done", number=number, id=self.request.id, redelivered=info.get("redelivered"),
+        "done",
+        number=number,
+        id=self.request.id,
+        redelivered=info.get("redelivered"),
         count=getattr(self.request, "x-delivery-count", None) or (self.request.headers or {}).get("x-delivery-count"),
-    )  # fmt: skip
+    )
 
 
 @app.task(name="shop.flaky", bind=True, max_retries=5)

@@ -66,7 +66,7 @@ class TestPools:
         assert "in fail" in attempt.error  # the traceback
         assert len(one.rows("tried")) == 5  # three of auto, two of flaky
         assert [one.error_class for one in admin.show("celery", found[spent.id].id).history] == ["KeyError"]
-        assert "failed after an early ack, which leaves no dead letter task=shop.fail_early" in one.stderr
+        assert "failed after an early ack, so there is no dead letter task=shop.fail_early" in one.stderr
         admin.replay("celery", ids=[found[failing.id].id])
         wait_for(lambda: one.app.AsyncResult(failing.id).state == "SUCCESS", PATIENCE)
         wait_for(settled(admin), PATIENCE)

@@ -216,36 +216,40 @@ NAMES = st.sampled_from(
     headers=st.dictionaries(NAMES, JSON | st.sampled_from([value for _, value in messages.USUAL]), max_size=12),
     properties=st.dictionaries(
         st.sampled_from(["correlation_id", "reply_to", "delivery_mode", "type", "app_id", "expiration"]),
-        st.text(max_size=8) | st.integers(1, 2), max_size=4,
+        st.text(max_size=8) | st.integers(1, 2),
+        max_size=4,
     ),
     body=st.text(max_size=20) | st.binary(max_size=20),
     content=st.sampled_from([("application/json", "utf-8"), ("application/data", "binary"), (None, None)]),
     exchange=st.sampled_from(["orders", "shop", ""]),
     key=st.sampled_from(["orders", "a.b", ""]),
-)  # fmt: skip
+)
 def test_what_is_published_is_what_is_received(
     headers: dict[str, Any], properties: dict[str, Any], body: Any, content: tuple[Any, Any], exchange: str, key: str
 ) -> None:
     message = {
-        "body": body, "headers": headers, "properties": {**properties, "priority": 3, "delivery_info": {}},
-        "content-type": content[0], "content-encoding": content[1],
-    }  # fmt: skip
+        "body": body,
+        "headers": headers,
+        "properties": {**properties, "priority": 3, "delivery_info": {}},
+        "content-type": content[0],
+        "content-encoding": content[1],
+    }
     payload, content_type = messages.payload_of(body, *content)
     stored, _ = encode(
         payload, priority=3, headers=messages.headers_of(message, "orders", exchange, key), content_type=content_type
     )
-    made = messages.parts(_Waiting(Stored(b"1\n0\t" + stored)), "orders")  # type: ignore[arg-type]
-    assert made["headers"] == headers
-    assert made["body"] == body
-    assert type(made["body"]) is type(body)
-    assert (made["content_type"], made["content_encoding"]) == content
-    assert (made["exchange"], made["routing_key"]) == (exchange, key)
-    assert made["properties"] == {**properties, "priority": 3}
+    parts = messages.unpack(_Waiting(Stored(b"1\n0\t" + stored)), "orders")  # type: ignore[arg-type]
+    assert parts["headers"] == headers
+    assert parts["body"] == body
+    assert type(parts["body"]) is type(body)
+    assert (parts["content_type"], parts["content_encoding"]) == content
+    assert (parts["exchange"], parts["routing_key"]) == (exchange, key)
+    assert parts["properties"] == {**properties, "priority": 3}
 
 
 class _Waiting:
     """The fields of a message that `unpack` reads."""
 
     def __init__(self, stored: Stored) -> None:
-        self._stored = stored
+        self.stored = stored
         self.headers, self.content_type, self.priority = stored.headers, stored.content_type, stored.priority

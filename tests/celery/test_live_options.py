@@ -18,6 +18,7 @@ from kombu import Connection, Consumer, Exchange, Producer, Queue
 
 from restante import InvalidInput, UnsafeServer
 from restante.celery.options import Options
+from restante.celery.urls import core_url
 from tests.celery.conftest import broker_url
 from tests.celery.workers import wait_for
 from tests.harness.deadlines import PATIENCE
@@ -29,15 +30,27 @@ PASSWORD = "p@ss word"
 
 #: Where an option meets a server that is not tested below.
 ELSEWHERE = {
-    "visibility_timeout": "test_faults.TestLeases", "delivery_limit": "test_verdicts",
-    "message_ttl": "test_faults.TestDelays", "global_keyprefix": "test_options.TestPrefix",
-    "unroutable": "test_kombu.TestExchanges", "deadletter_queue": "test_kombu.TestExchanges",
+    "visibility_timeout": "test_faults.TestLeases",
+    "delivery_limit": "test_verdicts",
+    "message_ttl": "test_faults.TestDelays",
+    "global_keyprefix": "test_options.TestPrefix",
+    "unroutable": "test_kombu.TestExchanges",
+    "deadletter_queue": "test_kombu.TestExchanges",
     "socket_timeout": "test_workers.TestOutages",
-}  # fmt: skip
+}
 HERE = {
-    "stream_maxlen", "queue_order_strategy", "patience", "socket_connect_timeout", "socket_keepalive",
-    "socket_keepalive_options", "client_name", "ssl", "master_name", "sentinel_kwargs", "allow_eviction",
-}  # fmt: skip
+    "stream_maxlen",
+    "queue_order_strategy",
+    "patience",
+    "socket_connect_timeout",
+    "socket_keepalive",
+    "socket_keepalive_options",
+    "client_name",
+    "ssl",
+    "master_name",
+    "sentinel_kwargs",
+    "allow_eviction",
+}
 
 
 def test_every_option_meets_a_server_in_some_test() -> None:
@@ -156,10 +169,27 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     folder = tmp_path_factory.mktemp("tls")
     key, cert = folder / "key.pem", folder / "cert.pem"
     subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", cert, "-days", "2",
-         "-subj", "/CN=localhost", "-addext", f"subjectAltName=IP:{HOST},DNS:localhost"],
-        check=True, capture_output=True,
-    )  # fmt: skip
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-keyout",
+            key,
+            "-out",
+            cert,
+            "-days",
+            "2",
+            "-subj",
+            "/CN=localhost",
+            "-addext",
+            f"subjectAltName=IP:{HOST},DNS:localhost",
+        ],
+        check=True,
+        capture_output=True,
+    )
     return str(key), str(cert)
 
 
@@ -169,9 +199,12 @@ def tls(certificate: tuple[str, str]) -> Iterator[int]:
     key, cert = certificate
     port = free_port()
     config = {
-        "tls-port": str(port), "tls-key-file": key, "tls-cert-file": cert, "tls-ca-cert-file": cert,
+        "tls-port": str(port),
+        "tls-key-file": key,
+        "tls-cert-file": cert,
+        "tls-ca-cert-file": cert,
         "tls-auth-clients": "no",
-    }  # fmt: skip
+    }
     with RedisServer(debian_binary(), config=config):
         yield port
 
@@ -300,4 +333,4 @@ class TestSentinels:
     def test_what_could_have_no_effect_is_refused(self, url: str, options: dict[str, Any], words: str) -> None:
         connection = Connection(url, transport_options=options)
         with pytest.raises(InvalidInput, match=words):
-            connection.transport._url()
+            core_url(connection, connection.transport.options)

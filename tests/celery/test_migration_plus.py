@@ -67,26 +67,43 @@ class Plus:
         eta = now + countdown if countdown else 0
         body = json.dumps([args, {}, {"callbacks": None, "errbacks": None, "chain": None, "chord": None}])
         message = {
-            "body": base64.b64encode(body.encode()).decode(), "content-encoding": "utf-8",
+            "body": base64.b64encode(body.encode()).decode(),
+            "content-encoding": "utf-8",
             "content-type": "application/json",
             "headers": {
-                "lang": "py", "task": "shop.add", "id": id, "root_id": id, "retries": 0, "timelimit": [None, None],
+                "lang": "py",
+                "task": "shop.add",
+                "id": id,
+                "root_id": id,
+                "retries": 0,
+                "timelimit": [None, None],
                 "eta": datetime.fromtimestamp(eta, UTC).isoformat() if eta else None,
             },
             "properties": {
-                "correlation_id": id, "delivery_mode": 2, "delivery_tag": tag, "body_encoding": "base64",
-                "priority": priority, "delivery_info": {"exchange": "", "routing_key": queues[0]},
+                "correlation_id": id,
+                "delivery_mode": 2,
+                "delivery_tag": tag,
+                "body_encoding": "base64",
+                "priority": priority,
+                "delivery_info": {"exchange": "", "routing_key": queues[0]},
                 **({"eta": eta} if eta else {}),
             },
-        }  # fmt: skip
+        }
         delayed = countdown > 60
         self.tick += 1
         score = (255 - priority) * self.factor + int((eta if delayed else now) * 1000) + self.tick
         for queue in queues:
-            self.client.hset(f"{self.prefix}message:{tag}", mapping={
-                "payload": json.dumps(message), "routing_key": queue, "priority": priority, "eta": eta,
-                "native_delayed": int(delayed), "delivery_count": 0,
-            })  # fmt: skip
+            self.client.hset(
+                f"{self.prefix}message:{tag}",
+                mapping={
+                    "payload": json.dumps(message),
+                    "routing_key": queue,
+                    "priority": priority,
+                    "eta": eta,
+                    "native_delayed": int(delayed),
+                    "delivery_count": 0,
+                },
+            )
             self.client.zadd(self.index(queue), {tag: eta if delayed else now + 360})
             if not delayed or self.in_line:
                 self.client.zadd(f"{self.prefix}{self.lead}{queue}", {tag: score})
@@ -267,21 +284,32 @@ class TestBack:
             plus.send(number, priority=priority)
         plus.send("later", countdown=3600)
         before = {key: plus.client.hgetall(key) for key in plus.client.keys("message:*")}
-        order = [json.loads(plus.client.hget(f"message:{tag.decode()}", "payload"))["headers"]["id"]
-                 for tag in plus.client.zrange("queue:celery", 0, -1)]  # fmt: skip
+        order = [
+            json.loads(plus.client.hget(f"message:{tag.decode()}", "payload"))["headers"]["id"]
+            for tag in plus.client.zrange("queue:celery", 0, -1)
+        ]
         assert cli.inside("migrate-celery", "--from", source, "--to", url, "--yes").code == 0
         ran = cli.inside("migrate-celery", "--from", source, "--to", url, "--back", "--yes", "--json")
         assert (ran.code, ran.json["moved"]) == (0, 4), ran.err
         assert admin.counts("celery").waiting == 0
         after = {key: plus.client.hgetall(key) for key in plus.client.keys("message:*")}
         facts = lambda hashes: sorted(  # noqa: E731 - used twice, here
-            (json.loads(one[b"payload"])["headers"]["id"], json.loads(one[b"payload"])["body"], one[b"priority"],
-             one[b"native_delayed"], one[b"routing_key"], round(float(one[b"eta"]), 1)) for one in hashes.values()
-        )  # fmt: skip
+            (
+                json.loads(one[b"payload"])["headers"]["id"],
+                json.loads(one[b"payload"])["body"],
+                one[b"priority"],
+                one[b"native_delayed"],
+                one[b"routing_key"],
+                round(float(one[b"eta"]), 1),
+            )
+            for one in hashes.values()
+        )
         assert facts(after) == facts(before)
         assert plus.client.zcard("messages_index:celery") == 4
-        again = [json.loads(plus.client.hget(f"message:{tag.decode()}", "payload"))["headers"]["id"]
-                 for tag in plus.client.zrange("queue:celery", 0, -1)]  # fmt: skip
+        again = [
+            json.loads(plus.client.hget(f"message:{tag.decode()}", "payload"))["headers"]["id"]
+            for tag in plus.client.zrange("queue:celery", 0, -1)
+        ]
         assert again == order
         assert not plus.client.exists("celery")
 

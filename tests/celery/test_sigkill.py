@@ -45,9 +45,11 @@ def run(scheme: str, folder: Path, *, messages: int, kills: int, every: float, s
     began = time.monotonic()
     options = {"visibility_timeout": LEASE}
     conf = {
-        "task_acks_late": True, "task_reject_on_worker_lost": True, "task_ignore_result": True,
+        "task_acks_late": True,
+        "task_reject_on_worker_lost": True,
+        "task_ignore_result": True,
         "worker_prefetch_multiplier": 4,
-    }  # fmt: skip
+    }
     with RedisServer() as server:
         started = 0
 
@@ -55,9 +57,15 @@ def run(scheme: str, folder: Path, *, messages: int, kills: int, every: float, s
             nonlocal started
             started += 1
             return Worker(
-                server, folder, scheme=scheme, name=f"w{started}", options=options, conf=conf, wait=False,
+                server,
+                folder,
+                scheme=scheme,
+                name=f"w{started}",
+                options=options,
+                conf=conf,
+                wait=False,
                 words=("--without-mingle", "--without-gossip", "--without-heartbeat"),
-            )  # fmt: skip
+            )
 
         # A backlog throughout: a kill between two bursts proves nothing.
         publish = Worker(server, folder, scheme=scheme, conf=conf, name="publisher", wait=False)

@@ -140,17 +140,22 @@ class TestShortLivedClients:
         def left() -> tuple[int, int, int, int]:
             gc.collect()
             return (
-                len(threading.enumerate()), len(os.listdir("/proc/self/fd")),
-                len(call(redis, "CLIENT", "LIST").splitlines()), call(redis, "DBSIZE"),
-            )  # fmt: skip
+                len(threading.enumerate()),
+                len(os.listdir("/proc/self/fd")),
+                len(call(redis, "CLIENT", "LIST").splitlines()),
+                call(redis, "DBSIZE"),
+            )
 
         for _ in range(3):
             ping()
         before = left()
         answers = [ping() for _ in range(100)]
         assert answers == [[{"w1@test": {"ok": "pong"}}]] * 100
-        wait_for(lambda: all(now <= then + IDLE for now, then in zip(left(), before, strict=True)), PATIENCE,
-                 lambda: f"{left()} after {before}")  # fmt: skip
+        wait_for(
+            lambda: all(now <= then + IDLE for now, then in zip(left(), before, strict=True)),
+            PATIENCE,
+            lambda: f"{left()} after {before}",
+        )
 
     def test_a_worker_that_is_never_idle_keeps_its_remote_control(
         self, running: Worker, connect_bare: Connection
@@ -194,11 +199,18 @@ class TestInspectScheduled:
         assert first == {
             "priority": 6,
             "request": {
-                "id": soon.id, "name": "shop.add", "type": "shop.add", "args": [3], "kwargs": {"y": 4},
-                "hostname": "w1@test", "time_start": None, "acknowledged": False, "worker_pid": None,
+                "id": soon.id,
+                "name": "shop.add",
+                "type": "shop.add",
+                "args": [3],
+                "kwargs": {"y": 4},
+                "hostname": "w1@test",
+                "time_start": None,
+                "acknowledged": False,
+                "worker_pid": None,
                 "delivery_info": {"exchange": "", "routing_key": "celery", "priority": 0, "redelivered": False},
             },
-        }  # fmt: skip
+        }
         assert (second["request"]["id"], second["request"]["delivery_info"]["priority"]) == (late.id, 3)
         running.app.control.purge()
         assert inspect.scheduled() == {"w1@test": []}

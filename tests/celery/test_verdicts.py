@@ -99,21 +99,25 @@ def test_the_limit_of_deliveries_ends_in_dead_with_the_reason(connect: Connect, 
         queue.get().requeue()
     assert queue.get() is None
     (dead,) = admin.messages("orders", State.DEAD).messages
-    assert [attempt.error for attempt in admin.show("orders", dead.id).history] == [
-        "rejected to be delivered again"
-    ] * 3
+    assert [attempt.error for attempt in admin.show("orders", dead.id).history] == ["rejected with requeue"] * 3
 
 
 def test_what_cannot_be_decoded_is_dead_although_it_was_acked(connection: Connection, admin: Admin) -> None:
     queue = Queue("orders")
     Producer(connection).publish(
-        b"\x80not pickle", routing_key="orders", content_type="application/x-nonsense", content_encoding="binary",
+        b"\x80not pickle",
+        routing_key="orders",
+        content_type="application/x-nonsense",
+        content_encoding="binary",
         declare=[queue],
-    )  # fmt: skip
+    )
     consumer = Consumer(
-        connection.channel(), [queue], callbacks=[lambda body, message: None], accept=["json"],
+        connection.channel(),
+        [queue],
+        callbacks=[lambda body, message: None],
+        accept=["json"],
         on_decode_error=lambda message, error: message.ack(),
-    )  # fmt: skip
+    )
     consumer.consume()
     drain(connection)
     counts = admin.counts("orders")

@@ -39,11 +39,23 @@ class Worker(PythonProcess):
     """`celery worker` on the sample app; with `scheme="redis"` on Kombu's own transport, for comparison."""
 
     def __init__(
-        self, server: Address, folder: Path, *, pool: str = "prefork", concurrency: int = 2, name: str = "w1",
-        scheme: str = "restante", queues: str = "", options: dict[str, Any] | None = None,
-        conf: dict[str, Any] | None = None, bind: dict[str, list[str]] | None = None, words: tuple[str, ...] = (),
-        wait: bool = True, clock: FrozenClock | None = None, **more: Any,
-    ) -> None:  # fmt: skip
+        self,
+        server: Address,
+        folder: Path,
+        *,
+        pool: str = "prefork",
+        concurrency: int = 2,
+        name: str = "w1",
+        scheme: str = "restante",
+        queues: str = "",
+        options: dict[str, Any] | None = None,
+        conf: dict[str, Any] | None = None,
+        bind: dict[str, list[str]] | None = None,
+        words: tuple[str, ...] = (),
+        wait: bool = True,
+        clock: FrozenClock | None = None,
+        **more: Any,
+    ) -> None:
         self.folder = folder
         self.ledger = folder / "ledger"
         url = f"{server.url.replace('redis://', f'{scheme}://')}/0"
@@ -57,9 +69,20 @@ class Worker(PythonProcess):
         }
         environment = {"SHOP": json.dumps(told), "LEDGER": str(self.ledger), "PYTHONWARNINGS": "default"}
         command = [
-            "-A", "tests.celery.shop", "worker", "-P", pool, "-c", str(concurrency), "-n", f"{name}@test", "-l", "INFO",
-            *(("-Q", queues) if queues else ()), *words,
-        ]  # fmt: skip
+            "-A",
+            "tests.celery.shop",
+            "worker",
+            "-P",
+            pool,
+            "-c",
+            str(concurrency),
+            "-n",
+            f"{name}@test",
+            "-l",
+            "INFO",
+            *(("-Q", queues) if queues else ()),
+            *words,
+        ]
         # Patches for green threads come before the first import of what they patch, and so does another clock.
         forked = pool not in GREEN and clock is None
         super().__init__(_PROGRAM, *command, env=environment, clock=clock, forked=forked)

@@ -73,7 +73,7 @@ class BrokerClient:
         self.renewal = Renewal(self.client.connection)
         self._queues: dict[str, Queue] = {}
         self._acks: dict[str, deque[LeasedMessage]] = {}
-        #: When the oldest pending ack was queued, by time.monotonic().
+        #: When an ack was last queued while none of its queue was pending, by time.monotonic().
         self._acks_since = 0.0
         #: Releases that failed, to be sent again once the server is back.
         self._pending_releases: deque[LeasedMessage] = deque()

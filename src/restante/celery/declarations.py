@@ -1,126 +1,100 @@
-"""What a Kombu channel declares: exchanges, queues and bindings, and the life of queues that come and go."""
+"""Declares exchanges, queues and bindings, with the checks and errors of AMQP, and removes them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from amqp.protocol import queue_declare_ok_t
 from kombu.exceptions import ChannelError
-from kombu.transport import base
-from kombu.utils.uuid import uuid
 
-from restante.celery.queue_arguments import checked
-from restante.celery.transient_queues import drop_queue
+from restante.celery.broadcasts import start_at_end
+from restante.celery.queue_arguments import check_arguments
 from restante.celery.unroutable import not_found
 from restante.core.admin import Admin
 from restante.core.errors import NotFound
-from restante.core.keys import QUEUES, exchange_key
+from restante.core.keys import QUEUES
 from restante.core.message import State
 from restante.core.routes import QueueInfo
 
 if TYPE_CHECKING:
     from restante.celery.broker_client import BrokerClient
-    from restante.celery.options import Options
 
 
-class Declarations(base.StdChannel):
-    """The half of a channel that says what is there; `Channel` sends and receives."""
+class Declarations:
+    """What one channel declares."""
 
-    connection: Any
-    broker: BrokerClient
-    options: Options
-    sources: dict[str, Any]
+    def __init__(self, broker: BrokerClient) -> None:
+        self._broker = broker
+        self._options = broker.options
 
-    def _subscribe(self, source: Any) -> None:
-        """Told when the bindings of a queue that is consumed from have changed."""
-        raise NotImplementedError
+    def check_exchange(self, exchange: str) -> None:
+        """Raises unless the exchange is declared."""
+        if not self._broker.routing.table(exchange).declared:
+            raise not_found("exchange", exchange, "Channel.exchange_declare")
 
-    def exchange_declare(
-        self, exchange: str | None = None, type: str = "direct", durable: bool = False, auto_delete: bool = False,
-        arguments: Any = None, nowait: bool = False, passive: bool = False, **_: Any,
-    ) -> None:  # fmt: skip
-        type = type or "direct"
-        exchange = exchange or f"amq.{type}"
-        if passive:
-            if not self.broker.routing.table(exchange).declared:
-                raise not_found("exchange", exchange, "Channel.exchange_declare")
-            return
-        self.broker.routing.declare(exchange, type, durable)
+    def check_queue(self, queue: str) -> None:
+        """Raises unless the queue is declared."""
+        if not self._exists(queue):
+            raise not_found("queue", queue, "Channel.queue_declare")
 
-    def exchange_delete(self, exchange: str, if_unused: bool = False, nowait: bool = False, **_: Any) -> None:
-        if if_unused and self.broker.routing.table(exchange).bindings:
-            return
-        self.broker.routing.forget_exchange(exchange)
+    def declare_queue(self, queue: str, arguments: dict[str, Any] | None, *, transient: bool) -> None:
+        """Declares a queue; a second declaration with other arguments is an error."""
+        arguments = check_arguments(queue, arguments)
+        info = QueueInfo(queue, transient or "x-expires" in arguments, arguments)
+        declared = self._broker.routing.queue(queue)
+        if declared is None or declared != info:
+            if declared is not None and declared.arguments != arguments:
+                differences = sorted({*declared.arguments.items()} ^ {*arguments.items()})
+                raise ChannelError(
+                    f"PRECONDITION_FAILED - queue {queue!r} was declared with {declared.arguments}, not {arguments} "
+                    f"(different: {', '.join(sorted({name for name, _ in differences}))}): use the same arguments, or "
+                    "delete the queue first",
+                    (50, 10),
+                    "Channel.queue_declare",
+                    "406",
+                )
+            self._broker.routing.bind(info, "", queue)
+        self._apply(info)
 
-    def exchange_bind(self, *_: Any, **__: Any) -> None:
-        raise NotImplementedError("exchanges cannot be bound to exchanges here: bind the queue to both")
-
-    exchange_unbind = exchange_bind
-
-    def prepare_queue_arguments(self, arguments: Any, **given: Any) -> dict[str, Any]:
-        return dict(base.to_rabbitmq_queue_arguments(arguments or {}, **given))
-
-    def queue_declare(
-        self, queue: str | None = None, passive: bool = False, durable: bool = False, exclusive: bool = False,
-        auto_delete: bool = False, arguments: Any = None, **_: Any,
-    ) -> queue_declare_ok_t:  # fmt: skip
-        queue = queue or f"amq.gen-{uuid()}"
-        if passive:
-            if not self._exists(queue):
-                raise not_found("queue", queue, "Channel.queue_declare")
-        else:
-            made = checked(queue, arguments)
-            info = QueueInfo(queue, auto_delete or exclusive or "x-expires" in made, made)
-            before = self.broker.routing.queue(queue)
-            if before is None or before != info:
-                if before is not None and before.arguments != made:
-                    differ = sorted({*before.arguments.items()} ^ {*made.items()})
-                    raise ChannelError(
-                        f"PRECONDITION_FAILED - queue {queue!r} was declared with {before.arguments}, not {made} "
-                        f"(different: {', '.join(sorted({name for name, _ in differ}))}): use the same arguments, or "
-                        "delete the queue first",
-                        (50, 10), "Channel.queue_declare", "406",
-                    )  # fmt: skip
-                self.broker.routing.bind(info, "", queue)
-            self._open(info)
-        return queue_declare_ok_t(queue, self._size(queue), 0)
-
-    def _open(self, info: QueueInfo) -> None:
-        """Makes the queue what its arguments say. A dead-letter exchange takes what the core would call dead."""
+    def _apply(self, info: QueueInfo) -> None:
+        """Sets the queue's settings from its arguments. With a dead-letter exchange no message dies in the core."""
         if info.transient:
-            self.broker.transient_queues.renew(info)
+            self._broker.transient_queues.renew(info)
             return
-        limit = info.arguments.get("x-delivery-limit", self.options.delivery_limit)
-        queue = self.broker.queue(info.name)
-        wanted: dict[str, Any] = {
+        limit = info.arguments.get("x-delivery-limit", self._options.delivery_limit)
+        queue = self._broker.queue(info.name)
+        settings: dict[str, Any] = {
             "max_attempts": 65535 if "x-dead-letter-exchange" in info.arguments else limit,
             "max_length": info.arguments.get("x-max-length"),
         }
         if not queue.ref.opened:
             queue.ensure_open()
-        if any(getattr(queue.settings, name) != value for name, value in wanted.items()):
-            queue.configure(**wanted)
+        if any(getattr(queue.settings, name) != value for name, value in settings.items()):
+            queue.configure(**settings)
 
     def _exists(self, queue: str) -> bool:
-        if self.broker.routing.queue(queue) is not None:
+        if self._broker.routing.queue(queue) is not None:
             return True
-        return bool(self.broker.command("SISMEMBER", QUEUES, self.broker.full_name(queue), key=QUEUES))
+        return bool(self._broker.command("SISMEMBER", QUEUES, self._broker.full_name(queue), key=QUEUES))
 
-    def _size(self, queue: str) -> int:
+    def size(self, queue: str) -> int:
+        """Messages that wait, including scheduled ones."""
         counts = self._counts(queue)
         return counts.ready + counts.scheduled + counts.retrying if counts else 0
 
+    def unsettled(self, queue: str) -> int:
+        """Messages that are neither settled nor dead."""
+        counts = self._counts(queue)
+        return int(counts.waiting) if counts else 0
+
     def _counts(self, queue: str) -> Any:
         try:
-            return Admin(self.broker.client).counts(self.broker.full_name(queue))
+            return Admin(self._broker.client).counts(self._broker.full_name(queue))
         except NotFound:
             return None
 
-    def queue_bind(
-        self, queue: str, exchange: str | None = None, routing_key: str = "", arguments: Any = None, **_: Any
-    ) -> None:
-        exchange = exchange or "amq.direct"
-        routing = self.broker.routing
+    def bind(self, queue: str, exchange: str, routing_key: str) -> None:
+        """Binds a queue to an exchange; a transient queue starts at the end of the exchange's broadcasts."""
+        routing = self._broker.routing
         table = routing.table(exchange)
         if not table.declared:
             raise not_found("exchange", exchange, "Channel.queue_bind", (50, 20))
@@ -129,54 +103,21 @@ class Declarations(base.StdChannel):
             if not self._exists(queue):
                 raise not_found("queue", queue, "Channel.queue_bind", (50, 20))
             info = QueueInfo(queue)
-        if not any(key == (routing_key or "") and known == info for key, _, known in table.bindings):
+        if not any(key == routing_key and bound == info for key, _, bound in table.bindings):
             if info.transient and table.broadcasts:
-                self._take_place(queue, exchange)
-            routing.bind(info, exchange, routing_key or "")
-        source = self.sources.get(queue)
-        if source is not None:
-            self._subscribe(source)
+                start_at_end(self._broker, queue, exchange)
+            routing.bind(info, exchange, routing_key)
 
-    def _take_place(self, queue: str, exchange: str) -> None:
-        """The place from which a queue hears a broadcast: where it was, or the end as of now."""
-        places = exchange_key(self.broker.full_name(exchange), "positions")
-        stream = exchange_key(self.broker.full_name(exchange), "broadcast")
-        newest = self.broker.command("XREVRANGE", stream, "+", "-", "COUNT", 1, key=stream)
-        last = newest[0][0] if newest else b"0-0"
-        self.broker.command("HSETNX", places, queue, last, key=places)
-
-    def queue_unbind(
-        self, queue: str, exchange: str | None = None, routing_key: str = "", arguments: Any = None, **_: Any
-    ) -> None:
-        self.broker.routing.unbind(queue, exchange or "amq.direct", routing_key or "")
-        source = self.sources.get(queue)
-        if source is not None:
-            self._subscribe(source)
-
-    def queue_delete(self, queue: str, if_unused: bool = False, if_empty: bool = False, **_: Any) -> int:
-        counts = self._counts(queue)
-        waiting = counts.waiting if counts else 0
-        if if_empty and waiting:
-            return 0
-        if if_unused and any(queue in channel.sources for channel in self.connection.channels):
-            return 0
-        drop_queue(self.broker, queue)
-        return waiting
-
-    def after_reply_message_received(self, queue: str) -> None:
-        self.queue_delete(queue)
-
-    def queue_purge(self, queue: str, **_: Any) -> int:
-        """Removes what waits, scheduled included; what workers hold and what is dead stays."""
-        admin, name = Admin(self.broker.client), self.broker.full_name(queue)
+    def purge(self, queue: str) -> int:
+        """Removes waiting messages, including scheduled ones; leased and dead messages stay."""
         try:
-            return admin.purge(name, (State.READY, State.SCHEDULED, State.RETRYING))
+            waiting = (State.READY, State.SCHEDULED, State.RETRYING)
+            return Admin(self._broker.client).purge(self._broker.full_name(queue), waiting)
         except NotFound:
             return 0
 
-    def list_bindings(self) -> list[tuple[str, str, str]]:
-        routing = self.broker.routing
-        names = [key for key, _, _ in routing.table("").bindings]
-        return [(queue, exchange, pattern) for queue in names for exchange, pattern in routing.bindings(queue)]
-
-    get_bindings = list_bindings
+    def bindings(self) -> list[tuple[str, str, str]]:
+        """Queue, exchange and pattern of every binding of every declared queue."""
+        routing = self._broker.routing
+        queues = [key for key, _, _ in routing.table("").bindings]
+        return [(queue, exchange, pattern) for queue in queues for exchange, pattern in routing.bindings(queue)]

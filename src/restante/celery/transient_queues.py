@@ -11,15 +11,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from restante.core.admin import Admin
 from restante.core.errors import NotFound, RestanteError
-from restante.core.keys import TRANSIENT, exchange_key
+from restante.core.keys import TRANSIENT
 from restante.core.routes import QueueInfo
 
 if TYPE_CHECKING:
     from restante.celery.broker_client import BrokerClient
+    from restante.celery.source import Source
 
 log = logging.getLogger("restante")
 
@@ -36,28 +37,19 @@ GRACE = 5.0
 REMOVE_EVERY = 60.0
 
 
-class ConsumedQueue(Protocol):
-    """A queue with a consumer: its declaration, its bindings, and its position in each broadcast."""
-
-    name: str
-    info: QueueInfo
-    bindings: list[tuple[str, str]]
-    places: dict[bytes, str]
-
-
 class TransientQueues:
     """Renews the transient queues this process consumes from."""
 
     def __init__(self, broker: BrokerClient) -> None:
         self._broker = broker
-        self._consumed: dict[int, ConsumedQueue] = {}
+        self._consumed: dict[int, Source] = {}
         # Held during a renewal, so that a queue that loses its consumer at that moment is not declared again.
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self._searched_at = 0.0
 
-    def add(self, source: ConsumedQueue) -> None:
+    def add(self, source: Source) -> None:
         """Keeps a queue alive from now on."""
         if not source.info.transient:
             return
@@ -71,7 +63,7 @@ class TransientQueues:
                 )
                 self._thread.start()
 
-    def remove(self, source: ConsumedQueue) -> None:
+    def remove(self, source: Source) -> None:
         """Stops keeping a queue alive: it expires after its own time."""
         with self._lock:
             if self._consumed.pop(id(source), None) is None:
@@ -116,15 +108,12 @@ class TransientQueues:
         self.remove_expired_when_due()
         return declared
 
-    def _declare_again(self, source: ConsumedQueue) -> None:
+    def _declare_again(self, source: Source) -> None:
         routing = self._broker.routing
         log.warning("declared again queue=%s reason=expired", source.name)
         routing.bind(source.info, "", source.name)
-        for exchange, pattern in source.bindings:
-            place = source.places.get(exchange_key(self._broker.full_name(exchange), "broadcast"))
-            if place is not None:
-                places = exchange_key(self._broker.full_name(exchange), "positions")
-                self._broker.command("HSETNX", places, source.name, place, key=places)
+        for exchange, pattern in source.broadcasts.bindings:
+            source.broadcasts.restore(exchange)
             routing.bind(source.info, exchange, pattern)
 
     def remove_expired_when_due(self) -> None:
@@ -145,7 +134,7 @@ class TransientQueues:
 
 def drop_queue(broker: BrokerClient, queue: str) -> None:
     """Removes a queue with its messages, bindings and broadcast positions."""
-    broker.routing.forget_queue(queue)
+    broker.routing.remove_queue(queue)
     try:
         Admin(broker.client, audited=False).drop(broker.full_name(queue))
     except NotFound:
