@@ -1,4 +1,4 @@
-"""What a process does while its broker is out of reach: acks and releases that fail are repeated until they arrive."""
+"""A process whose broker is out of reach: failed acks and releases are repeated until they arrive."""
 
 from __future__ import annotations
 

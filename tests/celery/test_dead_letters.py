@@ -1,4 +1,4 @@
-"""Failed tasks in real workers: which become dead letters, with what error, and what a replay makes of them."""
+"""Failed tasks in real workers: which become dead letters, with which error, and what a replay does with them."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ Start = Callable[..., Worker]
 
 
 def settled(admin: Admin) -> Callable[[], bool]:
-    """Whether nothing waits or is held any more."""
+    """Whether no message waits or is leased."""
     return lambda: (counts := admin.counts("celery")).waiting == 0 and counts.leased == 0
 
 
 def failed(result: AsyncResult[Any], words: str) -> None:
-    """Waits until the result backend knows of the failure."""
+    """Waits until the result backend has the failure."""
     wait_for(lambda: result.state == "FAILURE", PATIENCE, lambda: result.state)
     assert re.search(words, repr(result.result)), result.result
 
 
 def dead(admin: Admin) -> dict[str, Message]:
-    """Dead letters by the task's id."""
+    """Dead letters by task id."""
     return {message.headers["id"]: message for message in admin.walk("celery", State.DEAD)}
 
 

@@ -1,21 +1,21 @@
-"""Faults of Celery transports on Redis as they were observed, each a test that ours does not have it.
+"""Faults observed in other Celery transports on Redis; each has a test that this transport is free of it.
 
-| Observed elsewhere | Here, or in |
+| Fault | Test |
 |---|---|
-| 1 a delayed message is popped at once | `test_workers.TestTimes`, `TestDelays` |
-| 2 a time to live deletes what is delayed longer | `TestDelays` |
+| 1 a delayed message is received at once | `test_workers.TestTimes`, `TestDelays` |
+| 2 a time to live deletes messages with a longer delay | `TestDelays` |
 | 3 two queues share one payload | `test_kombu.TestExchanges` |
-| 4 order inside a priority breaks | `test_kombu.TestOrder` |
+| 4 messages of one priority change their order | `test_kombu.TestOrder` |
 | 5 requeue and shutdown lose priority and place | `TestPlaces`, `test_verdicts`, `test_workers` |
 | 6 visibility counts from the publish | `TestLeases` |
-| 7 a backlog starves recovery | `TestLeases` |
+| 7 a backlog delays recovery | `TestLeases` |
 | 8 client clocks decide | `TestDelays` |
-| 9 anybody can ack any tag | `test_verdicts` |
+| 9 any channel can ack any tag | `test_verdicts` |
 | 10 broadcasts are lost around reads and reconnects | `test_kombu.TestBroadcasts` |
-| 11 the limit of deliveries deletes | `test_verdicts` |
-| 12 purge takes what is held, lengths lie, empty queues do not exist | `test_kombu.TestQueues` |
+| 11 the delivery limit deletes messages | `test_verdicts` |
+| 12 purge removes held messages, lengths are wrong, empty queues do not exist | `test_kombu.TestQueues` |
 | 13 recovery needs an event loop | `TestLeases` |
-| 14 nobody bound is silence | `test_kombu.TestExchanges` |
+| 14 a message without a bound queue is dropped silently | `test_kombu.TestExchanges` |
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Connect = Callable[..., Connection]
 
 
 def take_and_die(connection: Connection, queue: Queue) -> Any:
-    """Receives a message and never says another word of it."""
+    """Receives a message and never settles it."""
     message = queue(connection.channel()).get()
     connection.transport.broker.renewal.drop(message.leased)
     return message

@@ -1,4 +1,4 @@
-"""What Kombu documents of a transport, through Kombu itself and without Celery."""
+"""The behaviour that Kombu documents for transports, tested through Kombu itself, without Celery."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Connect = Callable[..., Connection]
 
 
 def drain(connection: Connection, seconds: float = 0.3) -> None:
-    """Hands out whatever comes within the time after the last."""
+    """Drains events until none arrives for the given time."""
     try:
         while True:
             connection.drain_events(timeout=seconds)
@@ -30,7 +30,7 @@ def drain(connection: Connection, seconds: float = 0.3) -> None:
 
 
 class Heard:
-    """A consumer that remembers, and acks unless told otherwise."""
+    """A consumer that records messages, and acks them unless it should not."""
 
     def __init__(self, connection: Connection, *queues: Queue, ack: bool = True, prefetch: int = 0, **options: Any):
         self.bodies: list[Any] = []
@@ -377,7 +377,7 @@ class TestExchanges:
         assert queue.get() is None
 
     def test_a_binding_counts_from_the_moment_it_is_made_in_every_process(self, connect: Connect) -> None:
-        # Connections with different options share nothing, as those of two processes.
+        # Connections with different options share nothing, like connections of two processes.
         publisher, service = connect(client_name="publisher"), connect(client_name="service")
         exchange = Exchange("shop", "topic")
         first = Queue("first", exchange, routing_key="#")(service.channel())

@@ -1,4 +1,4 @@
-"""Every transport option against a real server: what it changes there. `test_options` has what is refused."""
+"""The effect of every transport option on a real server; `test_options` tests what is refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.harness.servers import HOST, RedisServer, call, debian_binary, free_p
 Connect = Callable[..., Connection]
 PASSWORD = "p@ss word"
 
-#: Where an option meets a server that is not tested below.
+#: Options whose effect is tested elsewhere, and where.
 ELSEWHERE = {
     "visibility_timeout": "test_faults.TestLeases",
     "delivery_limit": "test_verdicts",
@@ -58,7 +58,7 @@ def test_every_option_meets_a_server_in_some_test() -> None:
 
 
 def round_trip(connection: Connection) -> None:
-    """Publishes one message and takes it."""
+    """Publishes one message and receives it."""
     Producer(connection).publish("x", routing_key="orders")
     message = Queue("orders")(connection.channel()).get()
     assert message.payload == "x"
@@ -165,7 +165,7 @@ class TestServers:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """A key and a certificate for this machine, which is its own authority."""
+    """A key and a self-signed certificate for this machine."""
     folder = tmp_path_factory.mktemp("tls")
     key, cert = folder / "key.pem", folder / "cert.pem"
     subprocess.run(

@@ -1,4 +1,4 @@
-"""What a transport can be told, the addresses it understands, and what it says of those it does not."""
+"""Transport options and broker URLs: which are accepted, and the errors for those that are refused."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class TestAddresses:
             process.wait_line("connected restante")
 
     def test_kombus_connection_alone_reads_no_plugins(self) -> None:
-        """Why the guide names an import. Once Kombu reads them here too, the guide can do without."""
+        """The reason why the guide names an import: without it a bare Kombu connection does not know the scheme."""
         program = "import kombu\ntry:\n    kombu.Connection('restante://')\nexcept KeyError as error:\n    print(error)"
         with PythonProcess(program) as process:
             process.wait_line("No such transport: restante")

@@ -1,4 +1,4 @@
-"""Queues that come and go: kept while somebody consumes from them, gone afterwards; and what short clients leave."""
+"""Transient queues: alive while they have a consumer, removed afterwards; what short-lived clients leave behind."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from tests.harness.servers import RedisServer, call
 Connect = Callable[..., Connection]
 NEWS = Exchange("news", "fanout")
 BRIEF = Queue("brief", NEWS, exclusive=True, expires=0.05)
-#: Connections a process may have put by meanwhile, because two threads needed one at once.
+#: Idle connections that a process may have because two threads needed one at the same time.
 IDLE = 3
-#: Seconds after which a worker's control queue ends unless somebody consumes from it; Celery's default is ten.
+#: Seconds after which a worker's control queue expires without a consumer; Celery's default is ten.
 CONTROL_SECONDS = 1.0
 
 
@@ -44,7 +44,7 @@ class TestConsumedQueues:
     def test_a_queue_with_a_busy_consumer_never_expires(self, connect: Connect) -> None:
         connection = connect()
         heard = Heard(connection, BRIEF)
-        time.sleep(0.1)  # its own time passes while the consumer does something else
+        time.sleep(0.1)  # x-expires passes while the consumer is busy
         other = connect().channel()
         other.broker.transient_queues.remove_expired()
         Producer(other, NEWS).publish("still there")
@@ -87,7 +87,7 @@ class TestConsumedQueues:
         publisher = Producer(connect(), NEWS)
         publisher.publish(1)
         drain(connection)
-        transient_queues.drop_queue(heard.channel.broker, "brief")  # as another process does once its time has passed
+        transient_queues.drop_queue(heard.channel.broker, "brief")  # as another process does on expiry
         publisher.publish("lost: nobody is bound")
         assert heard.channel.broker.transient_queues.run_once() == 1
         publisher.publish(2)
@@ -104,9 +104,7 @@ class TestConsumedQueues:
         wait_for(lambda: "queues not renewed" in caplog.text)
         proxy.pass_through()
         for _ in range(2):
-            transient_queues.drop_queue(
-                heard.channel.broker, "brief"
-            )  # as another process does once its time has passed
+            transient_queues.drop_queue(heard.channel.broker, "brief")  # as another process does on expiry
             wait_for(lambda: len(heard.channel.list_bindings()) == 1)
 
     def test_the_thread_ends_with_the_last_consumer(self, connect: Connect) -> None:
@@ -160,7 +158,7 @@ class TestShortLivedClients:
     def test_a_worker_that_is_never_idle_keeps_its_remote_control(
         self, running: Worker, connect_bare: Connection
     ) -> None:
-        """Its control queue has a time of its own, `CONTROL_SECONDS`; another client ends what is older than that."""
+        """Its control queue expires after `CONTROL_SECONDS`; then another client removes it."""
         begun = time.monotonic()
         while time.monotonic() - begun < CONTROL_SECONDS + 0.5:
             running.send("add", 1, 1, ignore_result=True)

@@ -1,4 +1,4 @@
-"""Verdicts through Kombu: acks, rejections, recovery, and the leases of messages that are held."""
+"""Verdicts through Kombu: acks, rejections, recovery, and the leases of held messages."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_a_stale_ack_has_no_effect(connect: Connect, admin: Admin, post: Client)
     connection = connect(visibility_timeout=0.3)
     Producer(connection).publish("x", routing_key="orders")
     message = Queue("orders")(connection.channel()).get()
-    connection.transport.broker.renewal.drop(message.leased)  # as if this process had stood still
+    connection.transport.broker.renewal.drop(message.leased)  # as if this process had stalled
     time.sleep(0.4)
     other = post.queue("orders").receive(timeout=PATIENCE, lease=30)
     assert other is not None
@@ -169,7 +169,7 @@ def test_a_held_message_is_nobody_elses_however_long_it_is_held(
 
 
 def test_a_lease_that_nobody_renews_ends(frozen: tuple[RedisServer, FrozenClock]) -> None:
-    """Without this the test before it could not fail."""
+    """Proves that the test before it can fail."""
     server, clock = frozen
     with (
         Connection(broker_url(server), transport_options={"visibility_timeout": 3600}) as connection,

@@ -78,7 +78,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
     ),
     Fault(
         "celery",
-        "verdicts are repeated once and then given up",
+        "failed verdicts are not repeated",
         "BrokerClient._flush_verdicts",
         "                failures += 1\n                if failures == 1:",
         "                return\n                if failures == 1:",
@@ -102,7 +102,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
     ),
     Fault(
         "celery",
-        "what a closed channel holds stays leased until its lease ends",
+        "messages of a closed channel stay leased until their leases end",
         "Channel.close",
         "self.broker.release([message.leased for message in released])",
         "pass",
@@ -110,7 +110,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
     ),
     Fault(
         "celery",
-        "what a cancelled consumer has not been handed stays leased",
+        "messages that a cancelled consumer was not handed stay leased",
         "Channel._cancel",
         "self.broker.release([message.leased for message in unread if message.leased is not None])",
         "pass",
@@ -118,7 +118,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
     ),
     Fault(
         "celery",
-        "tasks at work are given to another worker when the connection is lost",
+        "running tasks are delivered to another worker when the connection is lost",
         "Channel.close",
         "message.leased is not None and id(message) not in running",
         "message.leased is not None",
@@ -126,7 +126,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
     ),
     Fault(
         "celery",
-        "an ack of several leaves out the last one",
+        "an ack of several messages leaves out the last",
         "Channel._tags_up_to",
         "tags.index(delivery_tag) + 1",
         "tags.index(delivery_tag)",
@@ -158,7 +158,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
     ),
     Fault(
         "celery",
-        "a native message that Kombu cannot hold is acked and lost",
+        "a native message that is not a valid Kombu message is acked and lost",
         "Channel._accept",
         "self.broker.bury(leased, error)",
         "self.broker.queue_ack(leased)",
@@ -233,7 +233,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
     ),
     Fault(
         "celery",
-        "a publish that Kombu repeats is sent without a look at whether its id is stored",
+        "a publish that Kombu repeats is sent without a check whether its id is stored",
         "Publisher.send",
         'properties.pop("restante_new", None)',
         'properties.get("restante_new", True)',
@@ -279,10 +279,10 @@ FAULTS: Final[tuple[Fault, ...]] = (
         'type == "topic" and not patterns and not any',
         _BROADCASTS,
     ),
-    # -- dead letters and messages that nobody is bound for
+    # -- dead letters and messages without a bound queue
     Fault(
         "celery",
-        "a dead letter that no queue is bound for is acked and lost",
+        "a dead letter without a bound queue is acked and lost",
         "Publisher.dead_letter",
         "if self.publish(copy, exchange, key):",
         "if self.publish(copy, exchange, key) or True:",
@@ -298,7 +298,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
     ),
     Fault(
         "celery",
-        "a message that no queue is bound for is dropped without a trace",
+        "a message without a bound queue is dropped without a trace",
         "handle_unroutable",
         'channel.broker.dropped.add(exchange, routing_key, warn=options.unroutable == "warn")',
         "return",
@@ -306,7 +306,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
     ),
     Fault(
         "celery",
-        "a publish to an exchange that nobody declared succeeds",
+        "a publish to an undeclared exchange succeeds",
         "handle_unroutable",
         "if not table.declared:",
         "if False:",
@@ -340,7 +340,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
         "{_ACKS_ON_FAILURE: UNSET}",
         _CHOICES,
     ),
-    # -- queues that come and go, remote control, options
+    # -- transient queues, remote control, options
     Fault("celery", "a consumer never renews its queue", "TransientQueues._run", "self.run_once()", "pass", _TRANSIENT),
     Fault(
         "celery",
@@ -352,7 +352,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
     ),
     Fault(
         "celery",
-        "the first of two consumers that leaves ends the queue of the other",
+        "the first of two consumers that leaves lets the other's queue expire",
         "TransientQueues.remove",
         "if not others:",
         "if True:",
@@ -368,7 +368,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
     ),
     Fault(
         "celery",
-        "inspect scheduled does not list the tasks that wait on the broker",
+        "inspect scheduled does not list delayed tasks on the broker",
         "extend_inspect",
         "[*original(state, **options), *delayed_tasks(state)]",
         "[*original(state, **options)]",
@@ -384,7 +384,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
     ),
     Fault(
         "celery",
-        "after a failover a channel still speaks to the first server",
+        "after a failover a channel still uses the first server",
         "Transport.create_channel",
         "channel = connection.Channel(connection)",
         "channel = self.Channel(self)",
@@ -392,7 +392,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
     ),
     Fault(
         "celery",
-        "unknown transport options are swallowed",
+        "unknown transport options are ignored",
         "Options.parse",
         'check_keywords([name], [*known, *_WITHOUT_EFFECT, *_OF_KOMBU], "broker_transport_options")',
         "pass",
