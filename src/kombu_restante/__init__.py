@@ -1,7 +1,7 @@
-"""Makes `restante://` known to Kombu, and gives it a JSON serializer by the name of restante.
+"""Registers the URL scheme `restante://` with Kombu, and a JSON serializer named restante.
 
-Kombu loads this with its serializers whenever it is imported, in every program: so it imports nothing but the standard
-library, and the transport itself only where a URL asks for it.
+Kombu loads this module with its serializers in every program that imports Kombu. Therefore it imports only the standard
+library and Kombu's alias table; the transport itself is imported when a URL uses the scheme.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Any
 
 from kombu.transport import TRANSPORT_ALIASES
 
-#: Both schemes; TLS is the transport's business.
+# One transport for both schemes: it turns on TLS itself.
 for _scheme in ("restante", "restantes"):
     TRANSPORT_ALIASES.setdefault(_scheme, "restante.celery.transport:SchemeTransport")
 
 
 def dumps(value: Any) -> str:
-    """Compact JSON; other types than JSON's are an error, not a guess."""
+    """Compact JSON; a value of a type that JSON does not have is an error, not a guess."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 

@@ -1,4 +1,4 @@
-"""A server, connections to it as Kombu makes them, and Celery workers in processes of their own."""
+"""Fixtures: a server, Kombu connections to it, and Celery workers in processes of their own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kombu import Connection, pools
 
 import restante
 from restante import Admin, Client
-from restante.celery.desk import _desks
+from restante.celery.broker_client import _clients
 from restante.core.operations import Script
 from tests.celery.workers import Worker
 from tests.harness.clock import FrozenClock
@@ -29,14 +29,14 @@ def _server() -> Iterator[RedisServer]:
 
 @pytest.fixture
 def server(_server: RedisServer) -> Iterator[RedisServer]:
-    """An empty Redis; this process forgets what it knew of it."""
+    """An empty Redis; this process closes its clients of earlier tests."""
     call(_server.client(), "FLUSHALL")
     yield _server
     pools.reset()
-    for desk in _desks.values():
-        desk.renewal.close()
-        desk.post.close()
-    _desks.clear()
+    for broker in _clients.values():
+        broker.renewal.close()
+        broker.client.close()
+    _clients.clear()
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def proxy(server: RedisServer) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def through(proxy: FaultProxy, caplog: pytest.LogCaptureFixture) -> Iterator[Connection]:
-    """A connection behind the proxy whose calls give up soon."""
+    """A connection through the proxy, whose calls are repeated only for a short time."""
     caplog.set_level(logging.INFO, "restante")
     options = {"patience": 0.1, "visibility_timeout": 3600}
     with Connection(f"{proxy.url.replace('redis', 'restante', 1)}/0", transport_options=options) as opened:
@@ -72,7 +72,7 @@ def through(proxy: FaultProxy, caplog: pytest.LogCaptureFixture) -> Iterator[Con
 
 
 def drop_calls(proxy: FaultProxy, script: Script) -> None:
-    """From now on no call of this script reaches the server."""
+    """Drops every further call of this script before it reaches the server."""
     proxy.drop_request(1_000_000, matching=lambda request: script.sha in request)
 
 
@@ -89,7 +89,7 @@ def admin(post: Client) -> Admin:
 
 @pytest.fixture
 def connect(url: str) -> Iterator[Callable[..., Connection]]:
-    """Makes connections that are closed when the test ends; keywords are transport options."""
+    """Opens connections that are closed when the test ends; keywords are transport options."""
     with ExitStack() as opened:
         yield lambda **options: opened.enter_context(Connection(url, transport_options=options))
 
@@ -101,7 +101,7 @@ def connection(connect: Callable[..., Connection]) -> Connection:
 
 @pytest.fixture
 def worker(server: RedisServer, tmp_path: Path) -> Iterator[Callable[..., Worker]]:
-    """Starts workers that are gone when the test ends."""
+    """Starts workers that are stopped when the test ends."""
     with ExitStack() as running:
 
         def start(**told: Any) -> Worker:

@@ -1,4 +1,4 @@
-"""The sample app of the tests. Tasks write what they did to a ledger outside the broker: one JSON line, one write."""
+"""The sample app of the tests. Each task writes one JSON line about its run to a ledger outside the broker."""
 
 from __future__ import annotations
 
@@ -52,9 +52,12 @@ def written(self: Any, number: Any = None, seconds: float = 0.0) -> None:
     time.sleep(seconds)
     info = self.request.delivery_info
     note(
-        "done", number=number, id=self.request.id, redelivered=info.get("redelivered"),
+        "done",
+        number=number,
+        id=self.request.id,
+        redelivered=info.get("redelivered"),
         count=getattr(self.request, "x-delivery-count", None) or (self.request.headers or {}).get("x-delivery-count"),
-    )  # fmt: skip
+    )
 
 
 @app.task(name="shop.flaky", bind=True, max_retries=5)
@@ -79,7 +82,7 @@ def reject(self: Any, requeue: bool) -> None:
 
 @app.task(name="shop.die", bind=True)
 def die(self: Any, times: int) -> str:
-    """Kills its own process, as a crash in C does, the first times it runs."""
+    """Kills its own process, as a crash in C does, on its first runs."""
     note("dying", id=self.request.id)
     lines = Path(os.environ["LEDGER"]).read_text().splitlines()
     if len([line for line in lines if self.request.id in line and "dying" in line]) <= times:
@@ -101,7 +104,7 @@ def slow() -> None:
 
 @app.task(name="shop.fail", bind=True)
 def fail(self: Any, times: int = 1_000_000) -> str:
-    """Fails the first times it runs."""
+    """Fails on its first runs."""
     note("failing", id=self.request.id)
     lines = Path(os.environ["LEDGER"]).read_text().splitlines()
     if len([line for line in lines if self.request.id in line and "failing" in line]) <= times:

@@ -1,4 +1,4 @@
-"""What a process does while its broker is out of reach: acks and releases that fail are repeated until they arrive."""
+"""A process whose broker is out of reach: failed acks and releases are repeated until they arrive."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_an_ack_that_failed_is_repeated_until_it_arrives(
         message.ack()
     if closed:
         through.release()
-    wait_until(lambda: "verdicts wait" in caplog.text)
+    wait_until(lambda: "verdicts delayed" in caplog.text)
     assert admin.counts("orders").leased == 1
     proxy.pass_through()
     wait_until(lambda: admin.counts("orders").leased == 0)
@@ -68,7 +68,7 @@ def test_a_release_that_failed_is_repeated_until_it_arrives(
     channel.close()
     if closed:
         through.release()
-    wait_until(lambda: "verdicts wait" in caplog.text)
+    wait_until(lambda: "verdicts delayed" in caplog.text)
     assert admin.counts("orders").leased == 3
     proxy.pass_through()
     wait_until(lambda: admin.counts("orders").ready == 3)

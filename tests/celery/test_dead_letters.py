@@ -1,4 +1,4 @@
-"""Failed tasks in real workers: which become dead letters, with what error, and what a replay makes of them."""
+"""Failed tasks in real workers: which become dead letters, with which error, and what a replay does with them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from celery.result import AsyncResult
 
 import restante.celery
 from restante import Admin, Client, InvalidInput, Message, State
-from restante.celery.requests import Unchosen
+from restante.celery.requests import Unset
 from tests.celery.workers import Worker, wait_for
 from tests.cli.conftest import Cli
 from tests.harness.clock import FrozenClock
@@ -25,18 +25,18 @@ Start = Callable[..., Worker]
 
 
 def settled(admin: Admin) -> Callable[[], bool]:
-    """Whether nothing waits or is held any more."""
+    """Whether no message waits or is leased."""
     return lambda: (counts := admin.counts("celery")).waiting == 0 and counts.leased == 0
 
 
 def failed(result: AsyncResult[Any], words: str) -> None:
-    """Waits until the result backend knows of the failure."""
+    """Waits until the result backend has the failure."""
     wait_for(lambda: result.state == "FAILURE", PATIENCE, lambda: result.state)
     assert re.search(words, repr(result.result)), result.result
 
 
 def dead(admin: Admin) -> dict[str, Message]:
-    """Dead letters by the task's id."""
+    """Dead letters by task id."""
     return {message.headers["id"]: message for message in admin.walk("celery", State.DEAD)}
 
 
@@ -66,7 +66,7 @@ class TestPools:
         assert "in fail" in attempt.error  # the traceback
         assert len(one.rows("tried")) == 5  # three of auto, two of flaky
         assert [one.error_class for one in admin.show("celery", found[spent.id].id).history] == ["KeyError"]
-        assert "failed after an early ack, which leaves no dead letter task=shop.fail_early" in one.stderr
+        assert "failed after an early ack, so there is no dead letter task=shop.fail_early" in one.stderr
         admin.replay("celery", ids=[found[failing.id].id])
         wait_for(lambda: one.app.AsyncResult(failing.id).state == "SUCCESS", PATIENCE)
         wait_for(settled(admin), PATIENCE)
@@ -165,7 +165,7 @@ class TestChoices:
         plain = Celery("e", set_as_current=False)
         restante.celery.install(plain)
         assert plain.conf.task_acks_late is True
-        assert isinstance(plain.conf.task_acks_on_failure_or_timeout, Unchosen)
+        assert isinstance(plain.conf.task_acks_on_failure_or_timeout, Unset)
 
     @pytest.mark.parametrize(
         ("given", "words"),

@@ -1,21 +1,21 @@
-"""Faults of Celery transports on Redis as they were observed, each a test that ours does not have it.
+"""Faults observed in other Celery transports on Redis; each has a test that this transport is free of it.
 
-| Observed elsewhere | Here, or in |
+| Fault | Test |
 |---|---|
-| 1 a delayed message is popped at once | `test_workers.TestTimes`, `TestDelays` |
-| 2 a time to live deletes what is delayed longer | `TestDelays` |
+| 1 a delayed message is received at once | `test_workers.TestTimes`, `TestDelays` |
+| 2 a time to live deletes messages with a longer delay | `TestDelays` |
 | 3 two queues share one payload | `test_kombu.TestExchanges` |
-| 4 order inside a priority breaks | `test_kombu.TestOrder` |
+| 4 messages of one priority change their order | `test_kombu.TestOrder` |
 | 5 requeue and shutdown lose priority and place | `TestPlaces`, `test_verdicts`, `test_workers` |
 | 6 visibility counts from the publish | `TestLeases` |
-| 7 a backlog starves recovery | `TestLeases` |
+| 7 a backlog delays recovery | `TestLeases` |
 | 8 client clocks decide | `TestDelays` |
-| 9 anybody can ack any tag | `test_verdicts` |
+| 9 any channel can ack any tag | `test_verdicts` |
 | 10 broadcasts are lost around reads and reconnects | `test_kombu.TestBroadcasts` |
-| 11 the limit of deliveries deletes | `test_verdicts` |
-| 12 purge takes what is held, lengths lie, empty queues do not exist | `test_kombu.TestQueues` |
+| 11 the delivery limit deletes messages | `test_verdicts` |
+| 12 purge removes held messages, lengths are wrong, empty queues do not exist | `test_kombu.TestQueues` |
 | 13 recovery needs an event loop | `TestLeases` |
-| 14 nobody bound is silence | `test_kombu.TestExchanges` |
+| 14 a message without a bound queue is dropped silently | `test_kombu.TestExchanges` |
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hypothesis import strategies as st
 from kombu import Connection, Consumer, Producer, Queue
 
 from restante import Admin, Client, State
-from restante.celery import wire
+from restante.celery import messages
 from restante.core.stored import Stored, encode
 from tests.harness.clock import FrozenClock
 from tests.harness.deadlines import PATIENCE, at_most, wait_until
@@ -43,9 +43,9 @@ Connect = Callable[..., Connection]
 
 
 def take_and_die(connection: Connection, queue: Queue) -> Any:
-    """Receives a message and never says another word of it."""
+    """Receives a message and never settles it."""
     message = queue(connection.channel()).get()
-    connection.transport.desk.renewal.drop(message.taken)
+    connection.transport.broker.renewal.drop(message.leased)
     return message
 
 
@@ -207,43 +207,49 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=5,
 )
-NAMES = st.sampled_from([name for name, _ in wire.USUAL] + ["id", "root_id", "task", "origin", "x", "kombu-", "stamps"])
+NAMES = st.sampled_from(
+    [name for name, _ in messages.USUAL] + ["id", "root_id", "task", "origin", "x", "kombu-", "stamps"]
+)
 
 
 @given(
-    headers=st.dictionaries(NAMES, JSON | st.sampled_from([value for _, value in wire.USUAL]), max_size=12),
+    headers=st.dictionaries(NAMES, JSON | st.sampled_from([value for _, value in messages.USUAL]), max_size=12),
     properties=st.dictionaries(
         st.sampled_from(["correlation_id", "reply_to", "delivery_mode", "type", "app_id", "expiration"]),
-        st.text(max_size=8) | st.integers(1, 2), max_size=4,
+        st.text(max_size=8) | st.integers(1, 2),
+        max_size=4,
     ),
     body=st.text(max_size=20) | st.binary(max_size=20),
     content=st.sampled_from([("application/json", "utf-8"), ("application/data", "binary"), (None, None)]),
     exchange=st.sampled_from(["orders", "shop", ""]),
     key=st.sampled_from(["orders", "a.b", ""]),
-)  # fmt: skip
+)
 def test_what_is_published_is_what_is_received(
     headers: dict[str, Any], properties: dict[str, Any], body: Any, content: tuple[Any, Any], exchange: str, key: str
 ) -> None:
     message = {
-        "body": body, "headers": headers, "properties": {**properties, "priority": 3, "delivery_info": {}},
-        "content-type": content[0], "content-encoding": content[1],
-    }  # fmt: skip
-    payload, content_type = wire.payload_of(body, *content)
+        "body": body,
+        "headers": headers,
+        "properties": {**properties, "priority": 3, "delivery_info": {}},
+        "content-type": content[0],
+        "content-encoding": content[1],
+    }
+    payload, content_type = messages.payload_of(body, *content)
     stored, _ = encode(
-        payload, priority=3, headers=wire.headers_of(message, "orders", exchange, key), content_type=content_type
+        payload, priority=3, headers=messages.headers_of(message, "orders", exchange, key), content_type=content_type
     )
-    made = wire.parts(_Waiting(Stored(b"1\n0\t" + stored)), "orders")  # type: ignore[arg-type]
-    assert made["headers"] == headers
-    assert made["body"] == body
-    assert type(made["body"]) is type(body)
-    assert (made["content_type"], made["content_encoding"]) == content
-    assert (made["exchange"], made["routing_key"]) == (exchange, key)
-    assert made["properties"] == {**properties, "priority": 3}
+    parts = messages.unpack(_Waiting(Stored(b"1\n0\t" + stored)), "orders")  # type: ignore[arg-type]
+    assert parts["headers"] == headers
+    assert parts["body"] == body
+    assert type(parts["body"]) is type(body)
+    assert (parts["content_type"], parts["content_encoding"]) == content
+    assert (parts["exchange"], parts["routing_key"]) == (exchange, key)
+    assert parts["properties"] == {**properties, "priority": 3}
 
 
 class _Waiting:
-    """As much of a message as the wire looks at."""
+    """The fields of a message that `unpack` reads."""
 
     def __init__(self, stored: Stored) -> None:
-        self._stored = stored
+        self.stored = stored
         self.headers, self.content_type, self.priority = stored.headers, stored.content_type, stored.priority

@@ -1,4 +1,4 @@
-"""What Kombu documents of a transport, through Kombu itself and without Celery."""
+"""The behaviour that Kombu documents for transports, tested through Kombu itself, without Celery."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Connect = Callable[..., Connection]
 
 
 def drain(connection: Connection, seconds: float = 0.3) -> None:
-    """Hands out whatever comes within the time after the last."""
+    """Drains events until none arrives for the given time."""
     try:
         while True:
             connection.drain_events(timeout=seconds)
@@ -30,7 +30,7 @@ def drain(connection: Connection, seconds: float = 0.3) -> None:
 
 
 class Heard:
-    """A consumer that remembers, and acks unless told otherwise."""
+    """A consumer that records messages, and acks them unless it should not."""
 
     def __init__(self, connection: Connection, *queues: Queue, ack: bool = True, prefetch: int = 0, **options: Any):
         self.bodies: list[Any] = []
@@ -56,11 +56,10 @@ def fail_at_one(body: Any, message: Any) -> None:
 class TestPublishAndConsume:
     def test_a_message_comes_as_it_was_published(self, connection: Connection) -> None:
         queue = Queue("orders", Exchange("shop", "direct"), routing_key="paid")
-        Producer(connection).publish(
-            {"n": 1, "text": "grüße"}, exchange=queue.exchange, routing_key="paid", declare=[queue],
-            headers={"trace": "abc", "none": None}, correlation_id="c1", reply_to="r1", priority=7, type="t",
-            app_id="a",
-        )  # fmt: skip
+        route = {"exchange": queue.exchange, "routing_key": "paid", "declare": [queue]}
+        properties = {"correlation_id": "c1", "reply_to": "r1", "priority": 7, "type": "t", "app_id": "a"}
+        headers = {"trace": "abc", "none": None}
+        Producer(connection).publish({"n": 1, "text": "grüße"}, headers=headers, **route, **properties)
         message = queue(connection.channel()).get()
         assert message.payload == {"n": 1, "text": "grüße"}
         assert (message.content_type, message.content_encoding) == ("application/json", "utf-8")
@@ -289,9 +288,9 @@ class TestQueues:
         ("arguments", "words"),
         [
             ({"x-max-length": 5}, "reject-publish"),
-            ({"x-max-length-bytes": 5}, "cannot keep"),
+            ({"x-max-length-bytes": 5}, "is not supported: leave it out"),
             ({"x-overflow": "drop-head"}, "drops messages"),
-            ({"x-single-active-consumer": True}, "cannot keep"),
+            ({"x-single-active-consumer": True}, "is not supported: leave it out"),
             ({"x-max-priority": 256}, "0 to 255"),
             ({"x-message-ttl": "soon"}, "whole number"),
             ({"x-dead-letter-routing-key": "k"}, "without an x-dead-letter-exchange"),
@@ -342,9 +341,8 @@ class TestQueues:
         time.sleep(0.4)
         assert queue.get() is None
         found = [graves.get() for _ in range(3)]
-        assert [(message.payload, message.headers["x-death"][0]["reason"]) for message in found] == [
-            ("rejected", "rejected"), ("again", "delivery_limit"), ("late", "expired"),
-        ]  # fmt: skip
+        reasons = [(message.payload, message.headers["x-death"][0]["reason"]) for message in found]
+        assert reasons == [("rejected", "rejected"), ("again", "delivery_limit"), ("late", "expired")]
         assert graves.get() is None
         assert admin.counts("orders").dead == 0
 
@@ -379,7 +377,7 @@ class TestExchanges:
         assert queue.get() is None
 
     def test_a_binding_counts_from_the_moment_it_is_made_in_every_process(self, connect: Connect) -> None:
-        # Connections with different options share nothing, as those of two processes.
+        # Connections with different options share nothing, like connections of two processes.
         publisher, service = connect(client_name="publisher"), connect(client_name="service")
         exchange = Exchange("shop", "topic")
         first = Queue("first", exchange, routing_key="#")(service.channel())

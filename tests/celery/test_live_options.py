@@ -1,4 +1,4 @@
-"""Every transport option against a real server: what it changes there. `test_options` has what is refused."""
+"""The effect of every transport option on a real server; `test_options` tests what is refused."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from kombu import Connection, Consumer, Exchange, Producer, Queue
 
 from restante import InvalidInput, UnsafeServer
 from restante.celery.options import Options
+from restante.celery.urls import core_url
 from tests.celery.conftest import broker_url
 from tests.celery.workers import wait_for
 from tests.harness.deadlines import PATIENCE
@@ -27,17 +28,29 @@ from tests.harness.servers import HOST, RedisServer, call, debian_binary, free_p
 Connect = Callable[..., Connection]
 PASSWORD = "p@ss word"
 
-#: Where an option meets a server that is not tested below.
+#: Options whose effect is tested elsewhere, and where.
 ELSEWHERE = {
-    "visibility_timeout": "test_faults.TestLeases", "delivery_limit": "test_verdicts",
-    "message_ttl": "test_faults.TestDelays", "global_keyprefix": "test_options.TestPrefix",
-    "unroutable": "test_kombu.TestExchanges", "deadletter_queue": "test_kombu.TestExchanges",
+    "visibility_timeout": "test_faults.TestLeases",
+    "delivery_limit": "test_verdicts",
+    "message_ttl": "test_faults.TestDelays",
+    "global_keyprefix": "test_options.TestPrefix",
+    "unroutable": "test_kombu.TestExchanges",
+    "deadletter_queue": "test_kombu.TestExchanges",
     "socket_timeout": "test_workers.TestOutages",
-}  # fmt: skip
+}
 HERE = {
-    "stream_maxlen", "queue_order_strategy", "patience", "socket_connect_timeout", "socket_keepalive",
-    "socket_keepalive_options", "client_name", "ssl", "master_name", "sentinel_kwargs", "allow_eviction",
-}  # fmt: skip
+    "stream_maxlen",
+    "queue_order_strategy",
+    "patience",
+    "socket_connect_timeout",
+    "socket_keepalive",
+    "socket_keepalive_options",
+    "client_name",
+    "ssl",
+    "master_name",
+    "sentinel_kwargs",
+    "allow_eviction",
+}
 
 
 def test_every_option_meets_a_server_in_some_test() -> None:
@@ -45,7 +58,7 @@ def test_every_option_meets_a_server_in_some_test() -> None:
 
 
 def round_trip(connection: Connection) -> None:
-    """Publishes one message and takes it."""
+    """Publishes one message and receives it."""
     Producer(connection).publish("x", routing_key="orders")
     message = Queue("orders")(connection.channel()).get()
     assert message.payload == "x"
@@ -55,7 +68,7 @@ def round_trip(connection: Connection) -> None:
 def socket_option(connection: Connection, level: int, name: int) -> int:
     """A socket option of a connection that was in use and is idle now."""
     round_trip(connection)
-    link = connection.transport.desk.post.connection._idle[None][0]
+    link = connection.transport.broker.client.connection._idle[None][0]
     with socket.socket(fileno=os.dup(link.fileno())) as same:
         return same.getsockopt(level, name)
 
@@ -80,7 +93,7 @@ class TestSockets:
             connection = Connection(f"restante://{HOST}:{silent.getsockname()[1]}/0", transport_options=options)
             with pytest.raises(connection.connection_errors, match="cannot be reached"):
                 connection.connect()
-            assert connection.transport.desk.post.connection.settings.connect_timeout == 0.2
+            assert connection.transport.broker.client.connection.settings.connect_timeout == 0.2
             connection.release()
 
     def test_patience_decides_whether_a_call_outlasts_an_outage(self) -> None:
@@ -152,14 +165,31 @@ class TestServers:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """A key and a certificate for this machine, which is its own authority."""
+    """A key and a self-signed certificate for this machine."""
     folder = tmp_path_factory.mktemp("tls")
     key, cert = folder / "key.pem", folder / "cert.pem"
     subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", cert, "-days", "2",
-         "-subj", "/CN=localhost", "-addext", f"subjectAltName=IP:{HOST},DNS:localhost"],
-        check=True, capture_output=True,
-    )  # fmt: skip
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-keyout",
+            key,
+            "-out",
+            cert,
+            "-days",
+            "2",
+            "-subj",
+            "/CN=localhost",
+            "-addext",
+            f"subjectAltName=IP:{HOST},DNS:localhost",
+        ],
+        check=True,
+        capture_output=True,
+    )
     return str(key), str(cert)
 
 
@@ -169,9 +199,12 @@ def tls(certificate: tuple[str, str]) -> Iterator[int]:
     key, cert = certificate
     port = free_port()
     config = {
-        "tls-port": str(port), "tls-key-file": key, "tls-cert-file": cert, "tls-ca-cert-file": cert,
+        "tls-port": str(port),
+        "tls-key-file": key,
+        "tls-cert-file": cert,
+        "tls-ca-cert-file": cert,
         "tls-auth-clients": "no",
-    }  # fmt: skip
+    }
     with RedisServer(debian_binary(), config=config):
         yield port
 
@@ -191,7 +224,7 @@ class TestTls:
         for url, told in forms:
             with Connection(url, **told) as connection:
                 round_trip(connection)
-                link = connection.transport.desk.post.connection._idle[None][0]
+                link = connection.transport.broker.client.connection._idle[None][0]
                 assert link.connection._sock.version().startswith("TLS")
         for options in ({"ssl": True, "patience": 0.0}, {"patience": 0.0}):
             with (
@@ -300,4 +333,4 @@ class TestSentinels:
     def test_what_could_have_no_effect_is_refused(self, url: str, options: dict[str, Any], words: str) -> None:
         connection = Connection(url, transport_options=options)
         with pytest.raises(InvalidInput, match=words):
-            connection.transport._url()
+            core_url(connection, connection.transport.options)

@@ -74,7 +74,7 @@ class TestThere:
             channel = connection.channel()
             message = stock.amqp.queues["celery"](channel).get()
             assert message is not None
-            channel.qos._on_collect.cancel()  # as a killed worker leaves it
+            channel.qos._on_collect.cancel()  # what a killed worker leaves behind
             channel.qos._delivered.clear()
         assert cli.inside("migrate-celery", "--from", source, "--to", url, "--yes").code == 1
         ran = cli.inside("migrate-celery", "--from", source, "--to", url, "--unacked", "--yes", "--json")
@@ -84,7 +84,7 @@ class TestThere:
     def test_what_workers_held_goes_to_every_queue_that_is_bound_for_it(
         self, server: RedisServer, source: str, url: str, admin: Admin
     ) -> None:
-        """Kombu does not note which queue a held message came from, and gives it to all of them too."""
+        """Kombu does not store the queue of a held message either, and restores it to every bound queue."""
         events = Exchange("events", "topic")
         with Connection(source) as connection:
             channel = connection.channel()
@@ -93,7 +93,7 @@ class TestThere:
             Producer(channel, events).publish("x", routing_key="order.paid")
             for name in ("billing", "audit"):
                 assert Queue(name)(channel).get() is not None
-            channel.qos._on_collect.cancel()  # as a killed worker leaves it
+            channel.qos._on_collect.cancel()  # what a killed worker leaves behind
             channel.qos._delivered.clear()
         connection, moving = work(url, source)
         with connection:
@@ -111,7 +111,7 @@ class TestThere:
             with stock.connection_for_read() as connection:
                 channel = connection.channel()
                 assert all(stock.amqp.queues["celery"](channel).get() for _ in range(10))
-                channel.qos._on_collect.cancel()  # as a killed worker leaves it
+                channel.qos._on_collect.cancel()  # what a killed worker leaves behind
                 channel.qos._delivered.clear()
         moving = Migration(source, through.transport)
         through.channel().queue_declare("celery")
@@ -201,7 +201,7 @@ class TestBack:
         with connection, redis.Redis.from_url(source) as client:
             assert moving.move(["celery"]).messages == 3
             call(client, "SET", "celery", "in the way of the list")
-            for _ in range(2):  # a failed try leaves no trace that would make the next one skip a message
+            for _ in range(2):  # a failed try must not make the next one skip a message
                 with pytest.raises(Unavailable, match="WRONGTYPE"):
                     moving.back(["celery"])
                 assert admin.counts("celery").ready == 3

@@ -1,8 +1,8 @@
 """Moving an application from celery-redis-plus and back.
 
 celery-redis-plus needs Python 3.13 and a redis-py below 8, so it cannot be installed beside Restante's own tests.
-`Plus` writes what its versions write, as they were seen to in a run of 0.4.1 and as the sources of 0.2.0, 0.2.3 and
-0.3.0 and its own document of the message flow have it. `restante.celery.sorted_sets` describes the keys.
+`Plus` writes what its versions write: for 0.4.1 as observed in a run, for 0.2.0, 0.2.3 and 0.3.0 according to their
+sources and their document of the message flow. `restante.celery.celery_redis_plus` describes the keys.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.harness.processes import PythonProcess
 from tests.harness.proxy import FaultProxy
 from tests.harness.servers import RedisServer, call
 
-#: By version: the lead of a queue's key, whether each queue has its own index, the factor of priorities in scores,
+#: By version: the prefix of a queue's key, whether each queue has its own index, the factor of priorities in scores,
 #: whether delayed messages are in line, and whether bindings are a sorted set.
 VERSIONS = {
     "document": ("", False, 10**10, True, False),
@@ -41,7 +41,7 @@ VERSIONS = {
 
 
 class Plus:
-    """celery-redis-plus on one database, as a publisher and a worker leave it."""
+    """Writes the keys that a publisher and a worker of celery-redis-plus write."""
 
     def __init__(self, url: str, version: str = "0.4.1", prefix: str = "") -> None:
         self.client: Any = redis.Redis.from_url(url)
@@ -62,43 +62,60 @@ class Plus:
         return f"{self.prefix}messages_index:{queue}" if self.own_index else f"{self.prefix}messages_index"
 
     def send(self, *args: Any, queues: tuple[str, ...] = ("celery",), priority: int = 0, countdown: float = 0) -> str:
-        """Publishes a task; to several queues under one tag, as its transport does. Returns the task's id."""
+        """Publishes a task to one or several queues under one tag, as its transport does; returns the task's id."""
         id, tag, now = str(uuid.uuid4()), str(uuid.uuid4()), time.time()
         eta = now + countdown if countdown else 0
         body = json.dumps([args, {}, {"callbacks": None, "errbacks": None, "chain": None, "chord": None}])
         message = {
-            "body": base64.b64encode(body.encode()).decode(), "content-encoding": "utf-8",
+            "body": base64.b64encode(body.encode()).decode(),
+            "content-encoding": "utf-8",
             "content-type": "application/json",
             "headers": {
-                "lang": "py", "task": "shop.add", "id": id, "root_id": id, "retries": 0, "timelimit": [None, None],
+                "lang": "py",
+                "task": "shop.add",
+                "id": id,
+                "root_id": id,
+                "retries": 0,
+                "timelimit": [None, None],
                 "eta": datetime.fromtimestamp(eta, UTC).isoformat() if eta else None,
             },
             "properties": {
-                "correlation_id": id, "delivery_mode": 2, "delivery_tag": tag, "body_encoding": "base64",
-                "priority": priority, "delivery_info": {"exchange": "", "routing_key": queues[0]},
+                "correlation_id": id,
+                "delivery_mode": 2,
+                "delivery_tag": tag,
+                "body_encoding": "base64",
+                "priority": priority,
+                "delivery_info": {"exchange": "", "routing_key": queues[0]},
                 **({"eta": eta} if eta else {}),
             },
-        }  # fmt: skip
+        }
         delayed = countdown > 60
         self.tick += 1
         score = (255 - priority) * self.factor + int((eta if delayed else now) * 1000) + self.tick
         for queue in queues:
-            self.client.hset(f"{self.prefix}message:{tag}", mapping={
-                "payload": json.dumps(message), "routing_key": queue, "priority": priority, "eta": eta,
-                "native_delayed": int(delayed), "delivery_count": 0,
-            })  # fmt: skip
+            self.client.hset(
+                f"{self.prefix}message:{tag}",
+                mapping={
+                    "payload": json.dumps(message),
+                    "routing_key": queue,
+                    "priority": priority,
+                    "eta": eta,
+                    "native_delayed": int(delayed),
+                    "delivery_count": 0,
+                },
+            )
             self.client.zadd(self.index(queue), {tag: eta if delayed else now + 360})
             if not delayed or self.in_line:
                 self.client.zadd(f"{self.prefix}{self.lead}{queue}", {tag: score})
         return id
 
     def take(self, queue: str = "celery") -> str:
-        """What a worker does that is killed afterwards; returns the tag."""
+        """Receives a message as a worker that is killed afterwards does; returns the tag."""
         ((tag, _),) = self.client.zpopmin(f"{self.prefix}{self.lead}{queue}")
         return str(tag.decode())
 
     def left(self) -> set[str]:
-        """What is left but bindings and what the move itself notes."""
+        """The keys that are left, except bindings and those of the move itself."""
         names = {key.decode() for key in self.client.scan_iter("*")}
         return {name for name in names if "_kombu" not in name and ASIDE not in name}
 
@@ -267,21 +284,32 @@ class TestBack:
             plus.send(number, priority=priority)
         plus.send("later", countdown=3600)
         before = {key: plus.client.hgetall(key) for key in plus.client.keys("message:*")}
-        order = [json.loads(plus.client.hget(f"message:{tag.decode()}", "payload"))["headers"]["id"]
-                 for tag in plus.client.zrange("queue:celery", 0, -1)]  # fmt: skip
+        order = [
+            json.loads(plus.client.hget(f"message:{tag.decode()}", "payload"))["headers"]["id"]
+            for tag in plus.client.zrange("queue:celery", 0, -1)
+        ]
         assert cli.inside("migrate-celery", "--from", source, "--to", url, "--yes").code == 0
         ran = cli.inside("migrate-celery", "--from", source, "--to", url, "--back", "--yes", "--json")
         assert (ran.code, ran.json["moved"]) == (0, 4), ran.err
         assert admin.counts("celery").waiting == 0
         after = {key: plus.client.hgetall(key) for key in plus.client.keys("message:*")}
         facts = lambda hashes: sorted(  # noqa: E731 - used twice, here
-            (json.loads(one[b"payload"])["headers"]["id"], json.loads(one[b"payload"])["body"], one[b"priority"],
-             one[b"native_delayed"], one[b"routing_key"], round(float(one[b"eta"]), 1)) for one in hashes.values()
-        )  # fmt: skip
+            (
+                json.loads(one[b"payload"])["headers"]["id"],
+                json.loads(one[b"payload"])["body"],
+                one[b"priority"],
+                one[b"native_delayed"],
+                one[b"routing_key"],
+                round(float(one[b"eta"]), 1),
+            )
+            for one in hashes.values()
+        )
         assert facts(after) == facts(before)
         assert plus.client.zcard("messages_index:celery") == 4
-        again = [json.loads(plus.client.hget(f"message:{tag.decode()}", "payload"))["headers"]["id"]
-                 for tag in plus.client.zrange("queue:celery", 0, -1)]  # fmt: skip
+        again = [
+            json.loads(plus.client.hget(f"message:{tag.decode()}", "payload"))["headers"]["id"]
+            for tag in plus.client.zrange("queue:celery", 0, -1)
+        ]
         assert again == order
         assert not plus.client.exists("celery")
 
@@ -294,7 +322,7 @@ class TestBack:
             moving = Migration(source, connection.transport)
             assert moving.move(["celery"]).messages == 2
             plus.client.set("queue:celery", "in the way of the sorted set")
-            for _ in range(2):  # a failed try leaves no trace that would make the next one skip a message
+            for _ in range(2):  # a failed try must not make the next one skip a message
                 with pytest.raises(Unavailable, match="WRONGTYPE"):
                     moving.back(["celery"])
                 assert admin.counts("celery").ready == 2

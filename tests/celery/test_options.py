@@ -1,4 +1,4 @@
-"""What a transport can be told, the addresses it understands, and what it says of those it does not."""
+"""Transport options and broker URLs: which are accepted, and the errors for those that are refused."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from kombu.transport import TRANSPORT_ALIASES
 
 import kombu_restante
 from restante import Admin, InvalidInput
-from restante.celery.options import Options, _said
+from restante.celery.options import Options, _logged
 from restante.celery.transport import Transport
+from restante.celery.urls import core_url
 from restante.core.topics import matches
 from tests.harness.processes import PythonProcess
 from tests.harness.servers import RedisServer
@@ -45,7 +46,7 @@ class TestOptions:
     def test_those_of_kombus_own_redis_transport_are_taken_and_said_to_do_nothing(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
-        _said.clear()
+        _logged.clear()
         with caplog.at_level(logging.INFO, "restante"):
             Options.parse({"fanout_prefix": True, "fanout_patterns": True, "priority_steps": [0, 3], "max_retries": 3})
             Options.parse({"fanout_prefix": True})
@@ -72,12 +73,13 @@ class TestAddresses:
         ],
     )
     def test_each_form_finds_its_server(self, given: str, options: dict[str, Any], found: str) -> None:
-        assert Transport(Connection(given, transport_options=options))._url() == found
+        transport = Transport(Connection(given, transport_options=options))
+        assert core_url(transport.client, transport.options) == found
 
     def test_broker_use_ssl_reaches_the_client(self) -> None:
         transport = Transport(Connection("restante://h/1", ssl={"ssl_ca_certs": "/ca.pem"}))
-        assert transport._url() == "rediss://h/1"
-        assert transport.desk.post.connection.endpoint.options["ssl_ca_certs"] == "/ca.pem"
+        assert core_url(transport.client, transport.options) == "rediss://h/1"
+        assert transport.broker.client.connection.endpoint.options["ssl_ca_certs"] == "/ca.pem"
 
     def test_redis_urls_work_with_the_transport_named(self, server: RedisServer) -> None:
         with Connection(f"{server.url}/0", transport="restante.celery.transport:Transport") as connection:
@@ -86,10 +88,10 @@ class TestAddresses:
 
     def test_a_url_that_asks_for_tls_keeps_it_with_the_transport_named_and_over_a_failover(self) -> None:
         named = Connection("rediss://h:7000/1", transport="restante.celery.transport:Transport")
-        assert named.transport._url() == "rediss://h:7000/1"
+        assert core_url(named, named.transport.options) == "rediss://h:7000/1"
         failing = Connection("restante://a:1/1;restantes://b:2/3")
         failing.switch(failing.alt[1])
-        assert failing.transport._url() == "rediss://b:2/3"
+        assert core_url(failing, failing.transport.options) == "rediss://b:2/3"
 
     def test_the_next_server_of_a_list_is_used_when_the_first_is_away(self, server: RedisServer) -> None:
         with Connection(f"restante://localhost:1;restante://127.0.0.1:{server.port}/0") as connection:
@@ -130,7 +132,7 @@ class TestAddresses:
             process.wait_line("connected restante")
 
     def test_kombus_connection_alone_reads_no_plugins(self) -> None:
-        """Why the guide names an import. Once Kombu reads them here too, the guide can do without."""
+        """The reason why the guide names an import: without it a bare Kombu connection does not know the scheme."""
         program = "import kombu\ntry:\n    kombu.Connection('restante://')\nexcept KeyError as error:\n    print(error)"
         with PythonProcess(program) as process:
             process.wait_line("No such transport: restante")
@@ -156,15 +158,40 @@ class TestPrefix:
 @pytest.mark.parametrize(
     ("pattern", "topic", "fits"),
     [
-        ("a", "a", True), ("a", "b", False), ("a.b", "a.b", True), ("a.b", "a", False), ("a", "a.b", False),
-        ("*", "a", True), ("*", "a.b", False), ("*", "", False), ("a.*", "a.b", True), ("a.*", "a", False),
-        ("*.b", "a.b", True), ("a.*.c", "a.b.c", True), ("a.*.c", "a.c", False), ("#", "", True), ("#", "a.b.c", True),
-        ("a.#", "a", True), ("a.#", "a.b", True), ("a.#", "a.b.c", True), ("a.#", "ab", False), ("#.c", "c", True),
-        ("#.c", "a.b.c", True), ("a.#.c", "a.c", True), ("a.#.c", "a.b.b.c", True), ("a.#.c", "a.b.d", False),
-        ("#.#", "a", True), ("#.*", "a", True), ("#.*", "a.b", True), ("*.#.*", "a.b", True), ("*.#.*", "a", False),
-        ("a.#.b.#.c", "a.x.b.b.y.c", True), ("a.b#", "a.b", False), ("a.*b", "a.xb", False),
+        ("a", "a", True),
+        ("a", "b", False),
+        ("a.b", "a.b", True),
+        ("a.b", "a", False),
+        ("a", "a.b", False),
+        ("*", "a", True),
+        ("*", "a.b", False),
+        ("*", "", False),
+        ("a.*", "a.b", True),
+        ("a.*", "a", False),
+        ("*.b", "a.b", True),
+        ("a.*.c", "a.b.c", True),
+        ("a.*.c", "a.c", False),
+        ("#", "", True),
+        ("#", "a.b.c", True),
+        ("a.#", "a", True),
+        ("a.#", "a.b", True),
+        ("a.#", "a.b.c", True),
+        ("a.#", "ab", False),
+        ("#.c", "c", True),
+        ("#.c", "a.b.c", True),
+        ("a.#.c", "a.c", True),
+        ("a.#.c", "a.b.b.c", True),
+        ("a.#.c", "a.b.d", False),
+        ("#.#", "a", True),
+        ("#.*", "a", True),
+        ("#.*", "a.b", True),
+        ("*.#.*", "a.b", True),
+        ("*.#.*", "a", False),
+        ("a.#.b.#.c", "a.x.b.b.y.c", True),
+        ("a.b#", "a.b", False),
+        ("a.*b", "a.xb", False),
     ],
-)  # fmt: skip
+)
 def test_topics(pattern: str, topic: str, fits: bool) -> None:
     assert matches(pattern, topic) is fits
 

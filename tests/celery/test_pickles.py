@@ -1,4 +1,4 @@
-"""A pickle runs code when it is opened: where an application does not accept it, nobody opens it."""
+"""A pickle runs code when it is loaded: if an application does not accept pickles, none is loaded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.celery.test_kombu import drain
 
 
 class Trap:
-    """Leaves a file behind when it is unpickled."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

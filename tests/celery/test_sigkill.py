@@ -1,4 +1,4 @@
-"""Workers killed again and again while tasks run: what a ledger outside the broker says was done, and how often.
+"""Workers that are killed repeatedly while tasks run; a ledger outside the broker shows how often each task ran.
 
 The same run on Kombu's own Redis transport is the control: a harness in which nothing is ever lost proves nothing.
 """
@@ -21,13 +21,13 @@ from tests.celery.workers import Worker
 from tests.harness.ledger import read_ledger
 from tests.harness.servers import RedisServer, call
 
-#: Seconds a lease lasts here, on both transports.
+#: Seconds that a lease lasts, on both transports.
 LEASE = 2.0
 
 
 @dataclass
 class Outcome:
-    """What became of the messages."""
+    """The result of a run."""
 
     messages: int
     kills: int
@@ -39,15 +39,17 @@ class Outcome:
 
 
 def run(scheme: str, folder: Path, *, messages: int, kills: int, every: float, seed: int, seconds: float) -> Outcome:
-    """Publishes, kills a worker's whole process group every so often, and waits until nothing is left to do."""
+    """Publishes, kills a worker's process group at intervals, and waits until no message is left."""
     chance = random.Random(seed)
     folder.mkdir()
     began = time.monotonic()
     options = {"visibility_timeout": LEASE}
     conf = {
-        "task_acks_late": True, "task_reject_on_worker_lost": True, "task_ignore_result": True,
+        "task_acks_late": True,
+        "task_reject_on_worker_lost": True,
+        "task_ignore_result": True,
         "worker_prefetch_multiplier": 4,
-    }  # fmt: skip
+    }
     with RedisServer() as server:
         started = 0
 
@@ -55,9 +57,15 @@ def run(scheme: str, folder: Path, *, messages: int, kills: int, every: float, s
             nonlocal started
             started += 1
             return Worker(
-                server, folder, scheme=scheme, name=f"w{started}", options=options, conf=conf, wait=False,
+                server,
+                folder,
+                scheme=scheme,
+                name=f"w{started}",
+                options=options,
+                conf=conf,
+                wait=False,
                 words=("--without-mingle", "--without-gossip", "--without-heartbeat"),
-            )  # fmt: skip
+            )
 
         # A backlog throughout: a kill between two bursts proves nothing.
         publish = Worker(server, folder, scheme=scheme, conf=conf, name="publisher", wait=False)
@@ -112,7 +120,7 @@ def run(scheme: str, folder: Path, *, messages: int, kills: int, every: float, s
 
 
 def settled(server: RedisServer, scheme: str) -> bool:
-    """Whether the broker has nothing left that could still come."""
+    """Whether the broker has no message left that could be delivered."""
     if scheme == "restante":
         with restante.connect(server.url) as post:
             counts = Admin(post).counts("celery")

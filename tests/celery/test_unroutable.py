@@ -1,4 +1,4 @@
-"""Messages that no queue is bound for: AMQP's rules, and nothing lost in silence."""
+"""Messages for which no queue is bound: the rules of AMQP, and no message is lost silently."""
 
 from __future__ import annotations
 

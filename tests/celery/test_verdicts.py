@@ -1,4 +1,4 @@
-"""Verdicts through Kombu: acks, rejections, recovery, and the leases of messages that are held."""
+"""Verdicts through Kombu: acks, rejections, recovery, and the leases of held messages."""
 
 from __future__ import annotations
 
@@ -99,21 +99,25 @@ def test_the_limit_of_deliveries_ends_in_dead_with_the_reason(connect: Connect, 
         queue.get().requeue()
     assert queue.get() is None
     (dead,) = admin.messages("orders", State.DEAD).messages
-    assert [attempt.error for attempt in admin.show("orders", dead.id).history] == [
-        "rejected to be delivered again"
-    ] * 3
+    assert [attempt.error for attempt in admin.show("orders", dead.id).history] == ["rejected with requeue"] * 3
 
 
 def test_what_cannot_be_decoded_is_dead_although_it_was_acked(connection: Connection, admin: Admin) -> None:
     queue = Queue("orders")
     Producer(connection).publish(
-        b"\x80not pickle", routing_key="orders", content_type="application/x-nonsense", content_encoding="binary",
+        b"\x80not pickle",
+        routing_key="orders",
+        content_type="application/x-nonsense",
+        content_encoding="binary",
         declare=[queue],
-    )  # fmt: skip
+    )
     consumer = Consumer(
-        connection.channel(), [queue], callbacks=[lambda body, message: None], accept=["json"],
+        connection.channel(),
+        [queue],
+        callbacks=[lambda body, message: None],
+        accept=["json"],
         on_decode_error=lambda message, error: message.ack(),
-    )  # fmt: skip
+    )
     consumer.consume()
     drain(connection)
     counts = admin.counts("orders")
@@ -134,7 +138,7 @@ def test_a_stale_ack_has_no_effect(connect: Connect, admin: Admin, post: Client)
     connection = connect(visibility_timeout=0.3)
     Producer(connection).publish("x", routing_key="orders")
     message = Queue("orders")(connection.channel()).get()
-    connection.transport.desk.renewal.drop(message.taken)  # as if this process had stood still
+    connection.transport.broker.renewal.drop(message.leased)  # as if this process had stalled
     time.sleep(0.4)
     other = post.queue("orders").receive(timeout=PATIENCE, lease=30)
     assert other is not None
@@ -165,7 +169,7 @@ def test_a_held_message_is_nobody_elses_however_long_it_is_held(
 
 
 def test_a_lease_that_nobody_renews_ends(frozen: tuple[RedisServer, FrozenClock]) -> None:
-    """Without this the test before it could not fail."""
+    """Proves that the test before it can fail."""
     server, clock = frozen
     with (
         Connection(broker_url(server), transport_options={"visibility_timeout": 3600}) as connection,
@@ -173,7 +177,7 @@ def test_a_lease_that_nobody_renews_ends(frozen: tuple[RedisServer, FrozenClock]
     ):
         Producer(connection).publish("x", routing_key="left")
         message = Queue("left")(connection.channel()).get()
-        connection.transport.desk.renewal.drop(message.taken)
+        connection.transport.broker.renewal.drop(message.leased)
         clock.advance(3601)
         again = post.queue("left").receive()
         assert again is not None

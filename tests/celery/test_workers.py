@@ -1,4 +1,4 @@
-"""Celery itself on the broker: workers in processes of their own, what they did in a ledger outside Redis."""
+"""Celery on the broker: workers in processes of their own, which record their tasks in a ledger outside Redis."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TestPools:
         assert one.send("flaky", 2, 0.3).get(timeout=PATIENCE) == "ok"
         tried = [row["at"] for row in one.rows("tried")]
         assert [later - earlier >= 0.3 for earlier, later in itertools.pairwise(tried)] == [True, True]
-        # From before the send, which has decided by then when it is due.
+        # Taken before the send: the due time counts from the send.
         sent = time.time()
         one.send("note", "late", countdown=0.5, headers={})
         (row,) = one.wait_rows(1, "begun")
@@ -111,7 +111,7 @@ class TestTimes:
         assert (counts.scheduled, counts.leased) == (10_000, 0)
         assert resident(one.pid) - before < 5_000_000
         listed = one.app.control.inspect(["w1@test"], timeout=PATIENCE).scheduled()["w1@test"]
-        # Those due first; within a millisecond in any order.
+        # Those due first; tasks of one millisecond in any order.
         assert len({task["request"]["args"][0] for task in listed}) == LISTED
         assert max(task["request"]["args"][0] for task in listed) < LISTED + 100
 
@@ -260,7 +260,7 @@ class TestOutages:
 
 @dataclass
 class _Beside:
-    """A server by another address."""
+    """A server under another address."""
 
     url: str
 

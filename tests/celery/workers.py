@@ -1,4 +1,4 @@
-"""Starts Celery workers and speaks to them as another program would."""
+"""Starts Celery workers, and sends tasks to them from this process."""
 
 from __future__ import annotations
 
@@ -39,11 +39,23 @@ class Worker(PythonProcess):
     """`celery worker` on the sample app; with `scheme="redis"` on Kombu's own transport, for comparison."""
 
     def __init__(
-        self, server: Address, folder: Path, *, pool: str = "prefork", concurrency: int = 2, name: str = "w1",
-        scheme: str = "restante", queues: str = "", options: dict[str, Any] | None = None,
-        conf: dict[str, Any] | None = None, bind: dict[str, list[str]] | None = None, words: tuple[str, ...] = (),
-        wait: bool = True, clock: FrozenClock | None = None, **more: Any,
-    ) -> None:  # fmt: skip
+        self,
+        server: Address,
+        folder: Path,
+        *,
+        pool: str = "prefork",
+        concurrency: int = 2,
+        name: str = "w1",
+        scheme: str = "restante",
+        queues: str = "",
+        options: dict[str, Any] | None = None,
+        conf: dict[str, Any] | None = None,
+        bind: dict[str, list[str]] | None = None,
+        words: tuple[str, ...] = (),
+        wait: bool = True,
+        clock: FrozenClock | None = None,
+        **more: Any,
+    ) -> None:
         self.folder = folder
         self.ledger = folder / "ledger"
         url = f"{server.url.replace('redis://', f'{scheme}://')}/0"
@@ -57,10 +69,21 @@ class Worker(PythonProcess):
         }
         environment = {"SHOP": json.dumps(told), "LEDGER": str(self.ledger), "PYTHONWARNINGS": "default"}
         command = [
-            "-A", "tests.celery.shop", "worker", "-P", pool, "-c", str(concurrency), "-n", f"{name}@test", "-l", "INFO",
-            *(("-Q", queues) if queues else ()), *words,
-        ]  # fmt: skip
-        # Patches for green threads come before the first import of what they patch, and so does another clock.
+            "-A",
+            "tests.celery.shop",
+            "worker",
+            "-P",
+            pool,
+            "-c",
+            str(concurrency),
+            "-n",
+            f"{name}@test",
+            "-l",
+            "INFO",
+            *(("-Q", queues) if queues else ()),
+            *words,
+        ]
+        # Green threads and another clock must be set up before the modules they patch are imported: no fork then.
         forked = pool not in GREEN and clock is None
         super().__init__(_PROGRAM, *command, env=environment, clock=clock, forked=forked)
         self.app: Celery = make_app(told)
@@ -74,7 +97,7 @@ class Worker(PythonProcess):
 
     def close(self) -> None:
         super().close()
-        # Results are forgotten by an app that lives on until it is collected, which would open a connection again.
+        # The app lives until it is garbage-collected; forgetting its results then would open a connection again.
         backend: Any = self.app.backend
         backend.result_consumer.stop()
         backend.result_consumer._pubsub = None
@@ -82,11 +105,11 @@ class Worker(PythonProcess):
 
     def send(self, task: str, *args: Any, **options: Any) -> Any:
         if task == "note":
-            options.setdefault("ignore_result", True)  # the ledger tells
+            options.setdefault("ignore_result", True)  # the ledger has the result
         return self.app.send_task(f"shop.{task}", args=args, **options)
 
     def rows(self, kind: str = "") -> list[dict[str, Any]]:
-        """What tasks wrote to the ledger."""
+        """The lines that tasks wrote to the ledger."""
         return [row for row in read_ledger(self.ledger) if not kind or row["kind"] == kind]
 
     def wait_rows(self, count: int, kind: str = "", timeout: float = PATIENCE) -> list[dict[str, Any]]:

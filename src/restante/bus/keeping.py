@@ -78,7 +78,7 @@ class RedisKeeper:
         self._prefix = prefix
 
     def delivery(self, queue: str, message: Any, size: int) -> Delivery:
-        taken, headers = message.taken, message.headers
+        taken, headers = message.leased, message.headers
         if taken is None:
             raise Malformed("a broadcast is no event")
         envelope = Envelope.read(headers, id=taken.id, topic=taken.kind or queue, attempts=taken.attempts)

@@ -1,7 +1,8 @@
-"""Moves what waits from Kombu's own Redis transport, or from celery-redis-plus, into Restante's queues, and back.
+"""Moves waiting messages from Kombu's own Redis transport, or from celery-redis-plus, to Restante, and back.
 
-Each message moves under an id made of its own, so that a move that was killed is repeated without doubles: it is first
-put aside on the source, then sent, then removed there. Going back, the target remembers ids until the move is over.
+Each message keeps an id derived from its own, so a move that was killed can be repeated without duplicates: a message
+is first put aside at the source, then sent, then removed there. On the way back the source stores the ids that it has
+received until the move ends. On failure of the source the move ends with `Unavailable`; started again it continues.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from typing import Any, ParamSpec, TypeVar
 import redis
 from redis.exceptions import RedisError
 
-from restante.celery import wire
+from restante.celery.celery_redis_plus import CeleryRedisPlus, due_header
 from restante.celery.channel import Channel
-from restante.celery.sorted_sets import SortedSets, due_header
+from restante.celery.messages import unpack
 from restante.celery.transport import Transport
 from restante.core.admin import Admin
 from restante.core.errors import InvalidInput, NotFound, RestanteError, Unavailable
@@ -31,14 +32,14 @@ from restante.core.routes import QueueInfo
 #: Between a queue's name and its priority in the keys of Kombu's transport.
 SEPARATOR = "\x06\x16"
 STEPS = (0, 3, 6, 9)
-#: Where a message lies while it moves.
+#: Key prefix of the lists that hold a message while it moves.
 ASIDE = "restante-migration:"
-#: How a source stores messages, by the name of who does.
+#: How a source stores messages, named after the transport.
 KOMBU, PLUS = LAYOUTS = ("kombu", "celery-redis-plus")
-#: Messages between two looks at whether to stop.
+#: Messages between two checks whether to stop.
 PART = 100
-#: Notes an id after its message is stored: a script that fails half-way is not rolled back, and a message that was
-#: noted but not stored would be taken for moved by the next try.
+#: Stores an id after its message: a script that fails half-way is not rolled back, and with the id stored first the
+#: next try would take the message for moved.
 _BACK = """
 if redis.call('SISMEMBER', KEYS[1], ARGV[1]) == 1 then return 0 end
 redis.call('LPUSH', KEYS[2], ARGV[2])
@@ -52,7 +53,7 @@ T = TypeVar("T")
 
 
 def _typed(work: Callable[P, T]) -> Callable[P, T]:
-    """Errors of the source become `Unavailable`: none of the driver's leaves."""
+    """Turns errors of the source's driver into `Unavailable`."""
 
     @functools.wraps(work)
     def typed(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -60,26 +61,26 @@ def _typed(work: Callable[P, T]) -> Callable[P, T]:
             return work(*args, **kwargs)
         except RedisError as error:
             raise Unavailable(
-                f"the source failed: {error}; once that is mended, start again, it goes on where it stopped"
+                f"the source failed: {error}; repair it and start again: the move continues where it stopped"
             ) from None
 
     return typed
 
 
 def _silent(count: int) -> None:
-    """Progress that nobody watches."""
+    """Ignores the progress."""
 
 
 @dataclass
-class Found:
-    """What waits at a source, by queue."""
+class SourceCounts:
+    """The messages at a source, counted by queue."""
 
     waiting: dict[str, int] = field(default_factory=dict)
-    #: Held by workers, or left by ones that died.
+    #: Messages that workers hold, or held when they were killed.
     unacked: int = 0
     #: Which of Kombu's four priorities are in use.
     steps: set[int] = field(default_factory=set)
-    #: How many of all these are celery-redis-plus's.
+    #: How many of all these are stored by celery-redis-plus.
     plus: int = 0
 
     @property
@@ -89,16 +90,16 @@ class Found:
 
 @dataclass
 class Moved:
-    """What a move did."""
+    """The result of a move."""
 
     messages: int = 0
     unacked: int = 0
-    #: Not understood, and left where they were.
+    #: Messages that could not be read and were left at the source.
     left: list[str] = field(default_factory=list)
 
 
 class Migration:
-    """From Kombu's Redis at `source` to the broker behind a connection of ours."""
+    """Moves messages between Kombu's Redis at `source` and the broker of a Restante transport."""
 
     def __init__(self, source: str, transport: Transport, *, prefix: str = "", invert: bool | None = None) -> None:
         try:
@@ -109,13 +110,13 @@ class Migration:
         self._channel: Channel = transport.create_channel(transport)
         self._prefix = prefix
         self._invert = invert
-        self._plus = SortedSets(self._source, prefix)
+        self._plus = CeleryRedisPlus(self._source, prefix)
 
-    # -- looking -------------------------------------------------------------------------------------------------
+    # -- counting ------------------------------------------------------------------------------------------------
 
     @_typed
     def queues(self) -> list[str]:
-        """Queues that Kombu knows by their bindings, and those with messages."""
+        """The queues at the source that have bindings or messages."""
         names: set[str] = set()
         for key in self._source.scan_iter(f"{self._prefix}_kombu.binding.*", count=1000):
             for member in self._members(key):
@@ -126,54 +127,55 @@ class Migration:
         return sorted(name for name in names | self._plus.queues() if name)
 
     def _members(self, key: bytes | str) -> list[bytes]:
-        """The bindings of an exchange: a set of Kombu's, a sorted set of celery-redis-plus's."""
+        """The bindings of an exchange: a set in Kombu's layout, a sorted set in that of celery-redis-plus."""
         sorted_set = self._source.type(key) == b"zset"
         return list(self._source.zrange(key, 0, -1) if sorted_set else self._source.smembers(key))
 
     @_typed
-    def look(self, queues: list[str] | None = None) -> Found:
-        found = Found()
+    def look(self, queues: list[str] | None = None) -> SourceCounts:
+        """Counts the messages at the source."""
+        counts = SourceCounts()
         for queue in queues or self.queues():
             count = self._source.llen(f"{self._prefix}{ASIDE}{queue}")
             for step in self._steps(queue):
                 count += self._source.llen(self._list(queue, step))
-                found.steps.add(step)
+                counts.steps.add(step)
             plus = self._plus.waiting(queue)
             if count + plus:
-                found.waiting[queue] = count + plus
+                counts.waiting[queue] = count + plus
             held = sum(1 for _ in self._plus.held(queue))
-            found.plus += plus + held
-            found.unacked += held
-        found.unacked += self._source.hlen(f"{self._prefix}unacked")
-        return found
+            counts.plus += plus + held
+            counts.unacked += held
+        counts.unacked += self._source.hlen(f"{self._prefix}unacked")
+        return counts
 
     def _steps(self, queue: str) -> list[int]:
-        """The priorities for which there is a list."""
+        """The priority steps that have a list."""
         return [step for step in STEPS if self._source.type(self._list(queue, step)) == b"list"]
 
     def _list(self, queue: str, step: int) -> str:
         return f"{self._prefix}{queue}{SEPARATOR}{step}" if step else f"{self._prefix}{queue}"
 
-    def check(self, found: Found) -> None:
-        """Kombu's Redis serves 0 first, Restante 255 first: where priorities are used somebody must choose."""
-        if len(found.steps) > 1 and self._invert is None:
+    def check(self, counts: SourceCounts) -> None:
+        """Raises if the order of priorities must be chosen first: Kombu's Redis delivers 0 first, Restante 255."""
+        if len(counts.steps) > 1 and self._invert is None:
             raise InvalidInput(
-                "messages of several priorities wait, and the two brokers order them the other way round: say "
+                "messages of several priorities wait, and the two brokers order them in opposite directions: use "
                 "--invert-priorities to keep their order, or --keep-priorities to keep their numbers"
             )
-        if found.plus and not found.steps and self._invert:
+        if counts.plus and not counts.steps and self._invert:
             raise InvalidInput(
-                "celery-redis-plus serves 255 first, as Restante does: leave --invert-priorities out, or the order of "
-                "what waits is reversed"
+                "celery-redis-plus delivers 255 first, as Restante does: leave --invert-priorities out, or the order "
+                "of the waiting messages is reversed"
             )
-        for queue in found.waiting:
+        for queue in counts.waiting:
             valid_name(queue)
 
-    # -- there ---------------------------------------------------------------------------------------------------
+    # -- to Restante ---------------------------------------------------------------------------------------------
 
     @_typed
     def move(self, queues: list[str], progress: Progress = _silent, stop: Stop = bool) -> Moved:
-        """Moves everything that waits in these queues."""
+        """Moves the waiting messages of these queues."""
         moved = Moved()
         for queue in queues:
             aside = f"{self._prefix}{ASIDE}{queue}"
@@ -194,7 +196,7 @@ class Migration:
         return moved
 
     def _move_tags(self, queue: str, tags: Iterator[str], moved: Moved, progress: Progress, stop: Stop) -> None:
-        """Moves messages of celery-redis-plus: each is sent, then removed there; repeated, the send changes nothing."""
+        """Moves messages of celery-redis-plus: each is sent, then removed there; a repeated send changes nothing."""
         places = None
         for tag in tags:
             if stop():
@@ -204,7 +206,7 @@ class Migration:
                 self._source.set(f"{self._prefix}{ASIDE}layout", PLUS)
             payload, priority, eta = self._plus.read(tag)
             if payload is None:
-                moved.left.append(f"{tag}: its payload is gone, as message_ttl has it")
+                moved.left.append(f"{tag}: its payload has expired by message_ttl")
             if payload is not None and self._send(queue, payload, moved, priority=priority, eta=eta):
                 self._plus.finish(tag, places)
             else:
@@ -213,7 +215,7 @@ class Migration:
 
     @_typed
     def move_unacked(self, progress: Progress = _silent, stop: Stop = bool) -> Moved:
-        """Moves what workers hold. Workers that still run would run it a second time: stop them first."""
+        """Moves the messages that workers hold. Stop the workers first: a running one would run its tasks twice."""
         moved = Moved()
         for queue in self.queues():
             before = moved.messages
@@ -240,19 +242,19 @@ class Migration:
     def _queues_of(self, message: dict[str, Any], routing_key: str) -> list[str]:
         """The queues a held message may have come from, by the bindings of its exchange.
 
-        Kombu stores one held message for all queues it went to and does not note which of them it came from. Like
-        Kombu's own recovery, this returns every queue that is bound for it.
+        Kombu stores a held message without the queue it was received from. Like Kombu's own recovery, this returns
+        every queue that is bound for it.
         """
         exchange = message["properties"]["delivery_info"]["exchange"]
-        found = []
+        queues = set()
         for member in self._members(f"{self._prefix}_kombu.binding.{exchange}"):
             key, pattern, queue = member.decode().split(SEPARATOR, 2)
             if key == routing_key or (pattern and re.match(pattern, routing_key)):
-                found.append(queue)
-        return sorted(set(found)) or [str(routing_key)]
+                queues.add(queue)
+        return sorted(queues) or [str(routing_key)]
 
     def _send(self, queue: str, raw: bytes, moved: Moved, *, priority: int | None = None, eta: float = 0.0) -> bool:
-        """Sends what lies in a Kombu message; a priority that is given is Restante's already."""
+        """Sends a Kombu message to a queue; returns False if it cannot be read. `priority` is not inverted."""
         try:
             message = json.loads(raw)
             properties = message["properties"]
@@ -273,39 +275,40 @@ class Migration:
                 message["headers"]["eta"] = due_header(eta)
         elif self._invert:
             properties["priority"] = 9 - min(9, max(0, int(properties.get("priority") or 0)))
-        came = properties.get("delivery_info", {})
-        exchange, key = came.get("exchange", ""), came.get("routing_key", queue)
-        routing = self._channel.desk.routing
-        self._channel._send(routing.queue(queue) or QueueInfo(queue), message, exchange, key, id=id)
+        origin = properties.get("delivery_info", {})
+        exchange, key = origin.get("exchange", ""), origin.get("routing_key", queue)
+        routing = self._channel.broker.routing
+        self._channel.publisher.send(routing.queue(queue) or QueueInfo(queue), message, exchange, key, id=id)
         moved.messages += 1
         return True
 
-    # -- and back ------------------------------------------------------------------------------------------------
+    # -- back to the source --------------------------------------------------------------------------------------
 
     def queues_here(self) -> list[str]:
-        """Restante's queues at the target."""
-        desk = self._channel.desk
-        prefix = desk.name("")
-        return [name[len(prefix) :] for name in Admin(desk.post).queues() if name.startswith(prefix)]
+        """The queues of the Restante broker."""
+        broker = self._channel.broker
+        prefix = broker.full_name("")
+        return [name[len(prefix) :] for name in Admin(broker.client).queues() if name.startswith(prefix)]
 
     def waiting_here(self, queue: str) -> int:
+        """Messages that wait in a queue of the Restante broker, including scheduled ones."""
         try:
-            counts = Admin(self._channel.desk.post).counts(self._channel.desk.name(queue))
+            counts = Admin(self._channel.broker.client).counts(self._channel.broker.full_name(queue))
         except NotFound:
             return 0
         return counts.ready + counts.scheduled + counts.retrying
 
     @_typed
     def layout(self, asked: str | None = None) -> str:
-        """How messages are put back: as asked, as the move here found them, or as the source looks."""
+        """The layout for the way back: as asked, or that of the messages moved here before, or that of the source."""
         if asked is not None and asked not in LAYOUTS:
             near = difflib.get_close_matches(asked, LAYOUTS, 1) or LAYOUTS
             known = " and ".join(LAYOUTS)
             raise InvalidInput(f"--layout {asked!r} is not known: did you mean {near[0]}? Known are {known}")
         if asked is None and self._plus.older:
             raise InvalidInput(
-                "the source is of a celery-redis-plus before 0.3, into which nothing is put back: update it, then say "
-                "--layout celery-redis-plus; or --layout kombu for Kombu's own transport"
+                "the source is used by a celery-redis-plus before 0.3, to which no messages can be moved back: update "
+                "it and use --layout celery-redis-plus, or use --layout kombu for Kombu's own transport"
             )
         kept = self._source.get(f"{self._prefix}{ASIDE}layout")
         return asked or (kept.decode() if kept else PLUS if self._plus.there else KOMBU)
@@ -314,14 +317,14 @@ class Migration:
     def back(
         self, queues: list[str], progress: Progress = _silent, stop: Stop = bool, *, layout: str | None = None
     ) -> Moved:
-        """Puts what waits in Restante's queues into the source's; what is held or dead stays."""
+        """Moves waiting messages from Restante to the source; leased and dead messages stay."""
         moved = Moved()
         plus = self.layout(layout) == PLUS
         seen = f"{self._prefix}{ASIDE}back"
         push = self._source.register_script(_BACK)
-        admin, desk = Admin(self._channel.desk.post), self._channel.desk
+        admin, broker = Admin(self._channel.broker.client), self._channel.broker
         for queue in queues:
-            name = desk.name(queue)
+            name = broker.full_name(queue)
             for state in (State.READY, State.RETRYING, State.SCHEDULED):
                 for ids in _parts(admin, name, state):
                     if stop():
@@ -341,21 +344,30 @@ class Migration:
         return moved
 
     def _for_kombu(self, message: Message, queue: str, *, plus: bool = False) -> tuple[str, int]:
-        """Kombu's message as JSON, and its step of priority."""
-        made = wire.parts(message, queue)
-        body = made["body"].encode() if isinstance(made["body"], str) else made["body"]
+        """A message in Kombu's format as JSON, and its priority step."""
+        parts = unpack(message, queue)
+        body = parts["body"].encode() if isinstance(parts["body"], str) else parts["body"]
         priority = message.priority if plus else min(9, message.priority)
         if self._invert and not plus:
             priority = 9 - priority
         eta = {"eta": message.due_at.timestamp()} if plus and message.due_at is not None else {}
         properties = {
-            **made["properties"], **eta, "priority": priority, "body_encoding": "base64", "delivery_tag": message.id,
-            "delivery_info": {"exchange": made["exchange"], "routing_key": made["routing_key"]},
-        }  # fmt: skip
-        text = json.dumps({
-            "body": base64.b64encode(body).decode(), "content-type": made["content_type"], "headers": made["headers"],
-            "content-encoding": made["content_encoding"], "properties": properties,
-        })  # fmt: skip
+            **parts["properties"],
+            **eta,
+            "priority": priority,
+            "body_encoding": "base64",
+            "delivery_tag": message.id,
+            "delivery_info": {"exchange": parts["exchange"], "routing_key": parts["routing_key"]},
+        }
+        text = json.dumps(
+            {
+                "body": base64.b64encode(body).decode(),
+                "content-type": parts["content_type"],
+                "headers": parts["headers"],
+                "content-encoding": parts["content_encoding"],
+                "properties": properties,
+            }
+        )
         return text, max(step for step in STEPS if step <= priority)
 
     def close(self) -> None:
@@ -363,7 +375,7 @@ class Migration:
 
 
 def _parts(admin: Admin, queue: str, state: State) -> Iterator[list[str]]:
-    """Ids of one state, page by page; what was handled is gone from the next page."""
+    """Ids of one state, page by page; the caller removes the messages of each page before the next."""
     before: list[str] = []
     while True:
         ids = [message.id for message in admin.messages(queue, state, limit=PART).messages]

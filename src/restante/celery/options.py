@@ -1,6 +1,6 @@
-"""The transport's options: every one with its default, checked when the connection is made.
+"""The transport's options with their defaults, checked when a connection is opened.
 
-An unknown option is an error that suggests the nearest name: a misspelt `visibility_timeout` must not go unnoticed.
+An unknown option is an error that suggests the nearest name, so that a misspelt `visibility_timeout` is noticed.
 """
 
 from __future__ import annotations
@@ -19,28 +19,46 @@ from restante.core.settings import milliseconds, whole
 
 log = logging.getLogger("restante")
 
-#: Read by Kombu or Celery themselves.
-_THEIRS = frozenset((
-    "max_retries", "interval_start", "interval_step", "interval_max", "connect_retries_timeout", "errback", "callback",
-    "confirm_publish", "confirm_timeout", "polling_interval", "body_encoding", "client_properties", "retry_policy",
-))  # fmt: skip
-#: Options of Kombu's own Redis transport that have nothing to do here, and why.
-_NEEDLESS = {
-    "fanout_prefix": "broadcasts never cross databases here",
-    "fanout_patterns": "topics are always matched here",
-    "unacked_key": "leases lie in the queue", "unacked_index_key": "leases lie in the queue",
-    "unacked_mutex_key": "recovery needs no lock", "unacked_mutex_expire": "recovery needs no lock",
-    "unacked_restore_limit": "recovery is exact", "unacked_restore_throttle": "recovery is exact",
-    "priority_steps": "all 256 priorities are kept apart", "sep": "priorities are no keys of their own",
-    "health_check_interval": "a sleep ends within 8 seconds, which shows a dead connection sooner",
-    "retry_on_timeout": "calls are repeated until `patience` is over, without doubles",
+#: Options that Kombu or Celery read themselves.
+_OF_KOMBU = frozenset(
+    {
+        "body_encoding",
+        "callback",
+        "client_properties",
+        "confirm_publish",
+        "confirm_timeout",
+        "connect_retries_timeout",
+        "errback",
+        "interval_max",
+        "interval_start",
+        "interval_step",
+        "max_retries",
+        "polling_interval",
+        "retry_policy",
+    }
+)
+#: Options of Kombu's own Redis transport that this one does not need, and why.
+_WITHOUT_EFFECT = {
+    "fanout_prefix": "broadcasts never cross databases",
+    "fanout_patterns": "topics are always matched",
+    "unacked_key": "leases are stored in the queue",
+    "unacked_index_key": "leases are stored in the queue",
+    "unacked_mutex_key": "recovery needs no lock",
+    "unacked_mutex_expire": "recovery needs no lock",
+    "unacked_restore_limit": "recovery is exact",
+    "unacked_restore_throttle": "recovery is exact",
+    "priority_steps": "there are 256 separate priorities",
+    "sep": "priorities have no keys of their own",
+    "health_check_interval": "a wait ends within 8 seconds and shows a dead connection sooner",
+    "retry_on_timeout": "calls are repeated until `patience` is over, without duplicates",
     "max_connections": "a process keeps as many connections as it uses at once",
-    "polling_interval": "a sleeping consumer is woken, and looks by itself every 5 seconds",
-    "blocking_timeout": "a sleeping consumer is woken, and looks by itself every 5 seconds",
-    "stream_read_count": "broadcasts are read in parts", "stream_max_age": "broadcasts are read on from where it was",
-    "message_key_prefix": "messages lie in their queue",
-}  # fmt: skip
-#: Options of other transports whose effect would be missed, and what has it here.
+    "polling_interval": "an idle consumer is woken, and also looks every 5 seconds",
+    "blocking_timeout": "an idle consumer is woken, and also looks every 5 seconds",
+    "stream_read_count": "broadcasts are read in parts",
+    "stream_max_age": "broadcasts are read from the last position",
+    "message_key_prefix": "messages are stored in their queue",
+}
+#: Options of other transports whose effect would be missing, and what replaces them.
 _REFUSED = {
     "queue_expires": "declare the queue with x-expires (Queue(…, expires=seconds))",
     "credential_provider": "put user and password into the broker URL",
@@ -49,56 +67,58 @@ _REFUSED = {
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a transport is told by `broker_transport_options`."""
+    """The values of `broker_transport_options`."""
 
-    #: Seconds a lease lasts; held messages are renewed at a third of it, so it is how soon a dead worker's come back.
+    #: Seconds a lease lasts. Leases of held messages are extended after a third of it; the messages of a killed worker
+    #: are delivered again after this time.
     visibility_timeout: float = 300.0
-    #: Deliveries after which a message is dead instead of delivered again.
+    #: Deliveries after which a message becomes dead instead of being delivered again.
     delivery_limit: int = 20
     #: Seconds after which a waiting message is removed; None: never.
     message_ttl: float | None = None
-    #: Entries a broadcast keeps for subscribers that are slow.
+    #: Entries that a broadcast stream keeps for slow subscribers.
     stream_maxlen: int = 10_000
-    #: In front of every queue's and exchange's name, so that two applications can share a server.
+    #: Prefix of every queue's and exchange's name, so that two applications can share a server.
     global_keyprefix: str = ""
-    #: In which order a worker looks at its queues: round_robin, priority (as listed) or sorted (by name).
+    #: The order in which a worker receives from its queues: round_robin, priority (as listed) or sorted (by name).
     queue_order_strategy: str = "round_robin"
-    #: What happens to a message that no queue is bound for: warn (once per route) and drop, drop, or raise.
+    #: What happens to a message for which no queue is bound: warn (drop it with one warning per route), drop or raise.
     unroutable: str = "warn"
-    #: The queue that takes such messages instead.
+    #: The queue that receives such messages instead.
     deadletter_queue: str | None = None
-    #: Seconds over which a call is repeated while the server is away, before Celery is told.
+    #: Seconds for which a call is repeated while the server is away, before Celery gets an error.
     patience: float = 4.0
     socket_timeout: float | None = None
     socket_connect_timeout: float | None = None
     socket_keepalive: bool | None = None
     #: Socket option → value, such as {socket.TCP_KEEPIDLE: 60}.
     socket_keepalive_options: Any = None
-    #: How this client is called in Redis' CLIENT LIST.
+    #: The client's name in Redis' CLIENT LIST.
     client_name: str | None = None
     #: True, or the arguments of redis-py's SSL connection (ssl_ca_certs, ssl_certfile, …).
     ssl: Any = False
-    #: The service name, where the URL lists sentinels.
+    #: The service name, if the URL lists sentinels.
     master_name: str | None = None
-    #: Login and TLS of the sentinels themselves: {"username": …, "password": …, "ssl": True, "ssl_ca_certs": …}.
+    #: Login and TLS for the sentinels themselves: {"username": …, "password": …, "ssl": True, "ssl_ca_certs": …}.
     sentinel_kwargs: Any = None
-    #: Work with a server that may evict keys: it will lose messages once its memory is full.
+    #: Accept a server that may evict keys: it loses messages when its memory is full.
     allow_eviction: bool = False
 
     @classmethod
     def parse(cls, given: Mapping[str, Any] | None) -> Options:
-        made: dict[str, Any] = {}
+        """Checks `broker_transport_options`; raises on unknown names and invalid values."""
+        chosen: dict[str, Any] = {}
         known = {field.name for field in fields(cls)}
         for name, value in (given or {}).items():
             if name in known:
-                made[name] = value
-            elif name in _NEEDLESS:
-                _say_once(name)
+                chosen[name] = value
+            elif name in _WITHOUT_EFFECT:
+                _log_once(name)
             elif name in _REFUSED:
                 raise InvalidInput(f"broker_transport_options has no option {name!r}: {_REFUSED[name]}")
-            elif name not in _THEIRS:
-                check_keywords([name], [*known, *_NEEDLESS, *_THEIRS], "broker_transport_options")
-        options = cls(**made)
+            elif name not in _OF_KOMBU:
+                check_keywords([name], [*known, *_WITHOUT_EFFECT, *_OF_KOMBU], "broker_transport_options")
+        options = cls(**chosen)
         milliseconds(options.visibility_timeout, "visibility_timeout", least=0.1)
         whole(options.delivery_limit, "delivery_limit", 1, 65535)
         whole(options.stream_maxlen, "stream_maxlen", 1, 2**40)
@@ -120,22 +140,28 @@ class Options:
         return options
 
     def with_tls(self, ssl: Any) -> Options:
-        """The same with another `ssl`, checked."""
+        """These options with another `ssl`, checked."""
         if not isinstance(ssl, bool):
             _arguments(ssl, "ssl", _TLS)
         return replace(self, ssl=ssl)
 
 
-#: What redis-py's connections take, for the options that are handed on to them.
+#: The arguments of redis-py's connections, for options that are passed on to them.
 _TLS = frozenset(name for name in inspect.signature(redis.SSLConnection).parameters if name.startswith("ssl_"))
 _SENTINEL = _TLS | {
-    "username", "password", "ssl", "socket_timeout", "socket_connect_timeout", "socket_keepalive",
-    "socket_keepalive_options", "client_name",
-}  # fmt: skip
+    "client_name",
+    "password",
+    "socket_connect_timeout",
+    "socket_keepalive",
+    "socket_keepalive_options",
+    "socket_timeout",
+    "ssl",
+    "username",
+}
 
 
 def _arguments(given: Any, option: str, known: frozenset[str]) -> None:
-    """Refuses what the driver would refuse later, and less helpfully."""
+    """Raises on arguments that the driver would refuse later with a less helpful error."""
     if not isinstance(given, Mapping):
         raise InvalidInput(f"{option} must be a dict, not {given!r}")
     check_keywords(map(str, given), known, option)
@@ -146,10 +172,10 @@ def _choice(value: str, name: str, words: tuple[str, ...]) -> None:
         raise InvalidInput(f"{name} must be one of {', '.join(words)}, not {value!r}")
 
 
-_said: set[str] = set()
+_logged: set[str] = set()
 
 
-def _say_once(name: str) -> None:
-    if name not in _said:
-        _said.add(name)
-        log.info("transport option without effect name=%s because=%s", name, _NEEDLESS[name].replace(" ", "_"))
+def _log_once(name: str) -> None:
+    if name not in _logged:
+        _logged.add(name)
+        log.info("transport option without effect name=%s reason=%s", name, _WITHOUT_EFFECT[name].replace(" ", "_"))

@@ -1,6 +1,6 @@
-"""Celery's requests in a worker's main process: delays that are over, and failures that become dead letters.
+"""Changes Celery's requests in a worker's main process: eta is not waited for twice, failures become dead letters.
 
-On failure to tell the broker Celery logs it, and the message comes again when its lease ends.
+On failure to send the verdict Celery logs the error, and the message is delivered again when its lease ends.
 """
 
 from __future__ import annotations
@@ -15,44 +15,44 @@ from celery.worker import state
 from celery.worker.request import Request
 from kombu.utils.imports import symbol_by_name
 
-from restante.celery.wire import Message
+from restante.celery.messages import Message
 from restante.core.errors import InvalidInput
 from restante.core.message import RemoteError
 
 log = logging.getLogger("restante")
 
 
-class Unchosen(int):
-    """The value of an `acks_on_…` setting that neither app nor task has chosen. True, as Celery's default is."""
+class Unset(int):
+    """The value of an `acks_on_…` setting that neither app nor task has set. It is true, as Celery's default is."""
 
 
-#: What `install` puts in place of Celery's default, to tell it from a choice. An int, since Celery shows and pickles
-#: its settings.
-UNCHOSEN = Unchosen(True)
+#: `install` replaces Celery's default by this value, to distinguish it from a choice. It is an int because Celery shows
+#: and pickles its settings.
+UNSET = Unset(True)
 
 
 def skip_eta(request: Any, **_: Any) -> None:
-    """Keeps a worker from waiting for an eta that the broker has waited for, by a clock that may differ from its own.
+    """Makes the worker run a received task at once: the broker has waited for its eta already.
 
-    The task itself sees the eta that was sent.
+    The worker would wait again if its clock is behind the broker's. The task itself sees the eta that was sent.
     """
     message = request._message
-    if isinstance(message, Message) and message.taken is not None:
+    if isinstance(message, Message) and message.leased is not None:
         request._eta = None
 
 
-def watch() -> None:
-    """Makes the workers of this process trust the broker's delays; once is enough."""
+def trust_broker_delays() -> None:
+    """Makes the workers of this process run received tasks at once; further calls change nothing."""
     signals.task_received.connect(skip_eta, weak=False, dispatch_uid="restante.celery.skip_eta")
 
 
 class DeadLetters(Request):
-    """A request whose message is dead, with the error, once its task has failed for good.
+    """A request whose message becomes dead, with the error, when its task has failed for good.
 
-    Retries, `Ignore`, `Reject`, revoked tasks and lost pool processes end as Celery has it.
+    Retries, `Ignore`, `Reject`, revoked tasks and lost pool processes end as they do in Celery.
     """
 
-    #: Why it failed, while Celery decides about the message.
+    #: Why the task failed, while Celery decides about the message.
     _failure: RemoteError | None = None
     _timed_out = False
 
@@ -78,11 +78,11 @@ class DeadLetters(Request):
     def _failed(self, error: BaseException, text: str, timed_out: bool) -> None:
         self._failure, self._timed_out = RemoteError(type(error).__name__, text), timed_out
         if self.acknowledged and not self.task.acks_late:
-            _say_lost(self.task.name)
+            _warn_of_early_ack(self.task.name)
 
     def acknowledge(self) -> None:
-        if self._timed_out and isinstance(self.task.acks_on_timeout, Unchosen) and not self.acknowledged:
-            # A worker that is told to end at once has not given the task its time.
+        if self._timed_out and isinstance(self.task.acks_on_timeout, Unset) and not self.acknowledged:
+            # A worker that must end at once has not given the task its time: the message is requeued.
             self.reject(requeue=bool(state.should_terminate))
         else:
             super().acknowledge()
@@ -94,26 +94,26 @@ class DeadLetters(Request):
 
 
 def bury_failures(app: Celery) -> None:
-    """Gives every task of a worker that has dead letters such requests."""
+    """Gives the tasks of a worker `DeadLetters` requests, except those that have opted out."""
     for task in app.tasks.values():
-        wanted = getattr(task, "dead_letters", None)
-        if wanted is None:
-            wanted = getattr(app, "restante_dead_letters", False)
-        if not isinstance(wanted, bool):
-            raise InvalidInput(f"dead_letters of task {task.name} must be True or False, not {wanted!r}")
-        if not wanted:
+        dead_letters = getattr(task, "dead_letters", None)
+        if dead_letters is None:
+            dead_letters = getattr(app, "restante_dead_letters", False)
+        if not isinstance(dead_letters, bool):
+            raise InvalidInput(f"dead_letters of task {task.name} must be True or False, not {dead_letters!r}")
+        if not dead_letters:
             continue
-        if isinstance(task.acks_on_failure, Unchosen):
+        if isinstance(task.acks_on_failure, Unset):
             task.acks_on_failure = False
-        chosen: Any = symbol_by_name(task.Request)
-        if not issubclass(chosen, DeadLetters):
-            task.Request = type(chosen.__name__, (DeadLetters, chosen), {"__module__": chosen.__module__})
+        request: Any = symbol_by_name(task.Request)
+        if not issubclass(request, DeadLetters):
+            task.Request = type(request.__name__, (DeadLetters, request), {"__module__": request.__module__})
 
 
-_said: set[str] = set()
+_warned: set[str] = set()
 
 
-def _say_lost(task: str) -> None:
-    if task not in _said:
-        _said.add(task)
-        log.warning("failed after an early ack, which leaves no dead letter task=%s remedy=acks_late=True", task)
+def _warn_of_early_ack(task: str) -> None:
+    if task not in _warned:
+        _warned.add(task)
+        log.warning("failed after an early ack, so there is no dead letter task=%s remedy=acks_late=True", task)

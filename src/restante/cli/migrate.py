@@ -13,7 +13,7 @@ from restante.cli.session import Code, Context, Session, WrongUsage, stopping
 from restante.core.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from restante.celery.migration import Found, Migration, Moved
+    from restante.celery.migration import Migration, Moved, SourceCounts
 
 
 def add_to(app: typer.Typer) -> None:
@@ -113,7 +113,7 @@ def _move_back(
     _report(session, moved, None, None, 0)
 
 
-def _show_source(session: Session, found: Found) -> None:
+def _show_source(session: Session, found: SourceCounts) -> None:
     if session.json:
         return
     table = Table(title="waiting at the source", title_justify="left")
@@ -126,7 +126,7 @@ def _show_source(session: Session, found: Found) -> None:
     session.out.print(table)
 
 
-def _report(session: Session, moved: Moved, held: Moved | None, left: Found | None, arrived: int) -> None:
+def _report(session: Session, moved: Moved, held: Moved | None, left: SourceCounts | None, arrived: int) -> None:
     report: dict[str, Any] = {
         "moved": moved.messages,
         "unacked": held.unacked if held else 0,

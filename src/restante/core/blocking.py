@@ -1,13 +1,14 @@
-"""A blocking command on its own connection, whose socket an event loop can watch.
+"""A blocking command that an event loop can watch, on a connection of its own.
 
-On a lost connection it raises `Unavailable`. No message is lost with it: a wake-up only says where to look, and callers
-look before they block again.
+On a lost connection it raises `Unavailable`. Nothing is lost with it: a wake-up only says where to look, and every
+caller looks before it blocks again.
 """
 
 from __future__ import annotations
 
 import select
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from redis import exceptions as foreign
@@ -19,15 +20,16 @@ from restante.core.operations import pack
 
 
 class BlockedCommand:
-    """A command that blocks at the server until it has a result or `BLOCK` seconds are over."""
+    """A command that blocks at the server until something happens to its keys, or for `BLOCK` seconds."""
 
-    __slots__ = ("_address", "_connection", "_link", "since", "words")
+    __slots__ = ("_address", "_connection", "_link", "keys", "since")
 
-    def __init__(self, connection: Connection, words: tuple[Any, ...], key: bytes) -> None:
+    def __init__(self, connection: Connection, words: tuple[Any, ...], keys: Sequence[bytes]) -> None:
         self._connection = connection
-        self.words = words
+        #: What it waits for; the keys lie on one node.
+        self.keys = tuple(keys)
         try:
-            self._address = connection.address_of(key)
+            self._address = connection.address_of(self.keys[0])
             self._link = connection.take_link(self._address)
             self._link.write(pack(words))
         except LOST as error:
@@ -38,8 +40,8 @@ class BlockedCommand:
         return self._link.fileno()
 
     @property
-    def late(self) -> bool:
-        """Whether the server should have answered by now, so that the connection counts as half-open."""
+    def overdue(self) -> bool:
+        """Whether the server should have answered by now: if so, the connection is half-open."""
         return time.monotonic() - self.since > BLOCK + BLOCK_MARGIN
 
     def has_answer(self) -> bool:
@@ -48,14 +50,14 @@ class BlockedCommand:
         return bool(poller.poll(0))
 
     def read(self) -> Any:
-        """Returns the reply, or None after the timeout, and frees the connection."""
+        """Reads the answer, None if nothing happened in time, and frees the connection."""
         link = self._link
         try:
             link.patient(BLOCK_MARGIN)
             reply = link.read()
             link.patient(self._connection.settings.socket_timeout)
         except foreign.ResponseError as error:
-            # Unblocked, moved, or not ready: the caller's next call finds out what it means.
+            # Unblocked, moved, or not ready: the caller looks at the queues again, and its call meets the same error.
             link.close()
             if str(error).startswith(("UNBLOCKED", "MOVED", "ASK", "TRYAGAIN", "NOGROUP")):
                 self._connection.remap(self._address)
@@ -67,8 +69,8 @@ class BlockedCommand:
         self._connection.give_link(self._address, link)
         return reply
 
-    def end(self) -> Any:
-        """Ends the block and returns the reply, which may still be a result."""
+    def unblock(self) -> Any:
+        """Ends the wait and returns the answer, which may still say that something happened."""
         try:
             if not self.has_answer():
                 self._connection.unblock(self._address, self._link)
@@ -77,12 +79,12 @@ class BlockedCommand:
             raise self._lost(error) from None
         return self.read()
 
-    def drop(self) -> None:
+    def close(self) -> None:
         """Closes the connection."""
         self._link.close()
 
     def give_up(self) -> None:
-        """Closes the lost connection and the idle ones to the same server, which probably are half-open too."""
+        """Closes the connection, which is lost, and the idle ones to the same node: they are half-open too."""
         self._link.close()
         self._connection.close_idle(self._address)
 

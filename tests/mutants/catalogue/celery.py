@@ -17,9 +17,9 @@ _DELAYS = ("tests/celery/test_faults.py::TestDelays",)
 _LOST = ("tests/celery/test_faults.py::TestLostAnswers",)
 _UNROUTABLE = ("tests/celery/test_unroutable.py",)
 _OPTIONS = ("tests/celery/test_options.py",)
-_PRESENCE = ("tests/celery/test_presence.py::TestPresence",)
-_REPLIES = ("tests/celery/test_presence.py::TestShortLivedClients",)
-_INSPECT = ("tests/celery/test_presence.py::TestInspectScheduled",)
+_TRANSIENT = ("tests/celery/test_transient_queues.py::TestConsumedQueues",)
+_REPLIES = ("tests/celery/test_transient_queues.py::TestShortLivedClients",)
+_INSPECT = ("tests/celery/test_transient_queues.py::TestInspectScheduled",)
 _MIGRATION = ("tests/celery/test_migration.py",)
 _PLUS = ("tests/celery/test_migration_plus.py",)
 _DEAD = (f"{_TASKS}TestPools::test_a_task_that_failed_for_good_is_a_dead_letter_and_runs_again_by_replay[solo]",)
@@ -31,23 +31,30 @@ _CONSUMERS = (f"{_WORKERS}TestServices::test_a_worker_is_among_the_consumers",)
 
 FAULTS: Final[tuple[Fault, ...]] = (
     # -- verdicts and leases
-    Fault("celery", "releases put off are forgotten", "Desk.release", "self._late += part", "pass", _AWAY),
     Fault(
         "celery",
-        "a release put off is forgotten when its second try fails",
-        "Desk._tell_late",
+        "delayed releases are forgotten",
+        "BrokerClient.release",
+        "self._pending_releases += part",
+        "pass",
+        _AWAY,
+    ),
+    Fault(
+        "celery",
+        "a delayed release is forgotten when its second try fails",
+        "BrokerClient._retry_releases",
         """
-            message = self._late[0]
+            message = self._pending_releases[0]
             try:
-                self.post.queue(message.queue).release_many((message,))
+                self.client.queue(message.queue).release_many((message,))
             except LeaseLost:
                 pass
-            self._late.popleft()
+            self._pending_releases.popleft()
 """,
         """
-            message = self._late.popleft()
+            message = self._pending_releases.popleft()
             try:
-                self.post.queue(message.queue).release_many((message,))
+                self.client.queue(message.queue).release_many((message,))
             except LeaseLost:
                 pass
 """,
@@ -56,7 +63,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         "celery",
         "acks that could not be delivered are forgotten",
-        "Desk._put_back",
+        "BrokerClient._requeue_acks",
         "self._acks.setdefault(name, deque()).extendleft(reversed(acks))",
         "pass",
         _AWAY,
@@ -64,15 +71,15 @@ FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         "celery",
         "acks are forgotten when the receive that carries them fails",
-        "Desk.take",
-        "self._put_back(queue.name, acks)",
+        "BrokerClient.receive",
+        "self._requeue_acks(queue.name, acks)",
         "pass",
         _AWAY,
     ),
     Fault(
         "celery",
-        "verdicts are repeated once and then given up",
-        "Desk._work",
+        "failed verdicts are not repeated",
+        "BrokerClient._flush_verdicts",
         "                failures += 1\n                if failures == 1:",
         "                return\n                if failures == 1:",
         _AWAY,
@@ -80,47 +87,47 @@ FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         "celery",
         "a connection that closes during an outage takes its unsent acks with it",
-        "Desk.leave",
-        " or self.renewal.held_any or self.has_acks() or self._late",
+        "BrokerClient.close",
+        " or self.renewal.held_any or self.has_acks() or self._pending_releases",
         "",
         _AWAY,
     ),
     Fault(
         "celery",
         "leases are not renewed",
-        "Desk.take",
-        "self.renewal.hold(queue.ref, got.messages)",
+        "BrokerClient.receive",
+        "self.renewal.hold(queue.ref, received.messages)",
         "pass",
         _VERDICTS,
     ),
     Fault(
         "celery",
-        "what a closed channel holds stays leased until its lease ends",
+        "messages of a closed channel stay leased until their leases end",
         "Channel.close",
-        "self.desk.release([message.taken for message in back])",
+        "self.broker.release([message.leased for message in released])",
         "pass",
         _VERDICTS,
     ),
     Fault(
         "celery",
-        "what a cancelled consumer has not been handed stays leased",
+        "messages that a cancelled consumer was not handed stay leased",
         "Channel._cancel",
-        "self.desk.release([message.taken for message in mine if message.taken is not None])",
+        "self.broker.release([message.leased for message in unread if message.leased is not None])",
         "pass",
         _VERDICTS,
     ),
     Fault(
         "celery",
-        "tasks at work are given to another worker when the connection is lost",
+        "running tasks are delivered to another worker when the connection is lost",
         "Channel.close",
-        "message.taken is not None and id(message) not in begun",
-        "message.taken is not None",
+        "message.leased is not None and id(message) not in running",
+        "message.leased is not None",
         _OUTAGES,
     ),
     Fault(
         "celery",
-        "an ack of several leaves out the last one",
-        "Channel._upto",
+        "an ack of several messages leaves out the last",
+        "Channel._tags_up_to",
         "tags.index(delivery_tag) + 1",
         "tags.index(delivery_tag)",
         _VERDICTS,
@@ -151,24 +158,24 @@ FAULTS: Final[tuple[Fault, ...]] = (
     ),
     Fault(
         "celery",
-        "a native message that Kombu cannot hold is acked and lost",
+        "a native message that is not a valid Kombu message is acked and lost",
         "Channel._accept",
-        "self.desk.bury(taken, error)",
-        "self.desk.ack_soon(taken)",
+        "self.broker.bury(leased, error)",
+        "self.broker.queue_ack(leased)",
         _VERDICTS,
     ),
     Fault(
         "celery",
         "a second delivery is not marked as redelivered",
         "Message.__init__",
-        "if taken.attempts > 1:",
-        "if taken.attempts > 2:",
+        "if leased.attempts > 1:",
+        "if leased.attempts > 2:",
         _VERDICTS,
     ),
     Fault(
         "celery",
         "the delivery limit does not reach the queue",
-        "Declaring._open",
+        "Declarations._apply",
         '"x-dead-letter-exchange" in info.arguments else limit',
         "True else limit",
         _VERDICTS,
@@ -177,20 +184,20 @@ FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         "celery",
         "priorities are reversed",
-        "Channel._send",
-        'priority=_priority(properties.get("priority"), info.arguments.get("x-max-priority", 255))',
-        'priority=255 - _priority(properties.get("priority"), info.arguments.get("x-max-priority", 255))',
+        "Publisher.send",
+        'priority=priority_of(properties.get("priority"), info.arguments.get("x-max-priority", 255))',
+        'priority=255 - priority_of(properties.get("priority"), info.arguments.get("x-max-priority", 255))',
         _ORDER,
     ),
     Fault(
         "celery",
         "unacked messages do not count towards the prefetch limit",
-        "Channel.free",
+        "Channel.room",
         "self.prefetch - len(self.held) - len(self.waiting)",
         "self.prefetch - len(self.waiting)",
         _ORDER,
     ),
-    Fault("celery", "countdown and eta are ignored", "Channel._send", "delay=delay,", "delay=0.0,", _DELAYS),
+    Fault("celery", "countdown and eta are ignored", "Publisher.send", "delay=delay,", "delay=0.0,", _DELAYS),
     Fault(
         "celery",
         "delays are cut to whole seconds, so tasks run early",
@@ -211,7 +218,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         "celery",
         "a message's own expiration counts only from when it is due",
-        "Channel._expires",
+        "Publisher.expires",
         "max(0.0, int(own) / 1000 - delay)",
         "int(own) / 1000",
         _DELAYS,
@@ -226,8 +233,8 @@ FAULTS: Final[tuple[Fault, ...]] = (
     ),
     Fault(
         "celery",
-        "a publish that Kombu repeats is sent without a look at whether its id is stored",
-        "Channel._send",
+        "a publish that Kombu repeats is sent without a check whether its id is stored",
+        "Publisher.send",
         'properties.pop("restante_new", None)',
         'properties.get("restante_new", True)',
         _LOST,
@@ -235,15 +242,15 @@ FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         "celery",
         "publishers in other processes do not see a new binding",
-        "Routing._changed",
-        'self._desk.command("HINCRBY", key, "version", 1, key=key)',
+        "Routing._bump_version",
+        'self._broker.command("HINCRBY", key, "version", 1, key=key)',
         "pass",
         _EXCHANGES,
     ),
     Fault(
         "celery",
         "a message sent to a queue that was unbound stays there",
-        "Channel._publish",
+        "Publisher.publish",
         "self._take_back(sent, message)",
         "pass",
         _EXCHANGES,
@@ -252,14 +259,14 @@ FAULTS: Final[tuple[Fault, ...]] = (
         "celery",
         "a reconnected subscriber reads broadcasts a second time",
         "Channel._cancel",
-        "if source.unkept:",
+        "if source.broadcasts.unsaved:",
         "if False:",
         _BROADCASTS,
     ),
     Fault(
         "celery",
         "a second binding skips the broadcasts that were not read yet",
-        "Declaring._take_place",
+        "start_at_end",
         '"HSETNX"',
         '"HSET"',
         _BROADCASTS,
@@ -267,45 +274,45 @@ FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         "celery",
         "a topic broadcast reaches subscribers of other topics",
-        "Channel.hear",
+        "BroadcastReader.read",
         'type == "topic" and not any',
         'type == "topic" and not patterns and not any',
         _BROADCASTS,
     ),
-    # -- dead letters and messages that nobody is bound for
+    # -- dead letters and messages without a bound queue
     Fault(
         "celery",
-        "a dead letter that no queue is bound for is acked and lost",
-        "Channel._dead_letter",
-        "if self._publish(again, exchange, key):",
-        "if self._publish(again, exchange, key) or True:",
+        "a dead letter without a bound queue is acked and lost",
+        "Publisher.dead_letter",
+        "if self.publish(copy, exchange, key):",
+        "if self.publish(copy, exchange, key) or True:",
         _QUEUES,
     ),
     Fault(
         "celery",
         "a dead-letter exchange gets a message one delivery too early",
         "Channel._accept",
-        "if taken.attempts > limit:",
-        "if taken.attempts >= limit:",
+        "if leased.attempts > limit:",
+        "if leased.attempts >= limit:",
         _QUEUES,
     ),
     Fault(
         "celery",
-        "a message that no queue is bound for is dropped without a trace",
-        "Channel._no_route",
-        'self.desk.dropped.add(exchange, routing_key, warn=options.unroutable == "warn")',
+        "a message without a bound queue is dropped without a trace",
+        "handle_unroutable",
+        'channel.broker.dropped.add(exchange, routing_key, warn=options.unroutable == "warn")',
         "return",
         _UNROUTABLE,
     ),
     Fault(
         "celery",
-        "a publish to an exchange that nobody declared succeeds",
-        "Channel._no_route",
+        "a publish to an undeclared exchange succeeds",
+        "handle_unroutable",
         "if not table.declared:",
         "if False:",
         _UNROUTABLE,
     ),
-    Fault("celery", "mandatory is ignored", "Channel._no_route", "elif mandatory:", "elif False:", _UNROUTABLE),
+    Fault("celery", "mandatory is ignored", "handle_unroutable", "elif mandatory:", "elif False:", _UNROUTABLE),
     Fault(
         "celery", "failed tasks leave no dead letters", "bury_failures", "task.acks_on_failure = False", "pass", _DEAD
     ),
@@ -329,55 +336,55 @@ FAULTS: Final[tuple[Fault, ...]] = (
         "celery",
         "install leaves Celery's own default, by which tasks are acked before they run",
         "_set_defaults",
-        "{**DEFAULTS, _ACKS_ON_FAILURE: UNCHOSEN}",
-        "{_ACKS_ON_FAILURE: UNCHOSEN}",
+        "{**DEFAULTS, _ACKS_ON_FAILURE: UNSET}",
+        "{_ACKS_ON_FAILURE: UNSET}",
         _CHOICES,
     ),
-    # -- queues that come and go, remote control, options
-    Fault("celery", "a consumer signs for its queue once only", "Presence._run", "self.run_once()", "pass", _PRESENCE),
+    # -- transient queues, remote control, options
+    Fault("celery", "a consumer never renews its queue", "TransientQueues._run", "self.run_once()", "pass", _TRANSIENT),
     Fault(
         "celery",
-        "signing for queues ends at its first failure",
-        "Presence._run",
-        'log.warning("queues not signed for error=%s", error)',
-        'log.warning("queues not signed for error=%s", error)\n                return',
-        _PRESENCE,
+        "the renewal of queues ends at its first failure",
+        "TransientQueues._run",
+        'log.warning("queues not renewed error=%s", error)',
+        'log.warning("queues not renewed error=%s", error)\n                return',
+        _TRANSIENT,
     ),
     Fault(
         "celery",
-        "the first of two consumers that leaves ends the queue of the other",
-        "Presence.leave",
+        "the first of two consumers that leaves lets the other's queue expire",
+        "TransientQueues.remove",
         "if not others:",
         "if True:",
-        _PRESENCE,
+        _TRANSIENT,
     ),
     Fault(
         "celery",
         "queues of replies to remote control are never removed",
-        "Declaring.after_reply_message_received",
+        "Channel.after_reply_message_received",
         "self.queue_delete(queue)",
         "pass",
         _REPLIES,
     ),
     Fault(
         "celery",
-        "inspect scheduled does not list the tasks that wait on the broker",
+        "inspect scheduled does not list delayed tasks on the broker",
         "extend_inspect",
-        "[*celerys(state, **told), *waiting_tasks(state)]",
-        "[*celerys(state, **told)]",
+        "[*original(state, **options), *delayed_tasks(state)]",
+        "[*original(state, **options)]",
         _INSPECT,
     ),
     Fault(
         "celery",
         "workers are not among the consumers",
         "Consumers.start",
-        "desk.process_info = orjson.dumps(",
+        "broker.process_info = orjson.dumps(",
         "_ = orjson.dumps(",
         _CONSUMERS,
     ),
     Fault(
         "celery",
-        "after a failover a channel still speaks to the first server",
+        "after a failover a channel still uses the first server",
         "Transport.create_channel",
         "channel = connection.Channel(connection)",
         "channel = self.Channel(self)",
@@ -385,18 +392,18 @@ FAULTS: Final[tuple[Fault, ...]] = (
     ),
     Fault(
         "celery",
-        "unknown transport options are swallowed",
+        "unknown transport options are ignored",
         "Options.parse",
-        'check_keywords([name], [*known, *_NEEDLESS, *_THEIRS], "broker_transport_options")',
+        'check_keywords([name], [*known, *_WITHOUT_EFFECT, *_OF_KOMBU], "broker_transport_options")',
         "pass",
         _OPTIONS,
     ),
     Fault(
         "celery",
         "two applications on one server share queues despite their prefixes",
-        "Desk.name",
-        'f"{self.options.global_keyprefix}{word}"',
-        "word",
+        "BrokerClient.full_name",
+        'f"{self.options.global_keyprefix}{name}"',
+        "name",
         _OPTIONS,
     ),
     # -- migration
@@ -469,7 +476,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         "celery",
         "migration back to celery-redis-plus reverses priorities",
-        "SortedSets.put",
+        "CeleryRedisPlus.put",
         "(255 - priority) * SPAN",
         "priority * SPAN",
         _PLUS,

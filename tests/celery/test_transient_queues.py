@@ -1,4 +1,4 @@
-"""Queues that come and go: kept while somebody consumes from them, gone afterwards; and what short clients leave."""
+"""Transient queues: alive while they have a consumer, removed afterwards; what short-lived clients leave behind."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from celery import Celery
 from kombu import Connection, Exchange, Producer, Queue
 from redis import Redis
 
-from restante.celery import presence
+from restante.celery import transient_queues
 from tests.celery.conftest import broker_url
 from tests.celery.test_kombu import Heard, drain
 from tests.celery.workers import Worker, wait_for
@@ -25,28 +25,28 @@ from tests.harness.servers import RedisServer, call
 Connect = Callable[..., Connection]
 NEWS = Exchange("news", "fanout")
 BRIEF = Queue("brief", NEWS, exclusive=True, expires=0.05)
-#: Connections a process may have put by meanwhile, because two threads needed one at once.
+#: Idle connections that a process may have because two threads needed one at the same time.
 IDLE = 3
-#: Seconds after which a worker's control queue ends unless somebody consumes from it; Celery's default is ten.
+#: Seconds after which a worker's control queue expires without a consumer; Celery's default is ten.
 CONTROL_SECONDS = 1.0
 
 
 @pytest.fixture(autouse=True)
 def _no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(presence, "GRACE", 0.0)
+    monkeypatch.setattr(transient_queues, "GRACE", 0.0)
 
 
 def signers() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name == "restante-presence"]
+    return [thread.name for thread in threading.enumerate() if thread.name == "restante-transient-queues"]
 
 
-class TestPresence:
+class TestConsumedQueues:
     def test_a_queue_with_a_busy_consumer_never_expires(self, connect: Connect) -> None:
         connection = connect()
         heard = Heard(connection, BRIEF)
-        time.sleep(0.1)  # its own time passes while the consumer does something else
+        time.sleep(0.1)  # x-expires passes while the consumer is busy
         other = connect().channel()
-        other.desk.presence.tidy()
+        other.broker.transient_queues.remove_expired()
         Producer(other, NEWS).publish("still there")
         drain(connection)
         assert heard.bodies == ["still there"]
@@ -56,7 +56,7 @@ class TestPresence:
         BRIEF(channel).declare()
         assert len(channel.list_bindings()) == 1
         time.sleep(0.1)
-        channel.desk.presence.tidy()
+        channel.broker.transient_queues.remove_expired()
         assert channel.list_bindings() == []
         assert call(server.client(), "KEYS", "*positions*") == []
 
@@ -70,7 +70,7 @@ class TestPresence:
         else:
             connection.close()
         time.sleep(0.1)
-        watcher.desk.presence.tidy()
+        watcher.broker.transient_queues.remove_expired()
         assert watcher.list_bindings() == []
 
     def test_one_of_two_consumers_that_leaves_does_not_end_it(self, connect: Connect) -> None:
@@ -78,7 +78,7 @@ class TestPresence:
         one, other = Heard(connection, BRIEF), Heard(connection, BRIEF)
         one.consumer.cancel()
         time.sleep(0.1)
-        other.channel.desk.presence.tidy()
+        other.channel.broker.transient_queues.remove_expired()
         assert len(other.channel.list_bindings()) == 1
 
     def test_a_queue_that_ended_all_the_same_is_bound_again(self, connect: Connect, server: RedisServer) -> None:
@@ -87,24 +87,24 @@ class TestPresence:
         publisher = Producer(connect(), NEWS)
         publisher.publish(1)
         drain(connection)
-        presence.drop_queue(heard.channel.desk, "brief")  # as another process does once its time has passed
+        transient_queues.drop_queue(heard.channel.broker, "brief")  # as another process does on expiry
         publisher.publish("lost: nobody is bound")
-        assert heard.channel.desk.presence.run_once() == 1
+        assert heard.channel.broker.transient_queues.run_once() == 1
         publisher.publish(2)
         drain(connection)
         assert heard.bodies == [1, 2]
-        assert heard.channel.desk.presence.run_once() == 0
+        assert heard.channel.broker.transient_queues.run_once() == 0
 
-    def test_it_is_signed_for_again_and_again_also_after_a_failure(
+    def test_it_is_renewed_again_and_again_also_after_a_failure(
         self, through: Connection, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        monkeypatch.setattr(presence, "SIGN_EVERY", 0.02)
+        monkeypatch.setattr(transient_queues, "RENEW_EVERY", 0.02)
         heard = Heard(through, BRIEF)
         proxy.drop_request(1_000_000, matching=b"ZADD")
-        wait_for(lambda: "queues not signed for" in caplog.text)
+        wait_for(lambda: "queues not renewed" in caplog.text)
         proxy.pass_through()
         for _ in range(2):
-            presence.drop_queue(heard.channel.desk, "brief")  # as another process does once its time has passed
+            transient_queues.drop_queue(heard.channel.broker, "brief")  # as another process does on expiry
             wait_for(lambda: len(heard.channel.list_bindings()) == 1)
 
     def test_the_thread_ends_with_the_last_consumer(self, connect: Connect) -> None:
@@ -138,27 +138,32 @@ class TestShortLivedClients:
         def left() -> tuple[int, int, int, int]:
             gc.collect()
             return (
-                len(threading.enumerate()), len(os.listdir("/proc/self/fd")),
-                len(call(redis, "CLIENT", "LIST").splitlines()), call(redis, "DBSIZE"),
-            )  # fmt: skip
+                len(threading.enumerate()),
+                len(os.listdir("/proc/self/fd")),
+                len(call(redis, "CLIENT", "LIST").splitlines()),
+                call(redis, "DBSIZE"),
+            )
 
         for _ in range(3):
             ping()
         before = left()
         answers = [ping() for _ in range(100)]
         assert answers == [[{"w1@test": {"ok": "pong"}}]] * 100
-        wait_for(lambda: all(now <= then + IDLE for now, then in zip(left(), before, strict=True)), PATIENCE,
-                 lambda: f"{left()} after {before}")  # fmt: skip
+        wait_for(
+            lambda: all(now <= then + IDLE for now, then in zip(left(), before, strict=True)),
+            PATIENCE,
+            lambda: f"{left()} after {before}",
+        )
 
     def test_a_worker_that_is_never_idle_keeps_its_remote_control(
         self, running: Worker, connect_bare: Connection
     ) -> None:
-        """Its control queue has a time of its own, `CONTROL_SECONDS`; another client ends what is older than that."""
+        """Its control queue expires after `CONTROL_SECONDS`; then another client removes it."""
         begun = time.monotonic()
         while time.monotonic() - begun < CONTROL_SECONDS + 0.5:
             running.send("add", 1, 1, ignore_result=True)
             time.sleep(0.05)
-        connect_bare.channel().desk.presence.tidy()
+        connect_bare.channel().broker.transient_queues.remove_expired()
         answer = running.app.control.ping(["w1@test"], timeout=PATIENCE)
         assert answer == [{"w1@test": {"ok": "pong"}}]
 
@@ -192,11 +197,18 @@ class TestInspectScheduled:
         assert first == {
             "priority": 6,
             "request": {
-                "id": soon.id, "name": "shop.add", "type": "shop.add", "args": [3], "kwargs": {"y": 4},
-                "hostname": "w1@test", "time_start": None, "acknowledged": False, "worker_pid": None,
+                "id": soon.id,
+                "name": "shop.add",
+                "type": "shop.add",
+                "args": [3],
+                "kwargs": {"y": 4},
+                "hostname": "w1@test",
+                "time_start": None,
+                "acknowledged": False,
+                "worker_pid": None,
                 "delivery_info": {"exchange": "", "routing_key": "celery", "priority": 0, "redelivered": False},
             },
-        }  # fmt: skip
+        }
         assert (second["request"]["id"], second["request"]["delivery_info"]["priority"]) == (late.id, 3)
         running.app.control.purge()
         assert inspect.scheduled() == {"w1@test": []}

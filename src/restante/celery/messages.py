@@ -1,7 +1,7 @@
-"""A Kombu message as a Restante message and back: what Celery sees is what was published, to the byte.
+"""Translates a Kombu message to a Restante message and back: Celery receives what was published, to the byte.
 
-The body is the payload, the headers are the headers. What Kombu keeps besides lies under one header of ours, `kombu`,
-in short names and only where it differs from what it mostly is: a waiting task should cost the server little.
+The body is the payload, the headers are the headers. Everything else of Kombu's is stored under one more header,
+`kombu`, with short names and only where it differs from the usual value: a waiting task should cost the server little.
 """
 
 from __future__ import annotations
@@ -14,48 +14,76 @@ from typing import Any
 import orjson
 from kombu.transport import base
 
-from restante.core.message import Message as Waiting
+from restante.core.message import Message as CoreMessage
 from restante.core.stored import Json
 
 log = logging.getLogger("restante")
 
-#: The header of ours.
+#: The header that holds what has no place of its own in a Restante message.
 KOMBU = "kombu"
-#: What Celery's headers mostly are: those that are so are one bit each of one number. Append only: messages wait.
+#: The usual values of Celery's headers. A header with its usual value is stored as one bit of a number, by its place in
+#: this list. Append only: stored messages refer to the places.
 USUAL: tuple[tuple[str, Any], ...] = (
-    ("shadow", None), ("eta", None), ("expires", None), ("group", None), ("group_index", None), ("parent_id", None),
-    ("stamped_headers", None), ("ignore_result", None), ("lang", "py"), ("retries", 0), ("timelimit", [None, None]),
-    ("replaced_task_nesting", 0), ("stamps", {}), ("kwargsrepr", "{}"), ("argsrepr", "()"), ("ignore_result", False),
-)  # fmt: skip
+    ("shadow", None),
+    ("eta", None),
+    ("expires", None),
+    ("group", None),
+    ("group_index", None),
+    ("parent_id", None),
+    ("stamped_headers", None),
+    ("ignore_result", None),
+    ("lang", "py"),
+    ("retries", 0),
+    ("timelimit", [None, None]),
+    ("replaced_task_nesting", 0),
+    ("stamps", {}),
+    ("kwargsrepr", "{}"),
+    ("argsrepr", "()"),
+    ("ignore_result", False),
+)
 _BITS: dict[str, list[tuple[int, Any]]] = {}
 for _place, (_name, _value) in enumerate(USUAL):
     _BITS.setdefault(_name, []).append((1 << _place, _value))
-#: Properties that are restored from elsewhere.
+#: Properties that are not stored here: each message has them by other means.
 _ELSEWHERE = ("delivery_info", "delivery_tag", "body_encoding", "priority", "restante_id", "restante_new")
 #: The properties of AMQP 0-9-1.
-_AMQP = frozenset((
-    "content_type", "content_encoding", "application_headers", "delivery_mode", "priority", "correlation_id",
-    "reply_to", "expiration", "message_id", "timestamp", "type", "user_id", "app_id", "cluster_id",
-))  # fmt: skip
-#: Others that were warned of.
-_left_out: set[str] = set()
+_AMQP = frozenset(
+    {
+        "app_id",
+        "application_headers",
+        "cluster_id",
+        "content_encoding",
+        "content_type",
+        "correlation_id",
+        "delivery_mode",
+        "expiration",
+        "message_id",
+        "priority",
+        "reply_to",
+        "timestamp",
+        "type",
+        "user_id",
+    }
+)
+#: Dropped properties for which a warning was logged.
+_logged: set[str] = set()
 _UNFIT = re.compile(r"[^A-Za-z0-9._:@/+-]")
 
 
 def kind_of(headers: dict[str, Any]) -> str:
-    """The task's name as the kind; what a kind cannot hold becomes a dash."""
+    """The task's name as a kind; characters that a kind cannot contain become dashes."""
     name = headers.get("task")
     return _UNFIT.sub("-", name)[:200].lstrip("-") if isinstance(name, str) else ""
 
 
 def payload_of(body: Any, content_type: str | None, content_encoding: str | None) -> tuple[Any, str | None]:
-    """The body as it is stored, and its content type where it is not JSON."""
+    """The body as it is stored, and its content type unless it is JSON."""
     raw = body.encode() if isinstance(body, str) else bytes(body)
     if isinstance(body, str) and content_type == "application/json" and content_encoding in ("utf-8", None):
         try:
             orjson.loads(raw)
         except ValueError:
-            pass  # not what it is said to be: stored as it is, for whoever receives it to judge
+            pass  # not JSON despite its content type: stored as it is, and the receiver decides
         else:
             return Json(raw), None
     return raw, content_type or "application/data"
@@ -64,7 +92,7 @@ def payload_of(body: Any, content_type: str | None, content_encoding: str | None
 def headers_of(
     message: dict[str, Any], queue: str, exchange: str, routing_key: str, delay: float = 0.0
 ) -> dict[str, Any]:
-    """Headers and properties in one dict, without what is mostly so; the delay where a time to live needs it."""
+    """Headers and properties in one dict, without usual values; `delay` is included if a time to live needs it."""
     given, properties = message["headers"], message["properties"]
     headers: dict[str, Any] = {}
     extra: dict[str, Any] = {}
@@ -95,7 +123,7 @@ def headers_of(
     own = {name: value for name, value in properties.items() if name not in _ELSEWHERE and value is not None}
     for name in own.keys() - _AMQP:
         if not _is_json(own[name]):
-            _leave_out(name, own.pop(name))
+            _log_dropped(name, own.pop(name))
     if own.get("delivery_mode") == 2:
         del own["delivery_mode"]
         extra["m"] = 1
@@ -118,19 +146,19 @@ def _is_json(value: Any) -> bool:
     return True
 
 
-def _leave_out(name: str, value: Any) -> None:
-    """RabbitMQ is told of its own properties alone; what else a program gives does not hold its message back."""
-    if name not in _left_out:
-        _left_out.add(name)
-        log.warning("property left out, AMQP has none of that name name=%s type=%s", name, type(value).__name__)
+def _log_dropped(name: str, value: Any) -> None:
+    """Logs once per name that a property is not stored: AMQP does not know it, and its value is not JSON."""
+    if name not in _logged:
+        _logged.add(name)
+        log.warning("property dropped name=%s type=%s reason=unknown_to_amqp", name, type(value).__name__)
 
 
-def parts(message: Waiting, queue: str) -> dict[str, Any]:
-    """What `Message` is made of, from a received message."""
+def unpack(message: CoreMessage, queue: str) -> dict[str, Any]:
+    """The parts of a Kombu message (body, headers, properties, …) from a message of the core."""
     headers = message.headers
     extra = headers.pop(KOMBU, None)
     if extra is None:
-        # Sent by other means: as near to Kombu as it gets.
+        # Sent by a native client: as close to a Kombu message as it can be.
         extra = {} if message.content_type == "application/json" else {"t": message.content_type, "e": "binary", "b": 1}
     bits = extra.get("u", 0)
     if bits:
@@ -159,7 +187,7 @@ def parts(message: Waiting, queue: str) -> dict[str, Any]:
 
 
 def delay_of(headers: dict[str, Any]) -> float:
-    """Seconds until the task's eta by this machine's clock: what counts is the time from now, not the server's date."""
+    """Seconds until the task's eta by this machine's clock: a countdown must not depend on the server's clock."""
     eta = headers.get("eta")
     if not eta:
         return 0.0
@@ -168,37 +196,64 @@ def delay_of(headers: dict[str, Any]) -> float:
         at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
         return max(0.0, (at - datetime.now(UTC)).total_seconds())
     except (ValueError, TypeError, AttributeError):
-        return 0.0  # the worker says what is wrong with it
+        return 0.0  # the worker reports the invalid eta
+
+
+#: The priority warning was logged.
+_clamped = False
+
+
+def priority_of(given: Any, most: int) -> int:
+    """A priority from 0 to 255, high first; values out of range become the nearest one, with one warning."""
+    global _clamped
+    try:
+        wanted = int(given or 0)
+    except (TypeError, ValueError):
+        wanted = 0
+    priority = max(0, min(255, wanted))
+    if priority != wanted and not _clamped:
+        _clamped = True
+        log.warning("priority out of range given=%d used=%d", wanted, priority)
+    return min(priority, most)
 
 
 class Message(base.Message):
     """A received message; its headers are what was published."""
 
-    def __init__(self, channel: Any, taken: Any, queue: str, tag: str, made: dict[str, Any], **kwargs: Any) -> None:
-        #: What holds the lease, None for a broadcast.
-        self.taken = taken
-        #: The body as it was published: Kombu unpacks its own copy.
-        self.raw = made["body"]
+    def __init__(self, channel: Any, leased: Any, tag: str, parts: dict[str, Any], **kwargs: Any) -> None:
+        #: The leased message of the core, None for a broadcast.
+        self.leased = leased
+        #: The body as it was published; Kombu decompresses its own copy.
+        self.raw = parts["body"]
         #: Why its task failed, for the dead letter.
         self.failure: BaseException | None = None
         self._unreadable: BaseException | None = None
-        headers, properties = made["headers"], made["properties"]
+        headers, properties = parts["headers"], parts["properties"]
         info = {
-            "exchange": made["exchange"], "routing_key": made["routing_key"],
-            "priority": properties.get("priority"), "redelivered": False,
-        }  # fmt: skip
-        if taken is not None:
-            if taken.attempts > 1:
+            "exchange": parts["exchange"],
+            "routing_key": parts["routing_key"],
+            "priority": properties.get("priority"),
+            "redelivered": False,
+        }
+        if leased is not None:
+            if leased.attempts > 1:
                 info["redelivered"] = True
-                headers["x-delivery-count"] = taken.attempts - 1
-            if taken.replays:
-                headers["expires"] = None  # an operator wants it run, whatever its age
+                headers["x-delivery-count"] = leased.attempts - 1
+            if leased.replays:
+                headers["expires"] = None  # an operator wants it to run, whatever its age
         properties["delivery_info"], properties["delivery_tag"] = info, tag
         super().__init__(
-            body=made["body"], delivery_tag=tag, content_type=made["content_type"],
-            content_encoding=made["content_encoding"], delivery_info=info, properties=properties, headers=headers,
-            postencode="utf-8", channel=channel, **kwargs,
-        )  # fmt: skip
+            body=parts["body"],
+            delivery_tag=tag,
+            content_type=parts["content_type"],
+            content_encoding=parts["content_encoding"],
+            delivery_info=info,
+            properties=properties,
+            headers=headers,
+            postencode="utf-8",
+            channel=channel,
+            **kwargs,
+        )
 
     def _decode(self) -> Any:
         try:
@@ -209,12 +264,26 @@ class Message(base.Message):
 
     @property
     def unreadable(self) -> BaseException | None:
-        """Why the body could not be read: such a message is dead, whatever is said of it."""
+        """Why the body could not be decoded; such a message becomes dead whether it is acked or rejected."""
         return self.errors[0][1] if self.errors else self._unreadable
 
-    def serializable(self) -> dict[str, Any]:
-        """For an emergency dump."""
+    def as_published(self) -> dict[str, Any]:
+        """The message in the form in which a channel publishes it again."""
         return {
-            "body": self.body, "properties": self.properties, "content-type": self.content_type,
-            "content-encoding": self.content_encoding, "headers": dict(self.headers),
-        }  # fmt: skip
+            "body": self.raw,
+            "content-type": self.content_type,
+            "content-encoding": self.content_encoding,
+            "headers": dict(self.headers),
+            "properties": {name: value for name, value in self.properties.items() if name != "delivery_tag"},
+            "due": True,
+        }
+
+    def serializable(self) -> dict[str, Any]:
+        """For Kombu's emergency dump."""
+        return {
+            "body": self.body,
+            "properties": self.properties,
+            "content-type": self.content_type,
+            "content-encoding": self.content_encoding,
+            "headers": dict(self.headers),
+        }

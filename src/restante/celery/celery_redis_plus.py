@@ -1,4 +1,4 @@
-"""The layout of celery-redis-plus: what waits, is delayed or is held there, and how a message is put back.
+"""Reads and writes the queues of celery-redis-plus: waiting, delayed and held messages.
 
 | Key, after its `global_keyprefix` | Type | Holds |
 |---|---|---|
@@ -7,8 +7,8 @@
 | `messages_index:<queue>`, before 0.3 `messages_index` | sorted set | every tag that is not acked |
 | `_kombu.binding.<exchange>` | sorted set, before 0.4 set | routing key, pattern and queue, as Kombu has them |
 
-A tag that is indexed and does not wait is delayed, or held by a worker. One publish to several queues is one tag and
-one hash, which goes with its last queue. Priorities are RabbitMQ's: 255 first, as here.
+A tag that is indexed and does not wait is delayed, or held by a worker. A message that is published to several queues
+has one tag and one hash, which is removed with its last queue. Priorities are RabbitMQ's: 255 first, as in Restante.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-#: Tags read by one call.
+#: Tags that one call reads.
 PAGE = 200
-#: Seconds of delay above which celery-redis-plus keeps a message out of the queue until it is due.
+#: A message whose delay is longer than these seconds is kept out of the queue until it is due.
 DELAYED = 60.0
-#: Seconds until celery-redis-plus looks again at a message that is put back: its visibility_timeout and its interval.
+#: Seconds until celery-redis-plus checks a message that was moved back: its visibility_timeout and its interval.
 LOOK_AGAIN = 360.0
-#: Between two priorities in the scores of celery-redis-plus since 0.2.3.
+#: Distance between two priorities in the scores of celery-redis-plus since 0.2.3.
 SPAN = 10**13
 
 _FINISH = """
@@ -35,7 +35,7 @@ for place = 4, #KEYS do
 end
 return redis.call('DEL', KEYS[1])
 """
-#: Notes an id after its message is stored, as the script of `Migration.back` does for Kombu's lists.
+#: Stores an id after its message, as the script of `Migration.back` does for Kombu's lists.
 _PUT = """
 if redis.call('SISMEMBER', KEYS[1], ARGV[1]) == 1 then return 0 end
 redis.call('HSET', KEYS[2], 'payload', ARGV[2], 'routing_key', ARGV[3], 'priority', ARGV[4], 'native_delayed', ARGV[5],
@@ -46,7 +46,7 @@ return redis.call('SADD', KEYS[1], ARGV[1])
 """
 
 
-class SortedSets:
+class CeleryRedisPlus:
     """The queues of celery-redis-plus at one source."""
 
     def __init__(self, source: Any, prefix: str) -> None:
@@ -56,10 +56,10 @@ class SortedSets:
         self._put = source.register_script(_PUT)
         self._score = 0
 
-    # -- looking -------------------------------------------------------------------------------------------------
+    # -- counting ------------------------------------------------------------------------------------------------
 
     def queues(self) -> set[str]:
-        """Queues with messages, waiting or indexed."""
+        """Queues with waiting or indexed messages."""
         names: set[str] = set()
         for lead in ("queue:", "messages_index:"):
             for key in self._source.scan_iter(f"{_literal(self._prefix + lead)}*", count=1000, _type="zset"):
@@ -70,13 +70,13 @@ class SortedSets:
 
     @property
     def there(self) -> bool:
-        """Whether celery-redis-plus has been at work here."""
-        found = self._source.scan_iter(f"{_literal(self._prefix)}_kombu.binding.*", count=1000, _type="zset")
-        return self.older or bool(self.queues()) or any(True for _ in found)
+        """Whether celery-redis-plus has used this source."""
+        bindings = self._source.scan_iter(f"{_literal(self._prefix)}_kombu.binding.*", count=1000, _type="zset")
+        return self.older or bool(self.queues()) or any(True for _ in bindings)
 
     @property
     def older(self) -> bool:
-        """Whether there is the one index of versions before 0.3."""
+        """Whether the source has the single index of versions before 0.3."""
         return bool(self._source.type(f"{self._prefix}messages_index") == b"zset")
 
     def waiting(self, queue: str) -> int:
@@ -85,7 +85,7 @@ class SortedSets:
         return in_line + sum(1 for _ in self.delayed(queue))
 
     def _lines(self, queue: str) -> list[str]:
-        """The sorted sets in which tags of a queue wait."""
+        """The sorted sets that hold the waiting tags of a queue."""
         keys = (f"{self._prefix}queue:{queue}", f"{self._prefix}{queue}")
         return [key for key in keys if self._source.type(key) == b"zset"]
 
@@ -96,22 +96,22 @@ class SortedSets:
     # -- tags ----------------------------------------------------------------------------------------------------
 
     def in_line(self, queue: str) -> Iterator[str]:
-        """Tags that wait, in their order; each must be finished or set aside before the next is asked for."""
+        """Waiting tags in their order; the caller must finish or set aside each before the next."""
         for key in self._lines(queue):
             while tags := self._source.zrange(key, 0, 0):
                 yield tags[0].decode()
 
     def delayed(self, queue: str) -> Iterator[str]:
-        """Tags that are due later and not in line."""
+        """Tags that are due later and do not wait in the queue."""
         return (tag for tag, delayed in self._beside(queue) if delayed)
 
     def held(self, queue: str) -> Iterator[str]:
-        """Tags that workers hold, or held when they died."""
+        """Tags that workers hold, or held when they were killed."""
         return (tag for tag, delayed in self._beside(queue) if not delayed)
 
     def _beside(self, queue: str) -> Iterator[tuple[str, bool]]:
         """Tags that are indexed and do not wait, and whether they are delayed."""
-        lines, told = self._lines(queue), set()
+        lines, seen = self._lines(queue), set()
         for tags in _pages(self._source.zscan_iter(self._index(queue), count=PAGE)):
             pipe = self._source.pipeline(transaction=False)
             for tag in tags:
@@ -123,9 +123,9 @@ class SortedSets:
                 routed, native, early, payload = next(answers)
                 waits = [next(answers) for _ in lines]
                 elsewhere = self.older and routed is not None and routed.decode() != queue
-                waits_or_told = tag in told or any(score is not None for score in waits)
-                told.add(tag)  # a scan may come by twice
-                if payload is not None and not elsewhere and not waits_or_told:
+                waits_or_seen = tag in seen or any(score is not None for score in waits)
+                seen.add(tag)  # a scan may return a tag twice
+                if payload is not None and not elsewhere and not waits_or_seen:
                     yield tag, b"1" in (native, early)
 
     def _indexed_by_all(self) -> Iterator[tuple[str, str]]:
@@ -145,19 +145,19 @@ class SortedSets:
         return payload, int(priority or 0), float(eta or 0)
 
     def places(self, queue: str, queues: list[str]) -> tuple[list[str], str, list[str]]:
-        """Where tags of a queue are: the lines, the index, and the places of other queues that may need the message."""
+        """The keys with a queue's tags: its lines, its index, and those of other queues that may have the message."""
         others = [name for name in queues if name != queue]
         rest = [key for name in others for key in (*self._lines(name), f"{self._prefix}messages_index:{name}")]
         return self._lines(queue) or [f"{self._prefix}queue:{queue}"], self._index(queue), rest
 
     def finish(self, tag: str, places: tuple[list[str], str, list[str]]) -> None:
-        """Removes a tag from its queue, and its message where no other queue needs it."""
+        """Removes a tag from its queue, and its message unless another queue has it."""
         lines, index, rest = places
         for line in lines:
             self._finish(keys=[f"{self._prefix}message:{tag}", line, index, *rest], args=[tag])
 
     def set_aside(self, tag: str, places: tuple[list[str], str, list[str]], left: str) -> None:
-        """Takes a tag that cannot be read out of line; its message stays as long as it can."""
+        """Removes an unreadable tag from its queue; its message stays and does not expire."""
         lines, index, _ = places
         pipe = self._source.pipeline()
         pipe.rpush(left, tag).persist(f"{self._prefix}message:{tag}").zrem(index, tag)
@@ -168,11 +168,11 @@ class SortedSets:
     def put(
         self, seen: str, queue: str, tag: str, payload: str, priority: int, sent: datetime, due: datetime | None
     ) -> None:
-        """Puts a message back, once, as version 0.3 and newer read it."""
+        """Stores a message once, in the layout of version 0.3 and newer."""
         now = time.time()
         eta = due.timestamp() if due is not None else 0.0
         delayed = eta - now > DELAYED
-        # Scores of one millisecond would leave the order to the tags.
+        # Equal scores would be ordered by tag.
         self._score = max(self._score + 1, int(sent.timestamp() * 1000))
         score = (255 - priority) * SPAN + self._score
         names = (f"message:{tag}", f"messages_index:{queue}", f"queue:{queue}")
@@ -182,19 +182,19 @@ class SortedSets:
 
 
 def due_header(eta: float) -> str:
-    """A due time as Celery's header has it."""
+    """A due time in the format of Celery's eta header."""
     return datetime.fromtimestamp(eta, UTC).isoformat()
 
 
 def _literal(text: str) -> str:
-    """Text in a pattern of SCAN, where brackets and stars have a meaning."""
+    """Escapes the characters that have a meaning in a pattern of SCAN."""
     return "".join(f"\\{letter}" if letter in "*?[]\\" else letter for letter in text)
 
 
-def _pages(found: Any) -> Iterator[list[str]]:
-    """Tags of a scan, some at a time."""
+def _pages(members: Any) -> Iterator[list[str]]:
+    """The tags of a scan, `PAGE` at a time."""
     page: list[str] = []
-    for tag, _ in found:
+    for tag, _ in members:
         page.append(tag.decode())
         if len(page) == PAGE:
             yield page

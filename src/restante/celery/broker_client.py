@@ -1,0 +1,296 @@
+"""The client of one broker in one process: its connection, the leases it holds, and verdicts that are pending.
+
+Kombu replaces connections and channels after every network failure; the leases outlive them. On failure a pending
+verdict is sent again until the server answers or the lease ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from restante.celery.options import Options
+from restante.celery.routing import Routing
+from restante.celery.transient_queues import TransientQueues
+from restante.celery.unroutable import DroppedMessages
+from restante.connecting import resolve
+from restante.core.call_retry import away
+from restante.core.errors import LeaseLost, RestanteError, Unavailable
+from restante.core.operations import MAX_BATCH, Received
+from restante.core.queue import Client, LeasedMessage, Queue, receiving
+from restante.core.renewal import Renewal
+from restante.core.settings import ClientSettings
+
+log = logging.getLogger("restante")
+
+#: Seconds an ack may wait for the loop to flush it; then the verdict thread does. Shorter: more calls beside the loop.
+#: Longer: a program without a loop settles its messages later.
+ACK_DELAY = 0.25
+#: Rounds without work after which the verdict thread ends.
+IDLE_ROUNDS = 40
+
+_clients: dict[tuple[int, str, Options], BrokerClient] = {}
+_lock = threading.Lock()
+
+
+class BrokerClient:
+    """A broker client that all Kombu connections of this process to one broker share."""
+
+    def __init__(self, url: str, options: Options) -> None:
+        self.options = options
+        self.on_close: Any = None
+        if url.startswith("embedded:"):
+            url, self.on_close = resolve(None, url.partition("//")[2] or ".restante")
+        chosen = {
+            "socket_timeout": options.socket_timeout,
+            "connect_timeout": options.socket_connect_timeout,
+            "patience": options.patience,
+            "allow_eviction": options.allow_eviction,
+        }
+        settings = ClientSettings(**{name: value for name, value in chosen.items() if value is not None})  # type: ignore[arg-type]
+        self.client = Client(url, settings)
+        extra = self.client.connection.endpoint.options
+        if options.client_name:
+            extra["client_name"] = options.client_name
+        if options.socket_keepalive is not None and not url.startswith("unix:"):
+            extra["socket_keepalive"] = options.socket_keepalive
+        if options.socket_keepalive_options is not None and not url.startswith("unix:"):
+            extra["socket_keepalive_options"] = dict(options.socket_keepalive_options)
+        if isinstance(options.ssl, Mapping):
+            extra.update(options.ssl)
+        if options.sentinel_kwargs:
+            self.client.connection.endpoint.sentinel.update(options.sentinel_kwargs)
+        self.command = self.client.connection.command
+        self.routing = Routing(self)
+        self.transient_queues = TransientQueues(self)
+        self.dropped = DroppedMessages(self)
+        self.renewal = Renewal(self.client.connection)
+        self._queues: dict[str, Queue] = {}
+        self._acks: dict[str, deque[LeasedMessage]] = {}
+        #: When an ack was last queued while none of its queue was pending, by time.monotonic().
+        self._acks_since = 0.0
+        #: Releases that failed, to be sent again once the server is back.
+        self._pending_releases: deque[LeasedMessage] = deque()
+        self._verdict_thread: threading.Thread | None = None
+        self._users = 0
+        self._clock: tuple[float, float] | None = None
+        #: What the consumer registry shows of this process; a worker sets it.
+        self.process_info = b""
+        #: When a consumer of this process last looked for messages, by time.monotonic().
+        self.polled_at = 0.0
+
+    @classmethod
+    def shared(cls, url: str, options: Options) -> BrokerClient:
+        """Returns this process's client for a broker and counts one more user; call `close` when done with it."""
+        key = (os.getpid(), url, _hashable(options))
+        with _lock:
+            client = _clients.get(key)
+            if client is None:
+                client = _clients[key] = cls(url, options)
+            client._users += 1
+            return client
+
+    def close(self) -> None:
+        """Counts one user less; the last one closes the connection, unless leases are held or verdicts pending."""
+        with _lock:
+            self._users -= 1
+            if self._users > 0 or self.renewal.held_any or self.has_acks() or self._pending_releases:
+                return
+            for key in [key for key, client in _clients.items() if client is self]:
+                del _clients[key]
+        self.transient_queues.close()
+        self.renewal.close()
+        self.client.close()
+        if self.on_close is not None:
+            self.on_close()
+
+    def full_name(self, name: str) -> str:
+        """A queue's or exchange's name on the server, with the prefix of this application."""
+        return f"{self.options.global_keyprefix}{name}"
+
+    def queue(self, name: str) -> Queue:
+        full_name = self.full_name(name)
+        queue = self._queues.get(full_name)
+        if queue is None:
+            queue = self._queues[full_name] = self.client.queue(full_name)
+        return queue
+
+    # -- receiving -----------------------------------------------------------------------------------------------
+
+    def receive(self, queue: Queue, count: int, lease: float) -> Received:
+        """Receives up to `count` messages and settles the queue's pending acks in the same call."""
+        acks = self._pop_acks(queue.name)
+        if self.process_info and queue.ref.presence != self.process_info:
+            queue.ref.presence, queue.ref.seen = self.process_info, 0.0
+        try:
+            received = queue.run(receiving((queue.ref,), count, lease=lease, acks=acks))
+        except BaseException:
+            self._requeue_acks(queue.name, acks)
+            raise
+        self.polled_at = time.monotonic()
+        assert received is not None  # one queue without a wait always answers
+        if received.messages:
+            self.renewal.hold(queue.ref, received.messages)
+            self._start_verdict_thread()
+        return received
+
+    # -- verdicts ------------------------------------------------------------------------------------------------
+
+    def queue_ack(self, message: LeasedMessage) -> None:
+        """Queues an ack; the next receive of its queue carries it, or `flush_acks` sends it."""
+        message.settled = True
+        self.renewal.drop(message)
+        waiting = self._acks.get(message.queue)
+        if waiting is None:
+            waiting = self._acks.setdefault(message.queue, deque())
+        if not waiting:
+            self._acks_since = time.monotonic()
+        waiting.append(message)
+
+    def has_acks(self) -> bool:
+        return any(self._acks.values())
+
+    def flush_acks(self) -> None:
+        """Sends every pending ack."""
+        for name in list(self._acks):
+            while acks := self._pop_acks(name):
+                try:
+                    self.client.queue(name).ack_many(acks)
+                except LeaseLost as error:
+                    log.warning("lease lost before ack queue=%s ids=%s", name, ",".join(error.ids[:10]))
+                except BaseException:
+                    self._requeue_acks(name, acks)
+                    raise
+
+    def _pop_acks(self, name: str) -> Sequence[LeasedMessage]:
+        waiting = self._acks.get(name)
+        if not waiting:
+            return ()
+        acks: list[LeasedMessage] = []
+        while len(acks) < MAX_BATCH:
+            try:
+                acks.append(waiting.popleft())
+            except IndexError:
+                break
+        return acks
+
+    def _requeue_acks(self, name: str, acks: Sequence[LeasedMessage]) -> None:
+        if acks:
+            self._acks.setdefault(name, deque()).extendleft(reversed(acks))
+            self._start_verdict_thread()
+
+    def nack(self, message: LeasedMessage, error: BaseException | str, delay: float = 0.0) -> None:
+        """Returns a message to its queue after a delay; the attempt counts."""
+        self._settle("nack", message, error, delay)
+
+    def bury(self, message: LeasedMessage, error: BaseException | str) -> None:
+        """Makes a message dead, with its error."""
+        self._settle("bury", message, error)
+
+    def release(self, messages: Sequence[LeasedMessage]) -> None:
+        """Returns messages to their queues without counting the attempt; repeats it later if the server is away."""
+        by_queue: dict[str, list[LeasedMessage]] = {}
+        for message in messages:
+            message.settled = True
+            self.renewal.drop(message)
+            by_queue.setdefault(message.queue, []).append(message)
+        for name, released in by_queue.items():
+            for start in range(0, len(released), MAX_BATCH):
+                part = released[start : start + MAX_BATCH]
+                try:
+                    self.client.queue(name).release_many(part)
+                except LeaseLost:
+                    pass  # their leases ended: they are in the queue, or with another consumer
+                except RestanteError as error:
+                    log.warning("release delayed queue=%s count=%d error=%s", name, len(part), error)
+                    self._pending_releases += part
+                    self._start_verdict_thread()
+
+    def _settle(self, verb: str, message: LeasedMessage, error: BaseException | str, delay: float = 0.0) -> None:
+        message.settled = True
+        self.renewal.drop(message)
+        queue = self.client.queue(message.queue)
+        try:
+            if verb == "nack":
+                queue.nack_many((message,), delay=delay, error=error)
+            else:
+                queue.bury_many((message,), error=error)
+        except LeaseLost:
+            log.warning("lease lost before %s queue=%s id=%s", verb, message.queue, message.id)
+
+    # -- verdict thread ------------------------------------------------------------------------------------------
+
+    def _start_verdict_thread(self) -> None:
+        if self._verdict_thread is None or not self._verdict_thread.is_alive():
+            with _lock:
+                if self._verdict_thread is None or not self._verdict_thread.is_alive():
+                    self._verdict_thread = threading.Thread(
+                        target=self._flush_verdicts, name="restante-verdicts", daemon=True
+                    )
+                    self._verdict_thread.start()
+
+    def _flush_verdicts(self) -> None:
+        """Sends verdicts that no loop sent in time. Ends after a while without work."""
+        idle = failures = 0
+        while idle < IDLE_ROUNDS:
+            time.sleep(ACK_DELAY if not failures else away(failures))
+            try:
+                if self._pending_releases:
+                    self._retry_releases()
+                elif self.has_acks():
+                    if time.monotonic() - self._acks_since >= ACK_DELAY:
+                        self.flush_acks()
+                elif not self.renewal.held_any:
+                    idle += 1
+                    continue
+                idle = failures = 0
+            except RestanteError as error:
+                failures += 1
+                if failures == 1:
+                    log.warning("verdicts delayed error=%s", error)
+            except Exception:
+                failures += 1
+                log.exception("verdicts delayed")
+        self._verdict_thread = None
+
+    def _retry_releases(self) -> None:
+        while self._pending_releases:
+            message = self._pending_releases[0]
+            try:
+                self.client.queue(message.queue).release_many((message,))
+            except LeaseLost:
+                pass
+            self._pending_releases.popleft()
+
+    def server_time(self) -> float:
+        """The server's clock in seconds, read once a minute and extrapolated in between."""
+        now = time.monotonic()
+        if self._clock is None or now - self._clock[0] > 60:
+            seconds, micro = self.command("TIME", key=b"")
+            self._clock = (now, int(seconds) + int(micro) / 1e6)
+        return self._clock[1] + now - self._clock[0]
+
+    def ping(self) -> None:
+        """Raises if the server does not answer."""
+        try:
+            self.command("PING", key=b"")
+        except RestanteError:
+            raise
+        except OSError as error:
+            raise Unavailable(str(error)) from None
+
+
+def _hashable(options: Options) -> Options:
+    """Options as a dictionary key: dicts in them are replaced by their text."""
+    return replace(
+        options,
+        ssl=repr(options.ssl),
+        sentinel_kwargs=repr(options.sentinel_kwargs),
+        socket_keepalive_options=repr(options.socket_keepalive_options),
+    )
