@@ -75,7 +75,7 @@ class TestStored:
 
     @pytest.mark.parametrize("spoiled", [{"lease_ms": "soon"}, {"retry": "linear"}, {"rate": "x"}, {"version": "x"}])
     def test_a_hash_that_somebody_else_wrote_to_is_corrupt(self, spoiled: dict[str, str]) -> None:
-        with pytest.raises(Corrupt, match=r"not what Restante wrote: .+; configure it anew"):
+        with pytest.raises(Corrupt, match=r"not what Restante wrote: .+; configure it again"):
             QueueSettings.parse(spoiled)
 
 

@@ -185,7 +185,9 @@ class Admin(Inspector):
             raise NotFound(f"no queue {queue}: {nearest(queue, self.queues())}")
         leased = self.counts(queue).leased
         if leased and not force:
-            raise MessageLeased(f"{queue} has {leased} leased messages: stop its consumers first, or drop it by force")
+            raise MessageLeased(
+                f"{queue} has {leased} leased messages: stop its consumers first, or drop it with force"
+            )
         self.purge(queue)
         keys = self._ref(queue).keys
         fields = self._client.connection.command("HKEYS", keys["queue"], key=keys["queue"])

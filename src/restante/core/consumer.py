@@ -308,7 +308,7 @@ class Consumer:
             if result is not None and inspect.isawaitable(result):
                 if inspect.iscoroutine(result):
                     result.close()
-                raise TypeError("the handler returned a coroutine that nobody awaits: define it by async def")
+                raise TypeError("the handler returned a coroutine that nobody awaits: use async def")
         except Exception as error:
             self._fail(source, message, error)
         else:

@@ -140,13 +140,13 @@ class LeaseJournal:
         return lost
 
     def verdicts(self, tokens: Sequence[str]) -> dict[str, str]:
-        """What was decided on these leases; those without a verdict are left out."""
-        words_by_token: dict[str, str] = {}
+        """Returns the verdicts on these leases by token; leases without a verdict are left out."""
+        verdicts: dict[str, str] = {}
         for start in range(0, len(tokens), CLAIM):
             part = tokens[start : start + CLAIM]
             words = self._client.connection.command("HMGET", self._verdicts, *part, key=self._verdicts)
-            words_by_token |= {token: word.decode() for token, word in zip(part, words, strict=True) if word}
-        return words_by_token
+            verdicts |= {token: word.decode() for token, word in zip(part, words, strict=True) if word}
+        return verdicts
 
     def settle(self, verdict: str, rows: Sequence[Settlement]) -> list[str]:
         """Settles up to a batch of leases with one verdict and stores it; returns the tokens whose lease was lost."""

@@ -629,7 +629,7 @@ def bury_corrupt(ref: QueueRef, /, messages: Sequence[Message | Ticket]) -> Oper
     It does not raise LeaseLost, because the damage may be in the lease itself and end it at once. Such a message is
     received and buried again, and the intact messages of the same receive reach their caller.
     """
-    bury = bury_many(ref, messages, error=Corrupt("the stored message is not what was sent"))
+    bury = bury_many(ref, messages, error=Corrupt("the stored message is damaged"))
     return Operation(BURY, bury.keys, bury.args, lambda lost: len(messages) - len(lost), ref.name)
 
 

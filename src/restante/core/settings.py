@@ -157,7 +157,7 @@ class QueueSettings:
         try:
             return cls._parse(stored)
         except ValueError as error:
-            raise Corrupt(f"the settings of a queue are not what Restante wrote: {error}; configure it anew") from None
+            raise Corrupt(f"the settings of a queue are not what Restante wrote: {error}; configure it again") from None
 
     @classmethod
     def _parse(cls, stored: dict[str, str]) -> QueueSettings:

@@ -254,7 +254,7 @@ def encode_plain(payload: Any, priority: int) -> tuple[bytes, int]:
 
 
 _UNREAD = object()
-DAMAGED = "the stored message is not what was sent"
+DAMAGED = "the stored message is damaged"
 #: Sequence number, then the facts, then the limits.
 _HEAD = re.compile(rb"\d+\n(\d{1,18})\t([^\t\n]*)\t(\d{1,18})\t(\d{1,18})\n([^\n]*)\n")
 #: lease_ms, expires_ms, due_ms, max_attempts, unique states, unique key; or an empty line.
@@ -388,7 +388,7 @@ class Stored:
                 else:
                     self._payload = orjson.loads(body)
             except (ValueError, RecursionError) as error:
-                raise Corrupt(f"the payload is not what was sent: {error}") from None
+                raise Corrupt(f"the stored payload is damaged: {error}") from None
         return self._payload
 
 
