@@ -13,8 +13,8 @@ from restante.core.inspector import AuditEntry, Counts
 from restante.core.journal import JournalEntry
 from restante.core.message import Attempt, Message, State
 from restante.core.settings import DEFAULT_MAX_ATTEMPTS, QueueSettings
-from restante.rsmq.reader import RsmqMessage
 from restante.rsmq.inspector import RsmqCounts
+from restante.rsmq.reader import RsmqMessage
 from restante.server.requests import RENAMED
 from restante.server.responses import TaskOut
 
