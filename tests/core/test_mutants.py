@@ -219,7 +219,7 @@ MUTANTS = (
     mutant("a release early by a fraction", "release", ("if delay > 0 then delay = delay + part end", "")),
     mutant("an ended attempt leaves no mark", "receive", ("d.token, d.expires = '-', 0", "d.token, d.expires = '', 0")),
     mutant("a mark opens the lock", HOLDERS, (HELD, HELD.replace("<= now", "<= now and token ~= '-'"))),
-    mutant("an idle look misses what is due", "receive", ("if not due and card", "if card")),
+    mutant("an idle look misses what is due", "receive", ("if not due and presence", "if presence")),
     # Stored forms in the journal
     mutant("no stored forms are journalled", "send", (KEEPS_PAYLOADS, "if false then")),
     mutant("stored forms are journalled at every level", "send edit move", (KEEPS_PAYLOADS, "if bodies then")),
