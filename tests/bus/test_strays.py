@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from kombu import Connection
 
-from restante.bus.on_rabbitmq import packed
+from restante.bus.client_rabbitmq import amqp_message
 from restante.rabbitmq import shared
-from restante.rabbitmq.declaring import declare, verify
+from restante.rabbitmq.declaration import declare, verify
 from restante.rabbitmq.ladder import GATE, RETURN, TO_QUEUE
 from restante.rabbitmq.topology import UNROUTED, open_gate
 from tests.bus.places import OnRabbitMQ, Service
@@ -33,7 +33,7 @@ def place(rabbit: RabbitServer, redis: RedisServer, tmp_path: Path) -> Iterator[
 def put(place: OnRabbitMQ, key: str, data: int, topic: str, **headers: Any) -> None:
     """An event at the foot of the ladder, as a rung leaves it there."""
     envelope = {"cloudEvents_specversion": "1.0", "cloudEvents_id": f"e{data}", "cloudEvents_type": topic}
-    message = packed(b"%d" % data, {**envelope, **headers}, {"delivery_mode": 2, "message_id": f"e{data}"})
+    message = amqp_message(b"%d" % data, {**envelope, **headers}, {"delivery_mode": 2, "message_id": f"e{data}"})
     with Connection(place.url, transport_options={"confirm_publish": True}) as connection:
         connection.channel().basic_publish(message, RETURN, key)
 

@@ -10,7 +10,7 @@ import pytest
 from kombu import Connection
 
 from restante.rabbitmq import Ladder, shared
-from restante.rabbitmq.declaring import declare
+from restante.rabbitmq.declaration import declare
 from tests.bus.places import OnRabbitMQ, Service
 from tests.harness.deadlines import wait_until
 from tests.harness.rabbitmq import RabbitServer

@@ -12,7 +12,7 @@ from restante.core.errors import InvalidInput
 AMQP = ("amqp", "amqps", "pyamqp")
 
 
-def chosen(url: str | None, broker_url: str | None = None) -> str:
+def choose_broker_url(url: str | None, broker_url: str | None = None) -> str:
     """The URL given, by either of its names, RESTANTE_BROKER, RESTANTE_URL, or an embedded server."""
     for one in (url, broker_url):
         if one is not None and not isinstance(one, str):

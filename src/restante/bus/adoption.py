@@ -25,11 +25,11 @@ import orjson
 from kombu import Connection
 
 from restante.bus.addresses import is_rabbitmq
-from restante.bus.archive import RabbitDead
-from restante.bus.client import open_post
+from restante.bus.archive import RabbitDeadLetters
+from restante.bus.client import open_redis
+from restante.bus.client_rabbitmq import ConnectionPool, properties_of, to_headers, unreachable
 from restante.bus.envelope import Envelope
-from restante.bus.on_rabbitmq import Links, properties_of, to_headers, unreachable
-from restante.bus.registry import cards
+from restante.bus.registry import registered_handlers
 from restante.core.errors import InvalidInput, NotFound, Unavailable
 from restante.core.names import valid_name
 from restante.core.stored import Json
@@ -67,9 +67,15 @@ class TaskMessage:
 
 
 def adopt(
-    source: str, service: str, *, queue: str | None = None, to: str | None = None,
-    handlers: Mapping[str, str] | None = None, dry_run: bool = False, progress: Callable[[int], None] | None = None,
-) -> Adoption:  # fmt: skip
+    source: str,
+    service: str,
+    *,
+    queue: str | None = None,
+    to: str | None = None,
+    handlers: Mapping[str, str] | None = None,
+    dry_run: bool = False,
+    progress: Callable[[int], None] | None = None,
+) -> Adoption:
     """Moves the messages of `queue` (`service:archived`) at the broker `source` to `service` at the broker `to`.
 
     `handlers` names the handler of a topic where it is not the one that `restante.compat.amqp_events` makes.
@@ -107,7 +113,7 @@ def _opened(url: str, queue: str) -> Iterator[Any]:
             yield connection.channel()
     except amqp.exceptions.NotFound:
         raise NotFound(f"RabbitMQ has no queue {queue}: name the archive by --queue") from None
-    except Links.LOST as error:
+    except ConnectionPool.LOST as error:
         raise unreachable(url, error) from None
 
 
@@ -128,8 +134,8 @@ def _read(message: Any) -> TaskMessage:
 def _keeping(url: str, service: str) -> Iterator[Callable[[TaskMessage, str], bool]]:
     """What keeps a message for a subscription and says whether it was not there yet."""
     if not is_rabbitmq(url):
-        with open_post(url) as post:
-            subscribed = {card.name for card in cards(post)}
+        with open_redis(url) as redis:
+            subscribed = {info.name for info in registered_handlers(redis)}
 
             def send(read: TaskMessage, subscription: str) -> bool:
                 if subscription not in subscribed:
@@ -139,13 +145,13 @@ def _keeping(url: str, service: str) -> Iterator[Callable[[TaskMessage, str], bo
                     )
                 headers = read.envelope(service).attributes()
                 payload = Json(orjson.dumps(read.data))
-                return post.queue(subscription).send(payload, id=read.id, kind=read.topic, headers=headers).stored
+                return redis.queue(subscription).send(payload, id=read.id, kind=read.topic, headers=headers).stored
 
             yield send
         return
     archive = archive_name(service)
-    known = {(one.id, one.subscription) for one in RabbitDead(url, service).list(limit=1_000_000)}
-    links = Links(url)
+    known = {(one.id, one.subscription) for one in RabbitDeadLetters(url, service).list(limit=1_000_000)}
+    pool = ConnectionPool(url)
 
     def archived(read: TaskMessage, subscription: str) -> bool:
         if (read.id, subscription) in known:
@@ -153,14 +159,17 @@ def _keeping(url: str, service: str) -> Iterator[Callable[[TaskMessage, str], bo
         envelope = read.envelope(service)
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
         headers = {
-            **to_headers(envelope), "restante_attempts": max(1, read.retries), "restante_subscription": subscription,
-            "restante_archived_at": at, "restante_error_class": ADOPTED,
-        }  # fmt: skip
-        if not links.publish(orjson.dumps(read.data), headers, properties_of(envelope), "", archive, id=read.id):
+            **to_headers(envelope),
+            "restante_attempts": max(1, read.retries),
+            "restante_subscription": subscription,
+            "restante_archived_at": at,
+            "restante_error_class": ADOPTED,
+        }
+        if not pool.publish(orjson.dumps(read.data), headers, properties_of(envelope), "", archive, id=read.id):
             raise Unavailable(f"{archive} is gone from RabbitMQ: start the service, whose worker declares it")
         return True
 
     try:
         yield archived
     finally:
-        links.close()
+        pool.close()

@@ -22,16 +22,15 @@ from celery.exceptions import Retry
 from celery.utils.time import rate
 from kombu import Queue
 
-from restante.bus import running
-from restante.bus.addresses import celery_url, chosen, is_rabbitmq, shown
+from restante.bus import executor
+from restante.bus.addresses import celery_url, choose_broker_url, is_rabbitmq, shown
 from restante.bus.batch import Batch, Publishing
-from restante.bus.broker import CALLS, Answer, Published, Sending
+from restante.bus.broker import CALLS, Answer, Published, SendOptions
 from restante.bus.celery_settings import CeleryOptions
-from restante.bus.client import AsyncBusClient, BusClient, Topic, open_post, say
+from restante.bus.client import AsyncBusClient, BusClient, Topic, make_outgoing, open_redis
+from restante.bus.dedup import WINDOW, MemoryRecords, NoRecords, Records, RedisRecords
 from restante.bus.delivery import Delivery
-from restante.bus.handlers import Handler, Retrying
-from restante.bus.keeping import Keeper, RedisKeeper
-from restante.bus.once import WINDOW, MemoryRecords, NoRecords, Records, RedisRecords
+from restante.bus.handler import Handler, RetryRule
 from restante.bus.options import (
     CallOptions,
     CallTaskOptions,
@@ -43,7 +42,8 @@ from restante.bus.options import (
 )
 from restante.bus.schema import Event as EventClass
 from restante.bus.settings import Settings, agree_with_environment, celery_keywords
-from restante.bus.worker import Declared, Handing, Request
+from restante.bus.worker import DeclareStep, HandlerStep, Request
+from restante.bus.worker_redis import RedisWorker, WorkerBackend
 from restante.core.errors import InvalidInput, RestanteError
 from restante.core.journal import Line
 from restante.core.keys import QUEUES, SUBSCRIPTIONS
@@ -63,7 +63,7 @@ log = logging.getLogger("restante")
 MAX_ATTEMPTS = 11
 RETRY = exponential(1, cap=600)
 #: Handler names that a service needs for itself.
-TAKEN = frozenset(("archive", "return", "rung", "calls", "tasks"))
+RESERVED_NAMES = frozenset(("archive", "return", "rung", "calls", "tasks"))
 
 
 class HandlerTask(Task):
@@ -89,14 +89,21 @@ class HandlerTask(Task):
                 cls.acks_late = True
 
     def retry(
-        self, args: Any = None, kwargs: Any = None, exc: BaseException | None = None, throw: bool = True,
-        eta: Any = None, countdown: float | None = None, max_retries: int | None = None, **options: Any,
-    ) -> Any:  # fmt: skip
+        self,
+        args: Any = None,
+        kwargs: Any = None,
+        exc: BaseException | None = None,
+        throw: bool = True,
+        eta: Any = None,
+        countdown: float | None = None,
+        max_retries: int | None = None,
+        **options: Any,
+    ) -> Any:
         """Ends this attempt; the event waits at the broker and comes back to this handler alone."""
         attempts = (self.request.retries or 0) + 1
         error = exc or RuntimeError("retry")
-        most = self.handler.retrying.max_attempts if max_retries is None else max_retries + 1
-        delay = countdown if countdown is not None else self.handler.retrying.policy.next(attempts)
+        most = self.handler.retry_rule.max_attempts if max_retries is None else max_retries + 1
+        delay = countdown if countdown is not None else self.handler.retry_rule.policy.next(attempts)
         if attempts >= most or delay is None:
             raise error
         made = Retry(f"{type(error).__name__}: {error}"[:500], exc=error, when=delay)
@@ -114,14 +121,23 @@ class Bus(Celery):
     """
 
     def __init__(
-        self, service: str, broker: str | None = None, *, broker_url: str | None = None, store: str | None = None,
-        dedup: Literal["redis", "memory", "off"] = "redis", window: float | timedelta = WINDOW,
-        retry: RetryPolicy = RETRY, max_attempts: int = MAX_ATTEMPTS, prefix: str = "",
-        rabbitmq: Mapping[str, Any] | None = None, **celery: Unpack[CeleryOptions],
-    ) -> None:  # fmt: skip
+        self,
+        service: str,
+        broker: str | None = None,
+        *,
+        broker_url: str | None = None,
+        store: str | None = None,
+        dedup: Literal["redis", "memory", "off"] = "redis",
+        window: float | timedelta = WINDOW,
+        retry: RetryPolicy = RETRY,
+        max_attempts: int = MAX_ATTEMPTS,
+        prefix: str = "",
+        rabbitmq: Mapping[str, Any] | None = None,
+        **celery: Unpack[CeleryOptions],
+    ) -> None:
         given = celery_keywords(celery)
         self.service = valid_service(service)
-        self.broker_url = chosen(broker, broker_url)
+        self.broker_url = choose_broker_url(broker, broker_url)
         if not (broker or broker_url) and os.environ.get("CELERY_BROKER_URL") and "RESTANTE_BROKER" not in os.environ:
             # Celery's worker would read from there whatever else is said.
             self.broker_url = os.environ["CELERY_BROKER_URL"]
@@ -133,7 +149,7 @@ class Bus(Celery):
                 "on RabbitMQ the records of what has run need a Redis: name it by store='redis://…', or choose "
                 "dedup='memory' (this process alone) or dedup='off'"
             )
-        self._usual = Retrying(retry, max_attempts)
+        self._usual = RetryRule(retry, max_attempts)
         self._dedup, self._window, self._store_url, self._prefix = dedup, seconds(window, "window"), store, prefix
         self._rabbitmq_options = dict(rabbitmq or {})
         check_keywords(self._rabbitmq_options, {one.name for one in fields(TopologyOptions)}, "Bus(rabbitmq={…})")
@@ -157,16 +173,22 @@ class Bus(Celery):
             from restante.celery import install
 
             install(self)
-        self.steps["worker"].add(Declared)
-        self.steps["consumer"].add(Handing)
+        self.steps["worker"].add(DeclareStep)
+        self.steps["consumer"].add(HandlerStep)
 
     # -- declaring -----------------------------------------------------------------------------------------------
 
     def subscribe(
-        self, topic: str | type[EventClass], *, name: str | None = None, retry: RetryPolicy | None = None,
-        max_attempts: int | None = None, bind: bool = False, celery_options: TaskOptions | None = None,
+        self,
+        topic: str | type[EventClass],
+        *,
+        name: str | None = None,
+        retry: RetryPolicy | None = None,
+        max_attempts: int | None = None,
+        bind: bool = False,
+        celery_options: TaskOptions | None = None,
         **options: Unpack[TaskOptions],
-    ) -> Callable[[F], F]:  # fmt: skip
+    ) -> Callable[[F], F]:
         """Makes a function the handler of a topic or of a pattern of topics (`*` one word, `#` none or more).
 
         It gets the data alone, or what its annotation asks for: a model, an event's class, and an `Envelope` where a
@@ -187,9 +209,14 @@ class Bus(Celery):
         return register
 
     def answer(
-        self, topic: str | type[EventClass], *, name: str | None = None, bind: bool = False,
-        celery_options: CallTaskOptions | None = None, **options: Unpack[CallTaskOptions],
-    ) -> Callable[[F], F]:  # fmt: skip
+        self,
+        topic: str | type[EventClass],
+        *,
+        name: str | None = None,
+        bind: bool = False,
+        celery_options: CallTaskOptions | None = None,
+        **options: Unpack[CallTaskOptions],
+    ) -> Callable[[F], F]:
         """Makes a function answer the calls of a topic: what it returns goes back, and so does `Declined` data.
 
         Every instance of every service that answers the topic takes calls in turn. Calls are not retried.
@@ -229,20 +256,27 @@ class Bus(Celery):
                 bound.apply_defaults()
                 data = function(*args, **kwargs)
                 data = dict(bound.arguments) if data is None else data
-                said = say(found, data, self.service, version=version)
-                return self.client.send(said, Sending())
+                outgoing = make_outgoing(found, data, self.service, version=version)
+                return self.client.send(outgoing, SendOptions())
 
             return publish
 
         return register
 
     def _handler(
-        self, function: Callable[..., Any], name: str | None, hint: Any, retry: RetryPolicy | None,
-        max_attempts: int | None, bind: bool, options: dict[str, Any], **what: Any,
-    ) -> Handler:  # fmt: skip
+        self,
+        function: Callable[..., Any],
+        name: str | None,
+        hint: Any,
+        retry: RetryPolicy | None,
+        max_attempts: int | None,
+        bind: bool,
+        options: dict[str, Any],
+        **what: Any,
+    ) -> Handler:
         made = valid_word(name or str(getattr(function, "__name__", "")), "handler")
         full = f"{self.service}.{made}"
-        if made in TAKEN:
+        if made in RESERVED_NAMES:
             raise InvalidInput(f"a handler cannot be called {made}, which the service's own queues are: give name=")
         known = {one.subscription for one in (*self.subscriptions.values(), *self.answered.values())}
         if full in known:
@@ -252,11 +286,11 @@ class Bus(Celery):
         except (KeyError, ValueError, TypeError):
             limit = options["rate_limit"]
             raise InvalidInput(f"rate_limit is a number per second, or text such as '10/m', not {limit!r}") from None
-        retrying = Retrying.of(retry, max_attempts, options, self._usual)
-        handler = Handler(self.service, made, function, bound=bind, retrying=retrying, hint=hint, **what)
+        retry_rule = RetryRule.of(retry, max_attempts, options, self._usual)
+        handler = Handler(self.service, made, function, bound=bind, retry_rule=retry_rule, hint=hint, **what)
 
         def run(task: Any, packed: str, text: str) -> None:
-            running.run(self, handler, task, packed, text)
+            executor.run(self, handler, task, packed, text)
 
         # Not by the handler's name, from which Celery would write a function: a name may have dashes or be a keyword.
         run.__doc__ = function.__doc__
@@ -335,27 +369,27 @@ class Bus(Celery):
     # -- for the worker ------------------------------------------------------------------------------------------
 
     @functools.cached_property
-    def _post(self) -> Client | None:
+    def _redis(self) -> Client | None:
         """The Redis that keeps the records, and on Redis everything else."""
         if not self.on_rabbitmq:
-            return open_post(self.broker_url)
-        return open_post(self._store_url) if self._store_url else None
+            return open_redis(self.broker_url)
+        return open_redis(self._store_url) if self._store_url else None
 
     @functools.cached_property
     def records(self) -> Records:
         """What has run."""
         if self._dedup == "off":
-            return NoRecords() if self._post is None or not self.on_rabbitmq else _Journal(self._post, self._prefix)
+            return NoRecords() if self._redis is None or not self.on_rabbitmq else _Journal(self._redis, self._prefix)
         if self._dedup == "memory":
             return MemoryRecords(self._window)
-        assert self._post is not None
-        return RedisRecords(self._post.connection, self._window, self._prefix)
+        assert self._redis is not None
+        return RedisRecords(self._redis.connection, self._window, self._prefix)
 
     @functools.cached_property
     def _begun(self) -> Records:
         """What was begun by handlers with early acks, on Redis."""
-        assert self._post is not None
-        return RedisRecords(self._post.connection, self._window, self._prefix)
+        assert self._redis is not None
+        return RedisRecords(self._redis.connection, self._window, self._prefix)
 
     def records_of(self, handler: Handler) -> Records:
         """Where it is kept what a handler has run."""
@@ -367,14 +401,14 @@ class Bus(Celery):
         return self._dedup == "redis"
 
     @functools.cached_property
-    def keeper(self) -> Keeper:
+    def worker_backend(self) -> WorkerBackend:
         """The broker's side of the worker."""
         if self.on_rabbitmq:
-            from restante.bus.keeping_rabbitmq import RabbitKeeper
+            from restante.bus.worker_rabbitmq import RabbitWorker
 
-            return RabbitKeeper(self, self._rabbitmq_options)
-        assert self._post is not None
-        return RedisKeeper(self, self._post, self._prefix)
+            return RabbitWorker(self, self._rabbitmq_options)
+        assert self._redis is not None
+        return RedisWorker(self, self._redis, self._prefix)
 
     def handles(self, queue: str) -> bool:
         """Whether a queue is one of events or calls."""
@@ -386,7 +420,7 @@ class Bus(Celery):
 
     def line(self, delivery: Delivery, event: JournalEvent, state: State | str, **more: Any) -> Line | None:
         """A line for the journal, where the broker does not write its own."""
-        if not self.on_rabbitmq or self._post is None:
+        if not self.on_rabbitmq or self._redis is None:
             return None
         return delivery.line(event, state, self._consumer, **more)
 
@@ -406,7 +440,7 @@ class Bus(Celery):
     def reply(self, delivery: Delivery, answer: Answer) -> None:
         """Answers a call."""
         try:
-            self.keeper.reply(delivery, answer)
+            self.worker_backend.reply(delivery, answer)
         except RestanteError as error:
             log.warning("not answered topic=%s id=%s error=%s", delivery.envelope.topic, delivery.envelope.id, error)
 
@@ -416,27 +450,30 @@ class Bus(Celery):
         self.finalize()
         self._leave_tasks_out()
         for queue in self._queues:
-            queue.queue_arguments = self.keeper.arguments(queue.name)
-        removed = self.keeper.declare()
+            queue.queue_arguments = self.worker_backend.arguments(queue.name)
+        removed = self.worker_backend.declare()
         for one in removed:
             log.info("unsubscribed %s", one)
-        if self._post is not None:
-            self._register(self._post)
+        if self._redis is not None:
+            self._register(self._redis)
         log.info(
-            "declared service=%s broker=%s subscriptions=%d calls=%d", self.service, shown(self.broker_url),
-            len(self.subscriptions), len(self.answered),
-        )  # fmt: skip
+            "declared service=%s broker=%s subscriptions=%d calls=%d",
+            self.service,
+            shown(self.broker_url),
+            len(self.subscriptions),
+            len(self.answered),
+        )
 
     def _leave_tasks_out(self) -> None:
         """A service without tasks of its own needs no queue for them: a worker that listens would make one."""
         own = [one for name, one in self.tasks.items() if name[:7] != "celery." and not isinstance(one, HandlerTask)]
-        chosen = self.amqp.queues._consume_from  # by -Q; whoever names the queue gets it
-        if self.on_rabbitmq and not own and chosen is None and len(self._queues) > 1:
+        consumed = self.amqp.queues._consume_from  # by -Q; whoever names the queue gets it
+        if self.on_rabbitmq and not own and consumed is None and len(self._queues) > 1:
             self.amqp.queues.deselect(f"{self.service}.tasks")
 
-    def _register(self, post: Client) -> None:
+    def _register(self, redis: Client) -> None:
         """Tells pages and commands who has subscribed to what; what this service no longer has is taken out."""
-        command = post.connection.command
+        command = redis.connection.command
         flat = command("HGETALL", SUBSCRIPTIONS, key=SUBSCRIPTIONS)
         before = {flat[at].decode(): orjson.loads(flat[at + 1]) for at in range(0, len(flat), 2)}
         broker = "rabbitmq" if self.on_rabbitmq else "redis"
@@ -444,28 +481,33 @@ class Bus(Celery):
         for handler in (*self.subscriptions.values(), *self.answered.values()):
             queue = handler.subscription if handler.answers is None else f"call:{handler.answers}"
             now[self._prefix + handler.subscription] = {
-                "service": self.service, "handler": handler.name, "topic": handler.pattern, "answers": handler.answers,
-                "queue": self._prefix + queue, "retry": handler.retrying.policy.text(),
-                "max_attempts": handler.retrying.max_attempts, "broker": broker,
-                "archive_length": self.keeper.archive_length,
-            }  # fmt: skip
-        for name, card in now.items():
-            if before.get(name) != card:
-                command("HSET", SUBSCRIPTIONS, name, orjson.dumps(card), key=SUBSCRIPTIONS)
-            command("SADD", QUEUES, card["queue"], key=QUEUES)
-        for name, card in before.items():
-            if card["service"] == self.service and card["broker"] == broker and name not in now:
+                "service": self.service,
+                "handler": handler.name,
+                "topic": handler.pattern,
+                "answers": handler.answers,
+                "queue": self._prefix + queue,
+                "retry": handler.retry_rule.policy.text(),
+                "max_attempts": handler.retry_rule.max_attempts,
+                "broker": broker,
+                "archive_length": self.worker_backend.archive_length,
+            }
+        for name, info in now.items():
+            if before.get(name) != info:
+                command("HSET", SUBSCRIPTIONS, name, orjson.dumps(info), key=SUBSCRIPTIONS)
+            command("SADD", QUEUES, info["queue"], key=QUEUES)
+        for name, info in before.items():
+            if info["service"] == self.service and info["broker"] == broker and name not in now:
                 command("HDEL", SUBSCRIPTIONS, name, key=SUBSCRIPTIONS)
                 log.warning("no longer subscribed %s: its queue and what waits there stays until it is dropped", name)
                 answered = {one["answers"] for other, one in before.items() if other != name}
-                if card["answers"] and broker == "redis" and card["answers"] not in answered:
-                    from restante.bus.on_redis import bind
+                if info["answers"] and broker == "redis" and info["answers"] not in answered:
+                    from restante.bus.client_redis import bind
 
-                    bind(post, self._prefix, CALLS, "direct", [], (f"call:{card['answers']}",))
+                    bind(redis, self._prefix, CALLS, "direct", [], (f"call:{info['answers']}",))
 
     def close(self) -> None:
         """Closes this process's connections."""
-        for name in ("client", "keeper", "_post"):
+        for name in ("client", "worker_backend", "_redis"):
             opened = self.__dict__.pop(name, None)
             if opened is not None:
                 opened.close()
@@ -475,8 +517,8 @@ class Bus(Celery):
 class _Journal(NoRecords):
     """No deduplication, but the journal."""
 
-    def __init__(self, post: Client, prefix: str) -> None:
-        self._lines = RedisRecords(post.connection, prefix=prefix)
+    def __init__(self, redis: Client, prefix: str) -> None:
+        self._lines = RedisRecords(redis.connection, prefix=prefix)
 
     def take(self, subscription: str, id: str, attempts: int, line: Line | None = None, *, seize: bool = False) -> Any:
         if line is not None:

@@ -13,8 +13,8 @@ from typing import Any
 import amqp
 from kombu import Connection
 
-from restante.bus.dead import PAGE, Choice, DeadEvent
-from restante.bus.on_rabbitmq import CONFIRM, Links, from_headers, unreachable
+from restante.bus.client_rabbitmq import CONFIRM, ConnectionPool, from_headers, unreachable
+from restante.bus.dead import PAGE, DeadEvent, DeadFilter
 from restante.core.errors import NotFound, Unavailable
 from restante.rabbitmq.topology import archive_name
 
@@ -22,7 +22,7 @@ from restante.rabbitmq.topology import archive_name
 _OURS = ("restante_attempts", "restante_subscription", "restante_archived_at", "restante_error_class")
 
 
-class RabbitDead:
+class RabbitDeadLetters:
     """Dead events in a service's archive."""
 
     def __init__(self, broker: str, service: str) -> None:
@@ -38,7 +38,7 @@ class RabbitDead:
                 yield connection.channel()
         except amqp.exceptions.NotFound:
             raise NotFound(f"RabbitMQ has no archive {self._queue}: no service {self.service} has started") from None
-        except Links.LOST as error:
+        except ConnectionPool.LOST as error:
             raise unreachable(self._url, error) from None
 
     def _each(self, channel: Any) -> Iterator[tuple[Any, DeadEvent]]:
@@ -54,7 +54,7 @@ class RabbitDead:
         with self._channel() as channel:
             return {self._queue: channel.queue_declare(self._queue, passive=True).message_count}
 
-    def list(self, choice: Choice = Choice(), limit: int = PAGE) -> list[DeadEvent]:  # noqa: B008 - a frozen value
+    def list(self, choice: DeadFilter = DeadFilter(), limit: int = PAGE) -> list[DeadEvent]:  # noqa: B008 - a frozen value
         with self._channel() as channel:
             made = []
             for _, one in self._each(channel):
@@ -66,7 +66,7 @@ class RabbitDead:
 
     def replay(
         self,
-        choice: Choice = Choice(),  # noqa: B008 - a frozen value
+        choice: DeadFilter = DeadFilter(),  # noqa: B008 - a frozen value
         *,
         dry_run: bool = False,
         progress: Callable[[int], None] | None = None,

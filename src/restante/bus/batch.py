@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from contextvars import ContextVar
 from typing import Any, Protocol, Self
 
-from restante.bus.broker import Published, Sending
+from restante.bus.broker import Published, SendOptions
 from restante.bus.envelope import Envelope
 from restante.core.errors import BatchFailed, RestanteError, Unavailable, Unconfirmed
 
@@ -32,9 +32,9 @@ class Publishing(Future[Published]):
     that was handed over cannot be taken back.
     """
 
-    def __init__(self, envelope: Envelope, text: bytes, how: Sending) -> None:
+    def __init__(self, envelope: Envelope, text: bytes, options: SendOptions) -> None:
         super().__init__()
-        self.envelope, self.text, self.how = envelope, text, how
+        self.envelope, self.text, self.options = envelope, text, options
         #: Whether a batch reports its failure, so that nobody else has to.
         self.reported = False
         #: Moves it on while somebody waits for it: up to so many seconds.
@@ -233,16 +233,17 @@ class AsyncBatch:
             self.open = False
 
 
-class AtOnce:
+class GroupedSender:
     """The sender of a broker whose single publish is quick: several go by one call, each alone where that fails."""
 
     #: Events of one call. More make a longer pause before any of them is published.
     MOST = 100
 
     def __init__(
-        self, publish: Callable[[Envelope, bytes, Sending], int | None],
-        many: Callable[[Sequence[tuple[Envelope, bytes]], Sending], list[int | None]],
-    ) -> None:  # fmt: skip
+        self,
+        publish: Callable[[Envelope, bytes, SendOptions], int | None],
+        many: Callable[[Sequence[tuple[Envelope, bytes]], SendOptions], list[int | None]],
+    ) -> None:
         self._publish, self._many = publish, many
         self._waiting: list[Publishing] = []
         #: Any thread may wait for a result, and thereby send.
@@ -251,7 +252,7 @@ class AtOnce:
     def begin(self, publishing: Publishing) -> None:
         publishing.driven_by(lambda seconds: self._send())
         with self._lock:
-            if self._waiting and self._waiting[0].how != publishing.how:
+            if self._waiting and self._waiting[0].options != publishing.options:
                 self._send()
             self._waiting.append(publishing)
             if len(self._waiting) >= self.MOST:
@@ -264,9 +265,9 @@ class AtOnce:
         with self._lock:
             waiting, self._waiting = self._waiting, []
             away: RestanteError | None = None
-            if len(waiting) > 1 and waiting[0].how.nobody == "keep":
+            if len(waiting) > 1 and waiting[0].options.unrouted == "keep":
                 try:
-                    counts = self._many([(one.envelope, one.text) for one in waiting], waiting[0].how)
+                    counts = self._many([(one.envelope, one.text) for one in waiting], waiting[0].options)
                 except RestanteError as error:
                     away = error
                 else:
@@ -280,7 +281,7 @@ class AtOnce:
                         raise Unconfirmed(ids=(one.id,))
                     if isinstance(away, Unavailable):
                         raise away
-                    one.settled(self._publish(one.envelope, one.text, one.how))
+                    one.settled(self._publish(one.envelope, one.text, one.options))
                 except RestanteError as error:
                     away = error
                     one.failed(error)

@@ -28,7 +28,7 @@ UNROUTED_LENGTH = 10_000
 #: Seconds an answer waits for its caller beyond the call's deadline.
 REPLY_GRACE = 60.0
 
-Nobody = Literal["keep", "raise"]
+Unrouted = Literal["keep", "raise"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,23 +42,23 @@ class Published:
 
 
 @dataclass(frozen=True, slots=True)
-class Sending:
+class SendOptions:
     """How an event is sent, checked."""
 
     delay: float = 0.0
     priority: int = 0
     expires: float | None = None
-    nobody: Nobody = "keep"
+    unrouted: Unrouted = "keep"
 
     @classmethod
-    def checked(cls, delay: Any, priority: Any, expires: Any, nobody: Any) -> Sending:
-        if nobody not in ("keep", "raise"):
-            raise InvalidInput(f"nobody must be keep or raise, not {nobody!r}")
+    def checked(cls, delay: Any, priority: Any, expires: Any, unrouted: Any) -> SendOptions:
+        if unrouted not in ("keep", "raise"):
+            raise InvalidInput(f"unrouted must be keep or raise, not {unrouted!r}")
         return cls(
             milliseconds(delay, "delay") / 1000,
             whole(priority, "priority", 0, 255),
             None if expires is None else milliseconds(expires, "expires", least=0.001) / 1000,
-            nobody,
+            unrouted,
         )
 
     @property
@@ -78,7 +78,7 @@ class Answer:
     error_class: str = ""
     error: str = ""
 
-    def packed(self) -> bytes:
+    def pack(self) -> bytes:
         """As it travels: one line of facts, then the data's own text."""
         return orjson.dumps([self.service, self.outcome, self.error_class, self.error]) + b"\n" + self.text
 
@@ -102,9 +102,9 @@ class Answer:
 class Broker(Protocol):
     """A broker, to a client that publishes and calls."""
 
-    def publish(self, envelope: Envelope, text: bytes, how: Sending) -> int | None: ...
+    def publish(self, envelope: Envelope, text: bytes, options: SendOptions) -> int | None: ...
 
-    def publish_many(self, events: Sequence[tuple[Envelope, bytes]], how: Sending) -> list[int | None]: ...
+    def publish_many(self, events: Sequence[tuple[Envelope, bytes]], options: SendOptions) -> list[int | None]: ...
 
     def begin(self, publishing: Publishing) -> None: ...
 
@@ -123,7 +123,7 @@ class AsyncBroker(Protocol):
     #: Events of a batch that are published at a time.
     at_once: int
 
-    async def publish(self, envelope: Envelope, text: bytes, how: Sending) -> int | None: ...
+    async def publish(self, envelope: Envelope, text: bytes, options: SendOptions) -> int | None: ...
 
     async def call(self, envelope: Envelope, text: bytes, timeout: float) -> Answer: ...
 

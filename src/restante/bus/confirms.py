@@ -20,18 +20,18 @@ import amqp
 
 from restante.bus.batch import Publishing
 from restante.bus.broker import EVENTS
-from restante.bus.on_rabbitmq import (
+from restante.bus.client_rabbitmq import (
     CONFIRM,
-    Link,
-    Links,
-    full,
-    packed,
+    ConnectionPool,
+    RabbitConnection,
+    amqp_message,
+    event_refused,
+    ladder_gone,
+    no_subscription,
     properties_of,
-    refused,
+    queue_full,
     route,
     to_headers,
-    unheard,
-    unlisted,
     unreachable,
 )
 from restante.core.errors import InvalidInput, RestanteError, Unavailable, Unconfirmed
@@ -67,8 +67,8 @@ class _Entry:
     def __init__(self, publishing: Publishing, ladder: Ladder) -> None:
         self.publishing = publishing
         envelope = publishing.envelope
-        self.message = packed(publishing.text, to_headers(envelope), properties_of(envelope, publishing.how))
-        self.exchange, self.key = route(envelope, publishing.how, ladder)
+        self.message = amqp_message(publishing.text, to_headers(envelope), properties_of(envelope, publishing.options))
+        self.exchange, self.key = route(envelope, publishing.options, ladder)
         self.size = len(publishing.text)
         self.noted: int | None = None
         #: Whether it was written to any connection: the broker may have it.
@@ -81,12 +81,12 @@ class _Entry:
 class Confirms:
     """The events of one client that are on their way to RabbitMQ."""
 
-    def __init__(self, links: Links, registry: Registry | None = None) -> None:
-        self._links = links
+    def __init__(self, pool: ConnectionPool, registry: Registry | None = None) -> None:
+        self._pool = pool
         self._registry = registry
         self._lock = threading.RLock()
         self.pid = os.getpid()
-        self._link: Link | None = None
+        self._connection: RabbitConnection | None = None
         self._channel: Any = None
         #: To be noted in the journal, to be written, and by delivery tag what was written and not confirmed.
         self._unnoted: list[_Entry] = []
@@ -110,7 +110,7 @@ class Confirms:
 
     def begin(self, publishing: Publishing) -> None:
         """Hands an event over; waits only while too many are on their way."""
-        entry = _Entry(publishing, self._links.ladder)
+        entry = _Entry(publishing, self._pool.ladder)
         publishing.driven_by(lambda seconds: self._drive([publishing], seconds))
         with self._lock:
             if self._closed:
@@ -145,7 +145,7 @@ class Confirms:
                 self._note()
                 self._work(TURN)
             self._closed = True
-            self._drop_link()
+            self._drop_connection()
 
     # -- moving on -----------------------------------------------------------------------------------------------
 
@@ -185,7 +185,7 @@ class Confirms:
         if self._unnoted:
             assert self._registry is not None
             entries, self._unnoted = self._unnoted, []
-            told = [(one.publishing.envelope, one.size, one.publishing.how) for one in entries]
+            told = [(one.publishing.envelope, one.size, one.publishing.options) for one in entries]
             for entry, count in zip(entries, self._registry.sent_many(told), strict=True):
                 entry.noted = count
             self._queue.extend(entries)
@@ -207,12 +207,12 @@ class Confirms:
         except amqp.exceptions.NotFound as error:
             self._lost(error)
             self._declare()
-        except Links.LOST as error:
+        except ConnectionPool.LOST as error:
             self._lost(error)
 
     def _open(self) -> None:
-        self._link = Link(self._links.url)
-        channel = self._link.connection.connection.channel()
+        self._connection = RabbitConnection(self._pool.url)
+        channel = self._connection.kombu.connection.channel()
         channel.events["basic_return"].add(self._on_return)
         channel.events["basic_ack"].add(self._on_ack)
         channel.events["basic_nack"].add(self._on_nack)
@@ -230,7 +230,7 @@ class Confirms:
         try:
             # The connection makes every channel wait for confirms; the class's own method does not.
             type(self._channel).basic_publish(self._channel, entry.message, entry.exchange, entry.key, True)
-        except Links.LOST:
+        except ConnectionPool.LOST:
             raise
         except Exception as error:
             # The broker and this side may count differently now, so that a confirm would be for another event.
@@ -240,8 +240,8 @@ class Confirms:
 
     def _read(self, block: float) -> None:
         self._since_look = 0
-        assert self._link is not None
-        drain = self._link.connection.connection.drain_events
+        assert self._connection is not None
+        drain = self._connection.kombu.connection.drain_events
         try:
             while self._pending:
                 drain(timeout=block)
@@ -263,12 +263,12 @@ class Confirms:
         for entry in self._taken(tag, multiple):
             if not entry.returned:
                 self._end(entry, 0 if entry.exchange == EVENTS else entry.noted or None)
-            elif entry.publishing.how.delay:
-                self._end(entry, unlisted(entry.exchange))
+            elif entry.publishing.options.delay:
+                self._end(entry, ladder_gone(entry.exchange))
             elif entry.exchange == EVENTS:
                 self._end(entry, 0)
-            elif entry.publishing.how.nobody == "raise":
-                self._end(entry, unheard(entry.publishing.topic))
+            elif entry.publishing.options.unrouted == "raise":
+                self._end(entry, no_subscription(entry.publishing.topic))
             else:
                 # By the exchange that keeps what nobody wants; whoever has subscribed meanwhile gets it there too.
                 entry.exchange, entry.returned = EVENTS, False
@@ -276,7 +276,7 @@ class Confirms:
 
     def _on_nack(self, tag: int, multiple: bool) -> None:
         for entry in self._taken(tag, multiple):
-            self._end(entry, full(entry.publishing.id))
+            self._end(entry, queue_full(entry.publishing.id))
 
     def _taken(self, tag: int, multiple: bool) -> list[_Entry]:
         """What a confirm is about. Tags grow, and a dict keeps their order."""
@@ -305,7 +305,7 @@ class Confirms:
 
     def _lost(self, error: BaseException) -> None:
         """What was not confirmed goes again; after the client's patience it fails."""
-        self._drop_link()
+        self._drop_connection()
         again = list(self._pending.values())
         self._pending.clear()
         now = time.monotonic()
@@ -316,28 +316,28 @@ class Confirms:
             if len(again) == 1:
                 again[0].deaths += 1
                 if again[0].deaths >= FATAL:
-                    self._end(again.pop(), refused(error))
+                    self._end(again.pop(), event_refused(error))
             self._careful = max(self._careful, len(again) + len(self._queue))
         for entry in again:
             entry.returned = False
         self._queue.extendleft(reversed(again))
         self._retry_at = now + self._pause
-        if self._retry_at > self._down_since + self._links.patience:
+        if self._retry_at > self._down_since + self._pool.patience:
             log.warning("broker away events=%d error=%s", len(self._queue), type(error).__name__)
             for entry in list(self._queue):
                 id = entry.publishing.id
-                self._end(entry, Unconfirmed(ids=(id,)) if entry.written else unreachable(self._links.url, error))
+                self._end(entry, Unconfirmed(ids=(id,)) if entry.written else unreachable(self._pool.url, error))
             self._queue.clear()
             self._down_since, self._retry_at, self._pause, self._careful = None, 0.0, 0.05, 0
         self._pause = min(1.0, self._pause * 2)
 
     def _declare(self) -> None:
         try:
-            self._links.declare(shared(self._links.options))
+            self._pool.declare(shared(self._pool.options))
         except RestanteError as error:
             log.debug("not declared error=%s", error)  # the next write says the same
 
-    def _drop_link(self) -> None:
-        link, self._link, self._channel = self._link, None, None
-        if link is not None:
-            link.close()
+    def _drop_connection(self) -> None:
+        connection, self._connection, self._channel = self._connection, None, None
+        if connection is not None:
+            connection.close()

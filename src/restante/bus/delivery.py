@@ -18,7 +18,7 @@ class Delivery:
 
     envelope: Envelope
     #: An event, a call of one service, or a call of all.
-    way: Literal["event", "call", "call_all"] = "event"
+    purpose: Literal["event", "call", "call_all"] = "event"
     #: The queue it came from.
     queue: str = ""
     reply_to: str = ""
@@ -38,11 +38,18 @@ class Delivery:
         """Attempts, and those before replays counted too: it only grows, and records go by it."""
         return self.replays * 100_000 + self.envelope.attempts
 
-    def packed(self) -> str:
+    def pack(self) -> str:
         rest = [
-            self.way, self.queue, self.reply_to, self.deadline, self.suspect, self.priority, self.size, self.replays,
+            self.purpose,
+            self.queue,
+            self.reply_to,
+            self.deadline,
+            self.suspect,
+            self.priority,
+            self.size,
+            self.replays,
             self.expired,
-        ]  # fmt: skip
+        ]
         return orjson.dumps([self.envelope.attributes(), self.envelope.attempts, *rest]).decode()
 
     @classmethod

@@ -18,8 +18,8 @@ import amqp
 import orjson
 from kombu import Connection
 
-from restante.bus.on_rabbitmq import CONFIRM, Links, packed, unreachable
-from restante.bus.registry import Card
+from restante.bus.client_rabbitmq import CONFIRM, ConnectionPool, amqp_message, unreachable
+from restante.bus.registry import HandlerInfo
 from restante.core.errors import Unavailable
 from restante.rabbitmq.topology import SERVICES
 
@@ -29,34 +29,34 @@ PATIENCE = 5.0
 AGAIN = 0.05
 
 
-def announce(url: str, service: str, cards: Sequence[Card]) -> None:
+def announce(url: str, service: str, handlers: Sequence[HandlerInfo]) -> None:
     """Says which handlers a service has, instead of what it said before."""
-    text = orjson.dumps({"service": service, "cards": [asdict(card) for card in cards]})
+    text = orjson.dumps({"service": service, "cards": [asdict(info) for info in handlers]})
     with _held(url) as (channel, messages):
         before = [one for one in messages if one.properties.get("message_id") == service]
         if [_bytes(one) for one in before] == [text]:
             return
-        message = packed(text, {}, {"message_id": service, "delivery_mode": 2})
+        message = amqp_message(text, {}, {"message_id": service, "delivery_mode": 2})
         channel.basic_publish(message, "", SERVICES, mandatory=True, confirm_timeout=CONFIRM)
         for one in before:
             channel.basic_ack(one.delivery_tag)
 
 
-def announced(url: str) -> list[Card]:
+def announced_handlers(url: str) -> list[HandlerInfo]:
     """The handlers of all services that have started on a broker, by name; none where none has."""
     try:
         with _held(url) as (_, messages):
             told = [_bytes(one) for one in messages]
     except amqp.exceptions.NotFound:
         return []
-    found: dict[str, list[Card]] = {}
+    found: dict[str, list[HandlerInfo]] = {}
     for text in told:
         try:
             said = orjson.loads(text)
-            found[said["service"]] = [Card.read(card.pop("name"), card) for card in said["cards"]]
+            found[said["service"]] = [HandlerInfo.read(info.pop("name"), info) for info in said["cards"]]
         except (ValueError, KeyError, TypeError, AttributeError):
             continue  # Somebody else's message. It stays, and says nothing of services.
-    return sorted((card for cards in found.values() for card in cards), key=lambda card: card.name)
+    return sorted((info for handlers in found.values() for info in handlers), key=lambda info: info.name)
 
 
 @contextmanager
@@ -83,7 +83,7 @@ def _held(url: str) -> Iterator[tuple[Any, list[Any]]]:
             channel.close()
     except amqp.exceptions.NotFound:
         raise
-    except Links.LOST as error:
+    except ConnectionPool.LOST as error:
         raise unreachable(url, error) from None
 
 

@@ -20,11 +20,28 @@ from restante.core.topics import valid_topic
 
 SPECVERSION = "1.0"
 #: Attributes that are ours to set; a caller's own headers may not have these names.
-RESERVED = frozenset((
-    "specversion", "id", "type", "source", "time", "schemaversion", "traceparent", "tracestate", "expires_at",
-    "reply_to", "deadline_seconds", "attempts", "replays", "subscription", "error", "error_class", "archived_at",
-    "kombu",
-))  # fmt: skip
+RESERVED = frozenset(
+    (
+        "specversion",
+        "id",
+        "type",
+        "source",
+        "time",
+        "schemaversion",
+        "traceparent",
+        "tracestate",
+        "expires_at",
+        "reply_to",
+        "deadline_seconds",
+        "attempts",
+        "replays",
+        "subscription",
+        "error",
+        "error_class",
+        "archived_at",
+        "kombu",
+    )
+)
 
 
 class Malformed(RestanteError):
@@ -53,9 +70,12 @@ class Envelope:
     def attributes(self) -> dict[str, Any]:
         """The headers of a message that carries it."""
         made: dict[str, Any] = {
-            "specversion": SPECVERSION, "id": self.id, "type": self.topic, "source": self.source,
+            "specversion": SPECVERSION,
+            "id": self.id,
+            "type": self.topic,
+            "source": self.source,
             "time": (self.time or datetime.now(UTC)).isoformat(timespec="milliseconds"),
-        }  # fmt: skip
+        }
         if self.version:
             made["schemaversion"] = self.version
         if self.expires_at is not None:
@@ -121,10 +141,15 @@ def current_trace() -> dict[str, str]:
     return {name: value for name, value in carrier.items() if name in ("traceparent", "tracestate")}
 
 
-def seal(
-    topic: str, source: str, *, id: str | None = None, version: str = "", headers: Mapping[str, Any] | None = None,
+def new_envelope(
+    topic: str,
+    source: str,
+    *,
+    id: str | None = None,
+    version: str = "",
+    headers: Mapping[str, Any] | None = None,
     expires_at: datetime | None = None,
-) -> Envelope:  # fmt: skip
+) -> Envelope:
     """An envelope for something that is about to be sent, checked."""
     own = dict(headers or {})
     if taken := sorted(RESERVED & own.keys()):

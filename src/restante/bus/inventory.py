@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from kombu import Connection
 
-from restante.bus.directory import announced
-from restante.bus.on_rabbitmq import Links, unreachable
-from restante.bus.registry import Card
-from restante.rabbitmq.declaring import Channels
+from restante.bus.client_rabbitmq import ConnectionPool, unreachable
+from restante.bus.directory import announced_handlers
+from restante.bus.registry import HandlerInfo
+from restante.rabbitmq.declaration import Channels
 from restante.rabbitmq.ladder import MOST_RUNGS, RUNG_TYPES, SMALLEST, Ladder, RungType
 from restante.rabbitmq.topology import UNROUTED, archive_name
 
@@ -58,7 +58,7 @@ class Archive:
 class Inventory:
     """Everything at one moment."""
 
-    cards: tuple[Card, ...] = ()
+    handlers: tuple[HandlerInfo, ...] = ()
     #: Messages ready in the queue of each handler.
     waiting: dict[str, int | None] | None = None
     archives: tuple[Archive, ...] = ()
@@ -69,25 +69,28 @@ class Inventory:
         return (self.waiting or {}).get(queue)
 
 
-def take_inventory(url: str, known: Iterable[Card] = ()) -> Inventory:
+def take_inventory(url: str, known: Iterable[HandlerInfo] = ()) -> Inventory:
     """Counts what is there. Services are those that the broker lists, and those of `known` that are on RabbitMQ."""
-    cards = {card.name: card for card in announced(url)}
-    cards = {card.name: card for card in known if card.broker == "rabbitmq"} | cards
+    handlers = {info.name: info for info in announced_handlers(url)}
+    handlers = {info.name: info for info in known if info.broker == "rabbitmq"} | handlers
     try:
         with Connection(url, connect_timeout=3) as connection, Channels(connection) as broker:
-            counts = {queue: broker.counts(queue) for queue in sorted({card.queue for card in cards.values()})}
+            counts = {queue: broker.counts(queue) for queue in sorted({info.queue for info in handlers.values()})}
             waiting = {queue: None if one is None else one[0] for queue, one in counts.items()}
             archives = []
-            for service in sorted({card.service for card in cards.values() if card.topic}):
-                limit = next((c.archive_length for c in cards.values() if c.service == service and c.topic), None)
+            for service in sorted({info.service for info in handlers.values() if info.topic}):
+                limit = next((c.archive_length for c in handlers.values() if c.service == service and c.topic), None)
                 found = broker.counts(archive_name(service))
                 archives.append(Archive(service, archive_name(service), None if found is None else found[0], limit))
             unrouted = broker.counts(UNROUTED)
             return Inventory(
-                tuple(sorted(cards.values(), key=lambda card: card.name)), waiting, tuple(archives),
-                tuple(_rungs(broker)), unrouted[0] if unrouted else 0,
-            )  # fmt: skip
-    except Links.LOST as error:
+                tuple(sorted(handlers.values(), key=lambda info: info.name)),
+                waiting,
+                tuple(archives),
+                tuple(_rungs(broker)),
+                unrouted[0] if unrouted else 0,
+            )
+    except ConnectionPool.LOST as error:
         raise unreachable(url, error) from None
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from restante.bus.broker import Nobody
+from restante.bus.broker import Unrouted
 from restante.core.errors import InvalidInput
 from restante.core.keywords import check_keywords
 from restante.core.retry import seconds
@@ -28,7 +28,7 @@ class PublishOptions(ManyOptions, total=False):
     """The same for one event, with its `id` and what to do where nobody has subscribed."""
 
     id: str | None
-    nobody: Nobody
+    unrouted: Unrouted
 
 
 class CallOptions(TypedDict, total=False):

@@ -36,8 +36,8 @@ with needs_extra("outbox", "the outbox"):
     from sqlalchemy import func as sql
     from sqlalchemy import insert as sql_insert
 
-from restante.bus.broker import Sending
-from restante.bus.client import BusClient, Topic, sending
+from restante.bus.broker import SendOptions
+from restante.bus.client import BusClient, Topic, prepare_publish
 from restante.bus.envelope import Envelope, Malformed
 from restante.bus.options import PublishOptions
 from restante.core.errors import InvalidInput, RestanteError, Unroutable
@@ -121,19 +121,19 @@ class Outbox:
         self.table.create(engine, checkfirst=True)
         self.aside_table.create(engine, checkfirst=True)
 
-    def publish(
-        self, session: Executes, topic: Topic, data: Any = None, **options: Unpack[PublishOptions]
-    ) -> str:  # fmt: skip
+    def publish(self, session: Executes, topic: Topic, data: Any = None, **options: Unpack[PublishOptions]) -> str:
         """Writes an event in the session's transaction and returns its id; it is published if that commits."""
-        said, how = sending(topic, data, self._client.source, options)
+        outgoing, send_options = prepare_publish(topic, data, self._client.source, options)
         row = {
-            "id": said.envelope.id,
-            "envelope": orjson.dumps(said.envelope.attributes()).decode(),
-            "data": said.text.decode(),
-            "options": orjson.dumps([how.delay, how.priority, how.expires, how.nobody]).decode(),
+            "id": outgoing.envelope.id,
+            "envelope": orjson.dumps(outgoing.envelope.attributes()).decode(),
+            "data": outgoing.text.decode(),
+            "options": orjson.dumps(
+                [send_options.delay, send_options.priority, send_options.expires, send_options.unrouted]
+            ).decode(),
         }
         session.execute(sql_insert(self.table).values(**row))
-        return said.envelope.id
+        return outgoing.envelope.id
 
     def waiting(self, session: Executes) -> int:
         """How many events wait to be published."""
@@ -154,8 +154,8 @@ class Outbox:
             ).all()
             for row in rows:
                 try:
-                    how = Sending(*orjson.loads(row.options))
-                    self._client.forward(Envelope.read(orjson.loads(row.envelope)), row.data.encode(), how)
+                    send_options = SendOptions(*orjson.loads(row.options))
+                    self._client.forward(Envelope.read(orjson.loads(row.envelope)), row.data.encode(), send_options)
                 except _BAD as error:
                     bad.append((row, error))
                 except RestanteError as error:
@@ -177,10 +177,12 @@ class Outbox:
             kept = {name: getattr(row, name) for name in _WRITTEN}
             connection.execute(
                 sql_insert(self.aside_table).values(
-                    **kept, error_class=type(error).__name__, error=str(error)[:LONGEST_ERROR],
+                    **kept,
+                    error_class=type(error).__name__,
+                    error=str(error)[:LONGEST_ERROR],
                     set_aside_at=datetime.now(UTC),
                 )
-            )  # fmt: skip
+            )
 
     def _remove(self, connection: Connection, numbers: list[int]) -> None:
         if numbers:

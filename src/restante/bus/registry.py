@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from restante.bus.broker import Sending
-from restante.bus.client import open_post
+from restante.bus.broker import SendOptions
+from restante.bus.client import open_redis
 from restante.bus.envelope import Envelope
 from restante.core.errors import RestanteError
 from restante.core.journal import Line
@@ -34,7 +34,7 @@ FRESH = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class HandlerInfo:
     """One handler of one service."""
 
     name: str
@@ -52,30 +52,30 @@ class Card:
     archive_length: int | None = None
 
     @classmethod
-    def read(cls, name: str, told: Mapping[str, Any]) -> Card:
+    def read(cls, name: str, told: Mapping[str, Any]) -> HandlerInfo:
         """A card as it was stored; what a later version added is not looked at."""
         return cls(name, **{key: value for key, value in told.items() if key in cls.__slots__ and key != "name"})
 
 
-def cards(post: Client) -> list[Card]:
+def registered_handlers(redis: Client) -> list[HandlerInfo]:
     """Every handler that services have told of, by name."""
-    flat = post.connection.command("HGETALL", SUBSCRIPTIONS, key=SUBSCRIPTIONS)
+    flat = redis.connection.command("HGETALL", SUBSCRIPTIONS, key=SUBSCRIPTIONS)
     made = []
     for at in range(0, len(flat), 2):
         try:
-            made.append(Card.read(flat[at].decode(), orjson.loads(flat[at + 1])))
+            made.append(HandlerInfo.read(flat[at].decode(), orjson.loads(flat[at + 1])))
         except (ValueError, TypeError, AttributeError) as error:
             # One card that cannot be read must not hide every other service.
             log.warning("passed over subscription=%r error=%s", flat[at][:100], error)
-    return sorted(made, key=lambda card: card.name)
+    return sorted(made, key=lambda info: info.name)
 
 
 class Registry:
     """The registry to a publisher on RabbitMQ. That it is away holds no event up."""
 
     def __init__(self, store: str) -> None:
-        self._post = open_post(store, patience=1.0)
-        self._cards: list[Card] = []
+        self._redis = open_redis(store, patience=1.0)
+        self._handlers: list[HandlerInfo] = []
         self._read_at = 0.0
         #: Until when it is not asked, because it was away.
         self._away_until = 0.0
@@ -84,44 +84,44 @@ class Registry:
         self._away_until = time.monotonic() + AWAY
         log.warning("registry away error=%s", error)
 
-    def _known(self) -> list[Card]:
+    def _known(self) -> list[HandlerInfo]:
         now = time.monotonic()
         if now < self._away_until:
             return []
         if now - self._read_at > FRESH:
-            self._cards = [card for card in cards(self._post) if card.broker == "rabbitmq"]
+            self._handlers = [info for info in registered_handlers(self._redis) if info.broker == "rabbitmq"]
             self._read_at = now
-        return self._cards
+        return self._handlers
 
     def answering(self, topic: str) -> int | None:
         """How many services answer a call."""
         try:
-            return len({card.service for card in self._known() if card.answers == topic}) or None
+            return len({info.service for info in self._known() if info.answers == topic}) or None
         except RestanteError as error:
             self._missed(error)
             return None
 
-    def sent(self, envelope: Envelope, size: int, how: Sending) -> int | None:
+    def sent(self, envelope: Envelope, size: int, options: SendOptions) -> int | None:
         """Notes an event in the journal of every subscription that gets it; says how many, None if unknown."""
-        state = State.SCHEDULED if how.delay else State.READY
-        line = self._line(JournalEvent.SENT, state, envelope, size, how.priority, how.delay or None)
+        state = State.SCHEDULED if options.delay else State.READY
+        line = self._line(JournalEvent.SENT, state, envelope, size, options.priority, options.delay or None)
         return self._note(envelope, line, [c.queue for c in self._topics(envelope.topic)])
 
-    def sent_many(self, events: Sequence[tuple[Envelope, int, Sending]]) -> list[int | None]:
+    def sent_many(self, events: Sequence[tuple[Envelope, int, SendOptions]]) -> list[int | None]:
         """`sent` of several events by one round trip."""
         from restante.core.claims import once
 
         if time.monotonic() < self._away_until:
             return [None] * len(events)
         ops, counts = [], []
-        for envelope, size, how in events:
-            queues = [card.queue for card in self._topics(envelope.topic)]
-            state = State.SCHEDULED if how.delay else State.READY
-            line = self._line(JournalEvent.SENT, state, envelope, size, how.priority, how.delay or None)
+        for envelope, size, options in events:
+            queues = [info.queue for info in self._topics(envelope.topic)]
+            state = State.SCHEDULED if options.delay else State.READY
+            line = self._line(JournalEvent.SENT, state, envelope, size, options.priority, options.delay or None)
             ops += [once("note", QueueKeys(queue), envelope.id, 0, 1.0, line) for queue in queues]
             counts.append(len(queues))
         try:
-            self._post.connection.run_all(ops)
+            self._redis.connection.run_all(ops)
         except RestanteError as error:
             self._missed(error)
             return [None] * len(events)
@@ -138,9 +138,9 @@ class Registry:
             envelope, self._line(JournalEvent.SENT, State.READY, envelope, size, 0, None), [f"call:{envelope.topic}"]
         )
 
-    def _topics(self, topic: str) -> list[Card]:
+    def _topics(self, topic: str) -> list[HandlerInfo]:
         try:
-            return [card for card in self._known() if card.topic is not None and matches(card.topic, topic)]
+            return [info for info in self._known() if info.topic is not None and matches(info.topic, topic)]
         except RestanteError as error:
             self._missed(error)
             return []
@@ -156,7 +156,7 @@ class Registry:
         **more: Any,
     ) -> Line:
         sent = None if envelope.time is None else int(envelope.time.timestamp() * 1000)
-        return Line(event, state, envelope.topic, size, priority, sent, self._post.consumer, delay, **more)
+        return Line(event, state, envelope.topic, size, priority, sent, self._redis.consumer, delay, **more)
 
     def _note(self, envelope: Envelope, line: Line, queues: list[str]) -> int | None:
         from restante.core.claims import once
@@ -165,11 +165,11 @@ class Registry:
             return None
         try:
             ops = [once("note", QueueKeys(queue), envelope.id, 0, 1.0, line) for queue in queues]
-            self._post.connection.run_all(ops)
+            self._redis.connection.run_all(ops)
         except RestanteError as error:
             self._missed(error)
             return None
         return len(queues)
 
     def close(self) -> None:
-        self._post.close()
+        self._redis.close()

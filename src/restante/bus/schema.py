@@ -36,9 +36,14 @@ class Event(BaseModel):
     _envelope: Envelope | None = PrivateAttr(default=None)
 
     def __init_subclass__(
-        cls, *, topic: str | None = None, version: str | None = None, response: Any = None, error: Any = None,
+        cls,
+        *,
+        topic: str | None = None,
+        version: str | None = None,
+        response: Any = None,
+        error: Any = None,
         **config: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         # Pydantic has taken its own words out already.
         check_keywords(config, ("topic", "version", "response", "error"), f"class {cls.__name__}(Event)")
         super().__init_subclass__()

@@ -13,9 +13,9 @@ from typing import Any
 import amqp
 from kombu import Connection
 
+from restante.bus.client_rabbitmq import CONFIRM
 from restante.bus.envelope import Malformed
-from restante.bus.keeping_rabbitmq import KEPT, attempts_of, clean
-from restante.bus.on_rabbitmq import CONFIRM
+from restante.bus.worker_rabbitmq import KEPT_PROPERTIES, attempts_of, without_x_headers
 from restante.rabbitmq.ladder import LADDER, TO_QUEUE, target_of
 from restante.rabbitmq.topology import KNOWN, UNROUTED
 
@@ -52,8 +52,8 @@ def _anew(message: Any, queue: str) -> amqp.Message:
     """The same event without the broker's history of it, whose rejections stay counted."""
     headers = message.headers or {}
     attempts = attempts_of(headers, queue) - 1
-    kept = {name: message.properties[name] for name in KEPT if message.properties.get(name) is not None}
+    kept = {name: message.properties[name] for name in KEPT_PROPERTIES if message.properties.get(name) is not None}
     body = message.body if isinstance(message.body, bytes) else str(message.body).encode()
     return amqp.Message(
-        body, application_headers={**clean(headers), "restante_attempts": attempts}, delivery_mode=2, **kept
+        body, application_headers={**without_x_headers(headers), "restante_attempts": attempts}, delivery_mode=2, **kept
     )

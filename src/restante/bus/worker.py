@@ -23,7 +23,7 @@ from celery.worker import request as celery_request
 
 from restante.bus.broker import Answer
 from restante.bus.envelope import Malformed
-from restante.bus.running import release
+from restante.bus.executor import release
 from restante.core.errors import RestanteError
 from restante.core.message import RemoteError
 
@@ -33,30 +33,30 @@ log = logging.getLogger("restante")
 _EMBED = '{"callbacks":null,"errbacks":null,"chain":null,"chord":null}'
 _LOST = (WorkerLostError, CeleryWorkerLost)
 #: Seconds between two tries to tell the verdict on an event that was acknowledged early.
-INSIST = 1.0
+SETTLE_EVERY = 1.0
 
 
-class Declared(bootsteps.StartStopStep):
+class DeclareStep(bootsteps.StartStopStep):
     """Makes sure of the broker's part before the worker asks for messages; what is wrong there stops it."""
 
     def start(self, worker: Any) -> None:
         worker.app.declare()
 
 
-class Handing(bootsteps.StartStopStep):
+class HandlerStep(bootsteps.StartStopStep):
     """Turns what arrives in a subscription's queue into the task of its handler."""
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
     def start(self, c: Any) -> None:
-        c.app.keeper.connected()
+        c.app.worker_backend.connected()
         if not hasattr(c, "restante_handing"):
             c.restante_handing = True
             make = c.create_task_handler
-            c.create_task_handler = lambda *args, **kwargs: handing(c, make(*args, **kwargs))
+            c.create_task_handler = lambda *args, **kwargs: handler_receiver(c, make(*args, **kwargs))
 
 
-def handing(c: Any, inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def handler_receiver(c: Any, inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Celery's receiver of messages with ours in front."""
     bus = c.app
     queues: dict[str, str] = {}
@@ -70,14 +70,14 @@ def handing(c: Any, inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
             queue = queues.get(tag, "")
         if not bus.handles(queue):
             return inner(message)
-        if bus.keeper.put_off(queue, message):
+        if bus.worker_backend.defer(queue, message):
             return None
         try:
             prepare(bus, queue, message)
         except (Malformed, Spent) as error:
             log.error("buried queue=%s error=%s", queue, error)
             try:
-                bus.keeper.bury(message, None, RemoteError(type(error).__name__, str(error)))
+                bus.worker_backend.bury(message, None, RemoteError(type(error).__name__, str(error)))
             except (RestanteError, OSError) as failure:
                 # Given back, or its place among those at hand would be taken for good; on RabbitMQ by the ladder.
                 log.error("not buried queue=%s error=%s", queue, failure)
@@ -103,22 +103,27 @@ def prepare(bus: Any, queue: str, message: Any) -> None:
         text = body.decode()
     except ValueError as error:
         raise Malformed(f"the body is not JSON: {error}") from None
-    delivery = bus.keeper.delivery(queue, message, len(body))
+    delivery = bus.worker_backend.delivery(queue, message, len(body))
     handler = bus.handler_of(queue, delivery.envelope.topic)
     if handler is None:
         raise Malformed(f"no handler of {queue} is for {delivery.envelope.topic}")
     message.restante = (message.headers, message.body, delivery, handler)
-    if delivery.way == "event" and delivery.envelope.attempts > handler.retrying.max_attempts:
+    if delivery.purpose == "event" and delivery.envelope.attempts > handler.retry_rule.max_attempts:
         raise Spent()
-    args = orjson.dumps([delivery.packed(), text]).decode()
+    args = orjson.dumps([delivery.pack(), text]).decode()
     message.body = f"[{args},{{}},{_EMBED}]"
     message.content_type, message.content_encoding = "application/json", "utf-8"
     message._decoded_cache = None
     message.headers = {
-        "lang": "py", "task": handler.subscription, "id": delivery.envelope.id, "root_id": delivery.envelope.id,
-        "retries": delivery.envelope.attempts - 1, "argsrepr": f"({delivery.envelope.topic})", "kwargsrepr": "{}",
+        "lang": "py",
+        "task": handler.subscription,
+        "id": delivery.envelope.id,
+        "root_id": delivery.envelope.id,
+        "retries": delivery.envelope.attempts - 1,
+        "argsrepr": f"({delivery.envelope.topic})",
+        "kwargsrepr": "{}",
         "ignore_result": True,
-    }  # fmt: skip
+    }
 
 
 class Request(celery_request.Request):
@@ -129,10 +134,10 @@ class Request(celery_request.Request):
     """
 
     #: Whether the verdict was given.
-    judged = False
+    has_verdict = False
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
-        if not soft and not self.judged:
+        if not soft and not self.has_verdict:
             self._verdict(TimeLimitExceeded(timeout), None)
         super().on_timeout(soft, timeout)
 
@@ -140,7 +145,7 @@ class Request(celery_request.Request):
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
-        if not self.judged and isinstance(error, Exception) and not isinstance(error, Ignore):
+        if not self.has_verdict and isinstance(error, Exception) and not isinstance(error, Ignore):
             self._verdict(error, exc_info)
         return super().on_failure(exc_info, send_failed_event, return_ok)
 
@@ -148,8 +153,8 @@ class Request(celery_request.Request):
         """Settles the message with the broker, so that Celery treats it as acknowledged."""
         message = self._message
         bus, (_, _, delivery, handler) = self._app, message.restante
-        self.judged = True
-        if delivery.way != "event":
+        self.has_verdict = True
+        if delivery.purpose != "event":
             failed = Answer(handler.service, "failed", error_class=type(error).__name__, error=str(error)[:1000])
             bus.reply(delivery, failed)
             self.acknowledge()
@@ -157,13 +162,15 @@ class Request(celery_request.Request):
         delay, name = self._decide(error, delivery, handler)
         told = RemoteError(name, str(info.traceback if info is not None else f"{name}: {error}"))
         try:
-            self._tell(delay, told)
+            self._settle(delay, told)
             self.acknowledged = True
         except (RestanteError, OSError) as failure:
             log.error("verdict not told subscription=%s error=%s", handler.subscription, failure)
             if self.acknowledged:
                 # Acknowledged early, so the broker has it no more: this process must not let go of it.
-                threading.Thread(target=self._insist, args=(delay, told), name="restante-verdict", daemon=True).start()
+                threading.Thread(
+                    target=self._settle_until_done, args=(delay, told), name="restante-verdict", daemon=True
+                ).start()
             else:
                 # The broker has it still: given back it comes again, and if that fails too, with its lease's end.
                 self.reject(requeue=True)
@@ -174,28 +181,28 @@ class Request(celery_request.Request):
         if isinstance(error, Retry):
             delay = error.when if isinstance(error.when, int | float) else 0.0
             return delay, type(error.exc).__name__ if error.exc is not None else "Retry"
-        if isinstance(error, Reject) and error.requeue and attempts < handler.retrying.max_attempts:
+        if isinstance(error, Reject) and error.requeue and attempts < handler.retry_rule.max_attempts:
             return 0.0, type(error).__name__
         if isinstance(error, TimeLimitExceeded):
-            return handler.retrying.delay(attempts, RuntimeError(str(error))), type(error).__name__
+            return handler.retry_rule.delay(attempts, RuntimeError(str(error))), type(error).__name__
         if isinstance(error, _LOST) and self.task.reject_on_worker_lost and not handler.early:
-            return handler.retrying.delay(attempts, RuntimeError(str(error))), type(error).__name__
+            return handler.retry_rule.delay(attempts, RuntimeError(str(error))), type(error).__name__
         return None, type(error).__name__
 
-    def _tell(self, delay: float | None, told: RemoteError) -> None:
+    def _settle(self, delay: float | None, told: RemoteError) -> None:
         message = self._message
         bus, (_, _, delivery, handler) = self._app, message.restante
         if delay is None:
             # A process that ended without a word left its record: a replay must not find it at work.
             release(bus, handler, delivery)
-            bus.keeper.bury(message, self, told)
+            bus.worker_backend.bury(message, self, told)
         else:
-            bus.keeper.retry(message, self, delay, told)
+            bus.worker_backend.retry(message, self, delay, told)
 
-    def _insist(self, delay: float | None, told: RemoteError) -> None:
+    def _settle_until_done(self, delay: float | None, told: RemoteError) -> None:
         while True:
             try:
-                return self._tell(delay, told)
+                return self._settle(delay, told)
             except (RestanteError, OSError) as failure:
                 log.error("verdict not told yet task=%s error=%s", self.name, failure)
-                time.sleep(INSIST)
+                time.sleep(SETTLE_EVERY)

@@ -16,7 +16,7 @@ from restante.core.stored import decode_json
 
 if TYPE_CHECKING:
     from restante.bus.dead import DeadEvent
-    from restante.bus.registry import Card
+    from restante.bus.registry import HandlerInfo
 
 Broker = Annotated[
     str | None,
@@ -80,7 +80,7 @@ def publish(
     """Publish an event to every service that has subscribed to its topic."""
     session = context.obj
     with _client(session, broker) as client:
-        made = client.publish(topic, _value(data), delay=delay, id=id, nobody="raise" if must_route else "keep")
+        made = client.publish(topic, _value(data), delay=delay, id=id, unrouted="raise" if must_route else "keep")
     if session.json:
         return session.emit({"id": made.id, "subscriptions": made.subscriptions})
     count = made.subscriptions
@@ -120,16 +120,16 @@ def call(
 def topics(context: Context, broker: Broker = None) -> None:
     """List subscriptions and calls: who listens to what, and how much waits for them. With the URL of a RabbitMQ
     (--broker or RESTANTE_BROKER) also its queues, its archives and the rungs that hold messages."""
-    from restante.bus.registry import cards
+    from restante.bus.registry import registered_handlers
 
     session = context.obj
     url = _broker(session, broker)
     if url.startswith(("amqp://", "amqps://")):
-        known = cards(session.post) if _has_store(session) else []
+        known = registered_handlers(session.post) if _has_store(session) else []
         rows, more = _rows_on_rabbitmq(url, known)
         rows += _rows_on_redis(session, [card for card in known if card.broker == "redis"])
     else:
-        rows, more = _rows_on_redis(session, cards(session.post)), {}
+        rows, more = _rows_on_redis(session, registered_handlers(session.post)), {}
     if session.json:
         return session.emit({"subscriptions": rows, **more})
     if not rows:
@@ -156,7 +156,7 @@ def _has_store(session: Session) -> bool:
     return bool(session.url or os.environ.get("RESTANTE_URL"))
 
 
-def _rows_on_redis(session: Session, cards: list[Card]) -> list[dict[str, Any]]:
+def _rows_on_redis(session: Session, cards: list[HandlerInfo]) -> list[dict[str, Any]]:
     from restante.core.inspector import Inspector
 
     if not cards:
@@ -172,14 +172,14 @@ def _rows_on_redis(session: Session, cards: list[Card]) -> list[dict[str, Any]]:
     return rows
 
 
-def _rows_on_rabbitmq(url: str, known: list[Card]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def _rows_on_rabbitmq(url: str, known: list[HandlerInfo]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Its subscriptions, its archives and its rungs."""
     try:
         from restante.bus.inventory import take_inventory
     except ModuleNotFoundError as error:
         raise WrongUsage(f"RabbitMQ needs {error.name}: pip install 'restante[rabbitmq]'") from None
     found = take_inventory(url, known)
-    return [{**_row(card), "waiting": found.waiting_in(card.queue)} for card in found.cards], {
+    return [{**_row(card), "waiting": found.waiting_in(card.queue)} for card in found.handlers], {
         "archives": [
             {"service": one.service, "dead": one.messages, "limit": one.limit, "nearly_full": one.nearly_full}
             for one in found.archives
@@ -189,7 +189,7 @@ def _rows_on_rabbitmq(url: str, known: list[Card]) -> tuple[list[dict[str, Any]]
     }  # fmt: skip
 
 
-def _row(card: Card) -> dict[str, Any]:
+def _row(card: HandlerInfo) -> dict[str, Any]:
     """On RabbitMQ the dead of a service lie together in its archive."""
     return {
         "topic": card.answers or card.topic, "way": "call" if card.answers else "event", "service": card.service,
@@ -229,11 +229,11 @@ def ls(
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Show at most this many.")] = 100,
 ) -> None:
     """List the dead events of a service, the newest first on Redis, the oldest first on RabbitMQ."""
-    from restante.bus.dead import Choice, opened
+    from restante.bus.dead import DeadFilter, open_dead_letters
 
     session = context.obj
-    with opened(_broker(session, broker), service) as letters:
-        found = letters.list(Choice(None, subscription, error_class), limit)
+    with open_dead_letters(_broker(session, broker), service) as letters:
+        found = letters.list(DeadFilter(None, subscription, error_class), limit)
     if session.json:
         return session.emit({"dead": [one.as_dict() for one in found]})
     if not found:
@@ -255,11 +255,11 @@ def show(
     broker: Broker = None,
 ) -> None:
     """Show a dead event whole: its data, and the error of its last attempt."""
-    from restante.bus.dead import found, opened
+    from restante.bus.dead import find_dead_event, open_dead_letters
 
     session = context.obj
-    with opened(_broker(session, broker), service) as letters:
-        one: DeadEvent = found(letters, id)
+    with open_dead_letters(_broker(session, broker), service) as letters:
+        one: DeadEvent = find_dead_event(letters, id)
     if session.json:
         return session.emit(one.as_dict())
     for name, value in one.as_dict().items():
@@ -284,19 +284,19 @@ def replay(
     """Put dead events back to the service they died in, and to no other, with their attempts reset."""
     from rich.progress import Progress, SpinnerColumn, TextColumn
 
-    from restante.bus.dead import Choice, opened
+    from restante.bus.dead import DeadFilter, open_dead_letters
 
     session = context.obj
     if not service:
         raise WrongUsage("name the service: --service billing")
     columns = (SpinnerColumn(), TextColumn("{task.description}"))
     with (
-        opened(_broker(session, broker), service) as letters,
+        open_dead_letters(_broker(session, broker), service) as letters,
         Progress(*columns, console=session.err, transient=True, disable=session.json) as bar,
     ):
         shown = bar.add_task(f"replaying {service}")
         done = letters.replay(
-            Choice(ids or None, subscription, error_class), dry_run=dry_run,
+            DeadFilter(ids or None, subscription, error_class), dry_run=dry_run,
             progress=lambda count: bar.update(shown, description=f"replaying {service}: {count}"),
         )  # fmt: skip
     if session.json:

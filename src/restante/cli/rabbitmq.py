@@ -87,8 +87,8 @@ def check(
     """Name what is missing on a broker, with code 1, and what earlier versions left there. Declares nothing."""
     session = context.obj
     made = _made(service, subscription, answer, queue_type, rungs, longest_delay, no_archive)
-    with _connected(broker) as (connection, declaring):
-        missing = declaring.verify(connection, made)
+    with _connected(broker) as (connection, declaration):
+        missing = declaration.verify(connection, made)
         left = _leftovers(connection, service)
     if session.json:
         session.emit({"missing": missing, "left_over": left})
@@ -115,8 +115,8 @@ def declare(
     """Declare what a service needs on a broker; what is there already must be the same, or it ends with code 4."""
     session = context.obj
     made = _made(service, subscription, answer, queue_type, rungs, longest_delay, no_archive)
-    with _connected(broker) as (connection, declaring):
-        declaring.declare(connection, made)
+    with _connected(broker) as (connection, declaration):
+        declaration.declare(connection, made)
         left = _leftovers(connection, service)
     told = {"exchanges": len(made.exchanges), "queues": len(made.queues), "bindings": len(made.bindings)}
     if session.json:
@@ -258,8 +258,8 @@ def _connected(broker: str) -> Iterator[tuple[Any, Any]]:
     try:
         from kombu import Connection
 
-        from restante.rabbitmq import declaring
+        from restante.rabbitmq import declaration
     except ModuleNotFoundError as error:
         raise WrongUsage(f"RabbitMQ needs {error.name}: pip install 'restante[rabbitmq]'") from None
     with Connection(broker) as connection:
-        yield connection, declaring
+        yield connection, declaration

@@ -17,7 +17,7 @@ RabbitMQ's words end at this door:
 | PRECONDITION_FAILED, ACCESS_REFUSED, NOT_FOUND | TopologyMismatch |
 | connection refused, wrong login | Unavailable |
 
-`ladder` and `topology` say what there must be, as data; `declaring` makes it so on a broker, and `leftovers` removes
+`ladder` and `topology` say what there must be, as data; `declaration` makes it so on a broker, and `leftovers` removes
 what earlier versions made. Only the latter two need Kombu, and so are not imported here.
 """
 

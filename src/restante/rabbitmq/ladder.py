@@ -136,8 +136,11 @@ def rung_arguments(type: RungType, step: float, below: str) -> dict[str, Any]:
         return holds
     # RabbitMQ moves with confirms only where a queue cannot drop: it falls back to at-most-once without reject-publish.
     return {
-        "x-queue-type": "quorum", "x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish", **holds,
-    }  # fmt: skip
+        "x-queue-type": "quorum",
+        "x-dead-letter-strategy": "at-least-once",
+        "x-overflow": "reject-publish",
+        **holds,
+    }
 
 
 def _ticks(delay: float) -> int:

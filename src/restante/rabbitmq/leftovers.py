@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from kombu import Connection
 
-from restante.rabbitmq.declaring import Channels, declare
+from restante.rabbitmq.declaration import Channels, declare
 from restante.rabbitmq.ladder import MOST_RUNGS, RUNGS, SMALLEST, RungType
 from restante.rabbitmq.topology import (
     EVENTS,

@@ -230,9 +230,13 @@ class _Draft:
 
     def finished(self, service: str) -> Topology:
         return Topology(
-            service, tuple(self.exchanges), tuple(self.queues), tuple(self.bindings), tuple(self.old_bindings),
+            service,
+            tuple(self.exchanges),
+            tuple(self.queues),
+            tuple(self.bindings),
+            tuple(self.old_bindings),
             tuple(self.unbound),
-        )  # fmt: skip
+        )
 
 
 def _arguments(named: Mapping[str, str | int]) -> Arguments:

@@ -18,7 +18,7 @@ from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Match
 from starlette.staticfiles import StaticFiles
 
-from restante.bus.registry import Card, cards
+from restante.bus.registry import HandlerInfo, registered_handlers
 from restante.core import errors
 from restante.core.errors import RestanteError
 from restante.rsmq import viewing
@@ -192,7 +192,7 @@ _session = router("session")
 
 async def _told(here: Office, caller: Caller) -> dict[str, Any]:
     pages = [{"id": id, "title": title} for id, title in PAGES]
-    services: list[Card] = await here.call(cards, here.post)
+    services: list[HandlerInfo] = await here.call(registered_handlers, here.post)
     if services or here.rabbitmq.url is not None:
         pages.insert(2, {"id": "topics", "title": "Topics"})
     if await here.call(viewing.any_queue, here.post):

@@ -108,7 +108,7 @@ class _RabbitMQ(Collector):
         limit = GaugeMetricFamily(
             "restante_rabbitmq_limit", "Messages a queue on RabbitMQ takes before it refuses.", labels=("queue", "kind")
         )
-        kinds = {card.queue: "call" if card.answers else "subscription" for card in inventory.cards}
+        kinds = {card.queue: "call" if card.answers else "subscription" for card in inventory.handlers}
         for queue, count in (inventory.waiting or {}).items():
             if count is not None:
                 held.add_metric((queue, kinds[queue]), count)

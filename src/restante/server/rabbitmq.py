@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from restante.bus.registry import Card, cards
+from restante.bus.registry import HandlerInfo, registered_handlers
 from restante.core.errors import RestanteError
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ class Seen:
     problem: str = ""
 
     @property
-    def cards(self) -> tuple[Card, ...]:
-        return self.inventory.cards if self.inventory else ()
+    def cards(self) -> tuple[HandlerInfo, ...]:
+        return self.inventory.handlers if self.inventory else ()
 
     @property
     def nearly_full(self) -> list[Archive]:
@@ -59,7 +59,7 @@ class RabbitView:
     def look(self) -> Seen:
         """What is there now. Without a broker's URL nothing is, but for services that a store knows."""
         if self.url is None:
-            far = any(card.broker == "rabbitmq" for card in cards(self._post))
+            far = any(card.broker == "rabbitmq" for card in registered_handlers(self._post))
             told = "some services are on RabbitMQ: start the server with --broker amqp://… to see their queues"
             return Seen(problem=told if far else "")
         with self._looking:
@@ -80,7 +80,7 @@ class RabbitView:
         # What somebody reads is not counted meanwhile; during a replay, which may be long, that is near enough.
         alone = self.reading.acquire(timeout=PATIENCE)
         try:
-            return Seen(take_inventory(url, cards(self._post)))
+            return Seen(take_inventory(url, registered_handlers(self._post)))
         except RestanteError as error:
             log.warning("RabbitMQ away error=%s", error)
             return Seen(problem=str(error))

@@ -13,8 +13,8 @@ from typing import Annotated, Any
 from fastapi import Path, Query
 
 from restante.bus.broker import UNROUTED
-from restante.bus.dead import Choice, DeadEvent, DeadLetters, RedisDead, dead_letters
-from restante.bus.registry import Card, cards
+from restante.bus.dead import DeadEvent, DeadFilter, DeadLetters, RedisDeadLetters, dead_letters
+from restante.bus.registry import HandlerInfo, registered_handlers
 from restante.core.errors import NotFound, Unavailable
 from restante.core.topics import LONGEST_WORD
 from restante.server import answers, shapes
@@ -35,7 +35,7 @@ async def topics(here: Here, caller: Reader) -> Json:
     """Events and calls by topic. `waiting`, `leased` and `dead` are null where the broker cannot be asked, totals where
     a bus on RabbitMQ has no store. Rungs and limits of archives are RabbitMQ's."""
     seen = await here.call(here.rabbitmq.look)
-    found = _together(await here.call(cards, here.post), seen)
+    found = _together(await here.call(registered_handlers, here.post), seen)
     counts = {row.queue: row for row in await here.sampler.count()}
     far = seen.inventory
     by_topic: dict[tuple[str, str], list[dict[str, Any]]] = {}
@@ -74,7 +74,7 @@ async def topics(here: Here, caller: Reader) -> Json:
     })  # fmt: skip
 
 
-def _totals(row: Any, card: Card) -> dict[str, int | None]:
+def _totals(row: Any, card: HandlerInfo) -> dict[str, int | None]:
     """What the journal has counted; a bus on RabbitMQ without a store writes none."""
     names = ("sent", "acked", "nacked")
     if row is None:
@@ -82,14 +82,14 @@ def _totals(row: Any, card: Card) -> dict[str, int | None]:
     return {name: row.totals.get(name, 0) for name in names}
 
 
-def _together(told: list[Card], seen: Seen) -> list[Card]:
+def _together(told: list[HandlerInfo], seen: Seen) -> list[HandlerInfo]:
     """Services that Redis knows, and those that only the broker lists: their bus has no store."""
     known = {card.name for card in told}
     return sorted([*told, *(card for card in seen.cards if card.name not in known)], key=lambda card: card.name)
 
 
 def _archive(
-    found: list[Card], service: str, broker: str, counts: dict[str, Any], seen: Seen
+    found: list[HandlerInfo], service: str, broker: str, counts: dict[str, Any], seen: Seen
 ) -> dict[str, Any]:  # fmt: skip
     told = {"service": service, "broker": broker, "limit": None, "fill": None, "nearly_full": False}
     if broker == "rabbitmq":
@@ -105,13 +105,13 @@ def _archive(
 @contextmanager
 def _letters(here: Office, caller: Caller, service: str) -> Iterator[DeadLetters]:
     """The dead of a service. Those on RabbitMQ to one request at a time: what one holds, no other would see."""
-    mine = [card for card in cards(here.post) if card.service == service]
+    mine = [card for card in registered_handlers(here.post) if card.service == service]
     if not mine:  # The bus of a service on RabbitMQ may have no store.
         mine = [card for card in here.rabbitmq.look().cards if card.service == service]
     if not mine:
         raise NotFound(f"no service {service} has subscribed to anything")
     if any(card.broker == "redis" for card in mine):
-        yield RedisDead(here.post, service, operator=caller.name)
+        yield RedisDeadLetters(here.post, service, operator=caller.name)
         return
     if here.rabbitmq.url is None:
         raise Refused(
@@ -139,7 +139,7 @@ async def dead_events(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> Json:  # fmt: skip
     """On either broker. Reading RabbitMQ's archive takes nothing out of it."""
-    choice = Choice(None, subscription, error_class)
+    choice = DeadFilter(None, subscription, error_class)
 
     def look() -> list[DeadEvent]:
         with _letters(here, caller, service) as letters:
@@ -153,13 +153,13 @@ async def dead_events(
 )
 async def replay_events(here: Here, caller: Operator, service: ServiceName, body: shapes.ReplayEvents) -> Json:
     """To the subscriptions they died in and to no other, with attempts reset; with `dry_run` only counted."""
-    choice = Choice(body.ids, body.subscription, body.error_class)
+    choice = DeadFilter(body.ids, body.subscription, body.error_class)
 
     def work() -> int:
         with _letters(here, caller, service) as letters:
             done = letters.replay(choice, dry_run=body.dry_run)
         # On Redis every queue that was replayed has its own line already.
-        if done and not body.dry_run and not isinstance(letters, RedisDead):
+        if done and not body.dry_run and not isinstance(letters, RedisDeadLetters):
             here.admin(caller).note("replay", f"{service}.archive", done, "events on RabbitMQ")
         return done
 

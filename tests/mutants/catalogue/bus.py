@@ -23,7 +23,7 @@ FAULTS: Final = (
     Fault(
         "bus",
         "on RabbitMQ a retry is acknowledged before it is published",
-        "RabbitKeeper.retry",
+        "RabbitWorker.retry",
         "        self._publish(message, body, headers, exchange, key, delivery.envelope.id)\n"
         "        _ack(message, request)\n",
         "        _ack(message, request)\n"
@@ -33,7 +33,7 @@ FAULTS: Final = (
     Fault(
         "bus",
         "on RabbitMQ a dead event is acknowledged before the archive has it",
-        "RabbitKeeper.bury",
+        "RabbitWorker.bury",
         "        if not self._options.archive:\n",
         "        _ack(message, request)\n        if not self._options.archive:\n",
         _VERDICTS,
@@ -41,32 +41,32 @@ FAULTS: Final = (
     Fault(
         "bus",
         "a verdict that the broker refused counts as told",
-        "RabbitKeeper._publish",
-        'if not self._links.publish(raw, headers, {**kept, "delivery_mode": 2}, exchange, key, id=id):',
-        'if self._links.publish(raw, headers, {**kept, "delivery_mode": 2}, exchange, key, id=id) is None:',
+        "RabbitWorker._publish",
+        'if not self._pool.publish(raw, headers, {**kept, "delivery_mode": 2}, exchange, key, id=id):',
+        'if self._pool.publish(raw, headers, {**kept, "delivery_mode": 2}, exchange, key, id=id) is None:',
         _VERDICTS,
     ),
     Fault(
         "bus",
         "a message that is no event is dropped instead of kept among the dead",
-        "handing",
-        "bus.keeper.bury(message, None, RemoteError(type(error).__name__, str(error)))",
+        "handler_receiver",
+        "bus.worker_backend.bury(message, None, RemoteError(type(error).__name__, str(error)))",
         "message.ack()",
         _NO_EVENT,
     ),
     Fault(
         "bus",
         "a retry on RabbitMQ does not count its attempt, so the event is retried for ever",
-        "RabbitKeeper.retry",
-        '"restante_attempts": delivery.envelope.attempts}',
-        '"restante_attempts": delivery.envelope.attempts - 1}',
+        "RabbitWorker.retry",
+        '"restante_attempts": delivery.envelope.attempts,',
+        '"restante_attempts": delivery.envelope.attempts - 1,',
         _EARLY,
     ),
     Fault(
         "bus",
         "a dead letter on RabbitMQ does not say what killed it",
-        "RabbitKeeper.bury",
-        "**told(original, error), ",
+        "RabbitWorker.bury",
+        "            **error_headers(original, error),\n",
         "",
         _NO_EVENT,
     ),
@@ -74,8 +74,8 @@ FAULTS: Final = (
         "bus",
         "rejections that RabbitMQ counted are no attempts",
         "attempts_of",
-        "return told + counted + quorum + 1",
-        "return told + quorum + 1",
+        "return published + counted + quorum + 1",
+        "return published + quorum + 1",
         _DELIVERIES,
     ),
     Fault(
@@ -99,9 +99,9 @@ FAULTS: Final = (
         "bus",
         "the record of a failed run is kept, so its next delivery is taken for a double",
         "handle",
-        "        release(bus, handler, delivery)\n        delay = handler.retrying.delay(envelope.attempts, error)",
+        "        release(bus, handler, delivery)\n        delay = handler.retry_rule.delay(envelope.attempts, error)",
         "        records.confirm(name, envelope.id, turn)\n"
-        "        delay = handler.retrying.delay(envelope.attempts, error)",
+        "        delay = handler.retry_rule.delay(envelope.attempts, error)",
         _DELIVERIES,
     ),
     Fault(
@@ -115,7 +115,7 @@ FAULTS: Final = (
     Fault(
         "bus",
         "data that can never fit the handler's model are retried as any failure",
-        "Retrying.delay",
+        "RetryRule.delay",
         " or isinstance(error, InvalidPayload)",
         "",
         _DELIVERIES,
@@ -123,7 +123,7 @@ FAULTS: Final = (
     Fault(
         "bus",
         "a handler gets one attempt more than it should",
-        "Retrying.delay",
+        "RetryRule.delay",
         "attempts >= self.max_attempts",
         "attempts > self.max_attempts",
         ("tests/bus/test_bus.py::TestHandlers",),
@@ -147,7 +147,7 @@ FAULTS: Final = (
     Fault(
         "bus",
         "on RabbitMQ an answer goes to any queue that a caller names",
-        "RabbitKeeper.delivery",
+        "RabbitWorker.delivery",
         'if not reply_to.startswith(f"{REPLY_TO}."):',
         "if not reply_to:",
         (f"{_REPLIES}[rabbitmq]",),
@@ -155,7 +155,7 @@ FAULTS: Final = (
     Fault(
         "bus",
         "on Redis an answer goes to any key that a caller names",
-        "RedisKeeper.delivery",
+        "RedisWorker.delivery",
         "if not _TOKEN.fullmatch(token):",
         "if not token:",
         (f"{_REPLIES}[redis]",),
@@ -163,7 +163,7 @@ FAULTS: Final = (
     Fault(
         "bus",
         "an event that no queue took counts as published",
-        "Link.publish",
+        "RabbitConnection.publish",
         "return not self.returned",
         "return True",
         _UNHEARD,
@@ -171,7 +171,7 @@ FAULTS: Final = (
     Fault(
         "bus",
         "RabbitMQ is not asked to return what no queue takes",
-        "Link.publish",
+        "RabbitConnection.publish",
         "mandatory=True",
         "mandatory=False",
         _UNHEARD,
@@ -180,7 +180,7 @@ FAULTS: Final = (
         "bus",
         "an event that a full queue refused counts as published",
         "Confirms._on_nack",
-        "self._end(entry, full(entry.publishing.id))",
+        "self._end(entry, queue_full(entry.publishing.id))",
         "self._end(entry, None)",
         (f"{_BATCH}::TestOnRabbitMQ::test_an_event_that_a_full_queue_refuses_fails_alone",),
     ),
@@ -219,7 +219,7 @@ FAULTS: Final = (
     Fault(
         "bus",
         "a misspelt option of publish is passed over",
-        "_how",
+        "_send_options",
         "    check_keywords(options, known, where)\n",
         "",
         _KEYWORDS,
@@ -227,8 +227,8 @@ FAULTS: Final = (
     Fault(
         "bus",
         "events that found no queue while RabbitMQ started are left in events.unrouted",
-        "RabbitKeeper.connected",
-        "if sent := send_on(self._links.url):",
+        "RabbitWorker.connected",
+        "if sent := send_on(self._pool.url):",
         "if sent := 0:",
         _STRAYS,
     ),
@@ -243,7 +243,7 @@ FAULTS: Final = (
     Fault(
         "bus",
         "a replay to a handler that is gone throws the event away",
-        "RabbitDead.replay",
+        "RabbitDeadLetters.replay",
         "if returned:",
         "if False:",
         _DELIVERIES,

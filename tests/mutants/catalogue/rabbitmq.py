@@ -7,7 +7,7 @@ from typing import Final
 from tests.mutants.planting import Fault
 
 _TOPOLOGY = ("tests/rabbitmq/test_topology.py",)
-_DECLARING = ("tests/rabbitmq/test_declaring.py",)
+_DECLARATION = ("tests/rabbitmq/test_declaration.py",)
 _TAKEOVER = "tests/rabbitmq/test_takeover.py"
 
 FAULTS: Final = (
@@ -44,7 +44,7 @@ FAULTS: Final = (
         "Channels.declare",
         "return self._complaint(one, error)",
         "return None",
-        _DECLARING,
+        _DECLARATION,
     ),
     Fault(
         "rabbitmq",
@@ -52,7 +52,7 @@ FAULTS: Final = (
         "Channels._reaching",
         "refuses the login of {self._user()}:",
         "refuses the login of {self._connection.as_uri(include_password=True)}:",
-        _DECLARING,
+        _DECLARATION,
     ),
     Fault(
         "rabbitmq",
@@ -68,7 +68,7 @@ FAULTS: Final = (
         "topology",
         'x_overflow="reject-publish"',
         'x_overflow="drop-head"',
-        (*_TOPOLOGY, "tests/rabbitmq/test_declaring.py::test_a_full_archive_refuses_and_keeps_what_it_has"),
+        (*_TOPOLOGY, "tests/rabbitmq/test_declaration.py::test_a_full_archive_refuses_and_keeps_what_it_has"),
     ),
     Fault(
         "rabbitmq",
@@ -92,7 +92,7 @@ FAULTS: Final = (
         "rabbitmq",
         "rungs move messages without confirms",
         "rung_arguments",
-        '"x-dead-letter-strategy": "at-least-once", ',
+        '        "x-dead-letter-strategy": "at-least-once",\n',
         "",
         _TOPOLOGY,
     ),

@@ -18,7 +18,7 @@ from restante.core.retry import RetryPolicy, exponential, fixed, seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Retrying:
+class RetryRule:
     """When a failed handler runs again: the delays, how many deliveries, and after which errors."""
 
     policy: RetryPolicy
@@ -36,8 +36,8 @@ class Retrying:
 
     @classmethod
     def of(
-        cls, retry: RetryPolicy | None, max_attempts: int | None, options: dict[str, Any], usual: Retrying
-    ) -> Retrying:
+        cls, retry: RetryPolicy | None, max_attempts: int | None, options: dict[str, Any], usual: RetryRule
+    ) -> RetryRule:
         """From our words or from Celery's, which are taken out of the options."""
         told = {name: options.pop(name) for name in RetryOptions.__optional_keys__ if name in options}
         more = told.pop("retry_kwargs", None) or {}
@@ -60,9 +60,11 @@ class Retrying:
         if isinstance(max_attempts, bool) or not isinstance(max_attempts, int) or not 1 <= max_attempts <= 65535:
             raise InvalidInput(f"max_attempts must be a whole number from 1 to 65535, not {max_attempts!r}")
         return cls(
-            retry, max_attempts, tuple(told.get("autoretry_for", usual.errors)),
+            retry,
+            max_attempts,
+            tuple(told.get("autoretry_for", usual.errors)),
             tuple(told.get("dont_autoretry_for", usual.never)),
-        )  # fmt: skip
+        )
 
 
 #: Celery's words that say when to try again.
@@ -105,14 +107,22 @@ class Handler:
     """A function of a service, and everything that was said of it."""
 
     def __init__(
-        self, service: str, name: str, function: Callable[..., Any], *, pattern: str | None = None,
-        answers: str | None = None, bound: bool = False, retrying: Retrying, hint: Any = None,
-    ) -> None:  # fmt: skip
+        self,
+        service: str,
+        name: str,
+        function: Callable[..., Any],
+        *,
+        pattern: str | None = None,
+        answers: str | None = None,
+        bound: bool = False,
+        retry_rule: RetryRule,
+        hint: Any = None,
+    ) -> None:
         self.service = service
         self.name = name
         self.pattern = pattern
         self.answers = answers
-        self.retrying = retrying
+        self.retry_rule = retry_rule
         #: Whether it has early acks: a crash may lose an event that it has begun. Celery's task says so once bound.
         self.early = False
         #: What is called: a class is made once per process.
@@ -120,9 +130,10 @@ class Handler:
         self._bound = bound
         hints = hints_of(self.function)
         words = [
-            word for word, one in inspect.signature(self.function).parameters.items()
+            word
+            for word, one in inspect.signature(self.function).parameters.items()
             if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
-        ][1 if bound else 0 :]  # fmt: skip
+        ][1 if bound else 0 :]
         self._envelope_word = next((word for word in words if hints.get(word) is Envelope), None)
         data_words = [word for word in words if word != self._envelope_word]
         if not data_words and self._envelope_word is None and not _takes_any(self.function):

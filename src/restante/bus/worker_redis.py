@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _TOKEN = re.compile(r"[0-9a-f]{32}")
 
 
-class Keeper(Protocol):
+class WorkerBackend(Protocol):
     """What a worker asks of its broker beyond what Celery asks."""
 
     @property
@@ -29,7 +29,7 @@ class Keeper(Protocol):
 
     def delivery(self, queue: str, message: Any, size: int) -> Delivery: ...
 
-    def put_off(self, queue: str, message: Any) -> bool: ...
+    def defer(self, queue: str, message: Any) -> bool: ...
 
     def retry(self, message: Any, request: Any, delay: float, error: BaseException) -> None: ...
 
@@ -48,7 +48,7 @@ class Keeper(Protocol):
     def close(self) -> None: ...
 
 
-def way_of(queue: str, service: str) -> Literal["event", "call", "call_all"]:
+def purpose_of(queue: str, service: str) -> Literal["event", "call", "call_all"]:
     """What a queue is for."""
     if queue.startswith("call:"):
         return "call"
@@ -66,15 +66,15 @@ def call_seconds(headers: Mapping[str, Any]) -> float:
     return found
 
 
-class RedisKeeper:
+class RedisWorker:
     """Restante's own queues."""
 
     #: The dead stay in their queue.
     archive_length = None
 
-    def __init__(self, bus: Bus, post: Client, prefix: str) -> None:
+    def __init__(self, bus: Bus, redis: Client, prefix: str) -> None:
         self._bus = bus
-        self._post = post
+        self._redis = redis
         self._prefix = prefix
 
     def delivery(self, queue: str, message: Any, size: int) -> Delivery:
@@ -82,20 +82,20 @@ class RedisKeeper:
         if taken is None:
             raise Malformed("a broadcast is no event")
         envelope = Envelope.read(headers, id=taken.id, topic=taken.kind or queue, attempts=taken.attempts)
-        way = way_of(queue, self._bus.service)
-        if way == "event":
+        purpose = purpose_of(queue, self._bus.service)
+        if purpose == "event":
             # The server counts deliveries, so an equal count means that one ended without a verdict and uncounted.
             return Delivery(
-                envelope, way, queue, suspect=True, priority=taken.priority, size=size, expired=taken.suspect
+                envelope, purpose, queue, suspect=True, priority=taken.priority, size=size, expired=taken.suspect
             )
         token = str(headers.get("reply_to", ""))
         if not _TOKEN.fullmatch(token):
             raise Malformed("a call's reply address is a token of its caller's, and nothing else")
         # By the server's clock until it was received, by ours since.
         left = taken.stored.sent_ms / 1000 + call_seconds(headers) - taken.received_ms / 1000
-        return Delivery(envelope, way, queue, token, time.time() + left, priority=taken.priority, size=size)
+        return Delivery(envelope, purpose, queue, token, time.time() + left, priority=taken.priority, size=size)
 
-    def put_off(self, queue: str, message: Any) -> bool:
+    def defer(self, queue: str, message: Any) -> bool:
         """Never: the server counts every delivery by itself."""
         return False
 
@@ -109,11 +109,11 @@ class RedisKeeper:
         from restante.core.claims import reply
 
         seconds = max(0.0, delivery.deadline - time.time()) + REPLY_GRACE
-        self._post.connection.run_all(reply(delivery.reply_to, answer.packed(), seconds))
+        self._redis.connection.run_all(reply(delivery.reply_to, answer.pack(), seconds))
 
     def arguments(self, queue: str) -> dict[str, Any]:
         handler = self._bus.subscriptions.get(queue)
-        return {"x-delivery-limit": handler.retrying.max_attempts} if handler else {}
+        return {"x-delivery-limit": handler.retry_rule.max_attempts} if handler else {}
 
     def connected(self) -> None:
         """Nothing to do: a server that starts again has everything at once."""
@@ -122,18 +122,18 @@ class RedisKeeper:
         """Nothing of its own to close."""
 
     def declare(self) -> list[str]:
-        from restante.bus.on_redis import bind
+        from restante.bus.client_redis import bind
 
         bus = self._bus
         subscribed = [(name, one.pattern or "") for name, one in bus.subscriptions.items()]
-        removed = bind(self._post, self._prefix, EVENTS, "topic", subscribed, bus.subscriptions)
+        removed = bind(self._redis, self._prefix, EVENTS, "topic", subscribed, bus.subscriptions)
         topics = sorted(bus.answered)
-        bind(self._post, self._prefix, CALLS, "direct", [(f"call:{topic}", topic) for topic in topics], ())
+        bind(self._redis, self._prefix, CALLS, "direct", [(f"call:{topic}", topic) for topic in topics], ())
         every = f"{bus.service}.calls"
-        bind(self._post, self._prefix, CALLS_ALL, "direct", [(every, topic) for topic in topics], (every,))
+        bind(self._redis, self._prefix, CALLS_ALL, "direct", [(every, topic) for topic in topics], (every,))
         for name, handler in bus.subscriptions.items():
-            wanted: QueueOptions = {"max_attempts": handler.retrying.max_attempts, "retry": handler.retrying.policy}
-            queue = self._post.queue(self._prefix + name)
+            wanted: QueueOptions = {"max_attempts": handler.retry_rule.max_attempts, "retry": handler.retry_rule.policy}
+            queue = self._redis.queue(self._prefix + name)
             queue.ensure_open()
             settings: QueueSettings = queue.settings
             if any(getattr(settings, key) != value for key, value in wanted.items()):

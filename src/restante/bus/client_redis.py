@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
-from restante.bus.batch import AtOnce, Publishing, Sender
+from restante.bus.batch import GroupedSender, Publishing, Sender
 from restante.bus.broker import (
     CALLS,
     CALLS_ALL,
@@ -21,7 +21,7 @@ from restante.bus.broker import (
     UNROUTED_LENGTH,
     UNROUTED_SECONDS,
     Answer,
-    Sending,
+    SendOptions,
 )
 from restante.bus.envelope import Envelope
 from restante.core import operations as ops
@@ -39,15 +39,15 @@ from restante.core.stored import Json
 class Routes:
     """The routes of one server as this process knows them, and how a message finds its queues."""
 
-    def __init__(self, post: Client | AsyncClient, prefix: str, *, riding: bool) -> None:
-        self._post = post
+    def __init__(self, redis: Client | AsyncClient, prefix: str, *, riding: bool) -> None:
+        self._redis = redis
         self._prefix = prefix
         #: Whether a question can travel in front of a send: with the synchronous runner, outside a cluster.
-        self._riding = riding and post.connection.endpoint.mode != "cluster"
+        self._riding = riding and redis.connection.endpoint.mode != "cluster"
         self._tables: dict[str, Table] = {}
 
     def _opened(self, name: str) -> Flow[QueueRef]:
-        ref = self._post.queue(self._prefix + name).ref
+        ref = self._redis.queue(self._prefix + name).ref
         if not ref.opened:
             yield open_queue(ref)
             yield Plain(("SADD", QUEUES, ref.name), QUEUES)
@@ -70,12 +70,14 @@ class Routes:
                 return known
         return (yield from self._load(exchange))
 
-    def deliver(self, exchange: str, envelope: Envelope, text: bytes, how: Sending, **extra: Any) -> Flow[int]:
+    def deliver(self, exchange: str, envelope: Envelope, text: bytes, options: SendOptions, **extra: Any) -> Flow[int]:
         """Sends a copy to every queue bound for the topic; says how many."""
         sent: set[str] = set()
         known = self._tables.get(exchange)
         if self._riding and known is not None and (matched := known.match(envelope.topic)):
-            answer = yield from self._send(matched[0].name, envelope, text, how, question(self._key(exchange)), extra)
+            answer = yield from self._send(
+                matched[0].name, envelope, text, options, question(self._key(exchange)), extra
+            )
             sent.add(matched[0].name)
             table = known if (answer or b"") == known.version else (yield from self._load(exchange))
             if all(info.name != matched[0].name for info in table.match(envelope.topic)):
@@ -87,19 +89,25 @@ class Routes:
             table = yield from self.current(exchange)
         for info in table.match(envelope.topic):
             if info.name not in sent:
-                yield from self._send(info.name, envelope, text, how, b"", extra)
+                yield from self._send(info.name, envelope, text, options, b"", extra)
                 sent.add(info.name)
         return len(sent)
 
     def _send(
-        self, queue: str, envelope: Envelope, text: bytes, how: Sending, asked: bytes, extra: dict[str, Any]
+        self, queue: str, envelope: Envelope, text: bytes, options: SendOptions, asked: bytes, extra: dict[str, Any]
     ) -> Flow[Any]:
         ref = yield from self._opened(queue)
         headers = _headers(envelope)
         op = ops.send(
-            ref, Json(text), id=envelope.id, kind=envelope.topic, priority=how.priority, delay=how.delay,
-            expires=how.expires, headers={**headers, **extra},
-        )  # fmt: skip
+            ref,
+            Json(text),
+            id=envelope.id,
+            kind=envelope.topic,
+            priority=options.priority,
+            delay=options.delay,
+            expires=options.expires,
+            headers={**headers, **extra},
+        )
         op.question = asked
         yield op
         return op.answer
@@ -111,20 +119,20 @@ class Routes:
         reply = yield ops.Operation(DELETE, ref.keys.group(DELETE.keys), args, lambda states: states[0], ref.name)
         return bytes(reply)
 
-    def publish(self, envelope: Envelope, text: bytes, how: Sending) -> Flow[int]:
-        count = yield from self.deliver(EVENTS, envelope, text, how)
+    def publish(self, envelope: Envelope, text: bytes, options: SendOptions) -> Flow[int]:
+        count = yield from self.deliver(EVENTS, envelope, text, options)
         if not count:
-            if how.nobody == "raise":
+            if options.unrouted == "raise":
                 raise Unroutable(f"nobody has subscribed to {envelope.topic}: start who listens, or check the spelling")
             ref = yield from self._opened(UNROUTED)
             if ref.settings.max_length != UNROUTED_LENGTH:
                 ref.pending["max_length"] = str(UNROUTED_LENGTH)
                 yield open_queue(ref)
-            kept = Sending(how.delay, how.priority, how.expires or UNROUTED_SECONDS)
+            kept = SendOptions(options.delay, options.priority, options.expires or UNROUTED_SECONDS)
             yield from self._send(UNROUTED, envelope, text, kept, b"", {})
         return count
 
-    def publish_many(self, events: Sequence[tuple[Envelope, bytes]], how: Sending) -> Flow[list[int | None]]:
+    def publish_many(self, events: Sequence[tuple[Envelope, bytes]], options: SendOptions) -> Flow[list[int | None]]:
         """A call per queue and thousand events, instead of one per event."""
         table = yield from self.current(EVENTS)
         by_queue: dict[str, list[Draft]] = {}
@@ -132,12 +140,12 @@ class Routes:
         for envelope, text in events:
             matched = table.match(envelope.topic)
             if not matched:
-                counts.append((yield from self.publish(envelope, text, how)))
+                counts.append((yield from self.publish(envelope, text, options)))
                 continue
             headers = _headers(envelope)
             for info in matched:
-                draft = Draft(Json(text), how.priority, how.delay, id=envelope.id, kind=envelope.topic)
-                by_queue.setdefault(info.name, []).append(replace(draft, headers=headers, expires=how.expires))
+                draft = Draft(Json(text), options.priority, options.delay, id=envelope.id, kind=envelope.topic)
+                by_queue.setdefault(info.name, []).append(replace(draft, headers=headers, expires=options.expires))
             counts.append(len(matched))
         for queue, drafts in by_queue.items():
             ref = yield from self._opened(queue)
@@ -165,9 +173,11 @@ class Routes:
         return (yield from self._answers(token, deadline, count))
 
     def _ask(self, exchange: str, envelope: Envelope, text: bytes, timeout: float, token: str) -> Flow[int]:
-        how = Sending(expires=timeout)
+        options = SendOptions(expires=timeout)
         return (
-            yield from self.deliver(exchange, envelope, text, how, reply_to=token, deadline_seconds=round(timeout, 3))
+            yield from self.deliver(
+                exchange, envelope, text, options, reply_to=token, deadline_seconds=round(timeout, 3)
+            )
         )
 
     def _answers(self, token: str, deadline: float, count: int) -> Flow[list[Answer]]:
@@ -195,18 +205,18 @@ def _headers(envelope: Envelope) -> dict[str, Any]:
 class RedisBroker:
     """The synchronous client of a Redis broker."""
 
-    def __init__(self, post: Client, prefix: str = "") -> None:
-        self.post = post
-        self._routes = Routes(post, prefix, riding=True)
+    def __init__(self, redis: Client, prefix: str = "") -> None:
+        self.redis = redis
+        self._routes = Routes(redis, prefix, riding=True)
 
-    def publish(self, envelope: Envelope, text: bytes, how: Sending) -> int:
-        return run_flow(self.post.connection, self._routes.publish(envelope, text, how))
+    def publish(self, envelope: Envelope, text: bytes, options: SendOptions) -> int:
+        return run_flow(self.redis.connection, self._routes.publish(envelope, text, options))
 
-    def publish_many(self, events: Sequence[tuple[Envelope, bytes]], how: Sending) -> list[int | None]:
-        return run_flow(self.post.connection, self._routes.publish_many(events, how))
+    def publish_many(self, events: Sequence[tuple[Envelope, bytes]], options: SendOptions) -> list[int | None]:
+        return run_flow(self.redis.connection, self._routes.publish_many(events, options))
 
     def sender(self) -> Sender:
-        return AtOnce(self.publish, self.publish_many)
+        return GroupedSender(self.publish, self.publish_many)
 
     def begin(self, publishing: Publishing) -> None:
         """Publishes at once: it is one round trip."""
@@ -215,13 +225,13 @@ class RedisBroker:
         sender.settle((publishing,))
 
     def call(self, envelope: Envelope, text: bytes, timeout: float) -> Answer:
-        return run_flow(self.post.connection, self._routes.call(envelope, text, timeout))
+        return run_flow(self.redis.connection, self._routes.call(envelope, text, timeout))
 
     def call_all(self, envelope: Envelope, text: bytes, timeout: float) -> list[Answer]:
-        return run_flow(self.post.connection, self._routes.call_all(envelope, text, timeout))
+        return run_flow(self.redis.connection, self._routes.call_all(envelope, text, timeout))
 
     def close(self) -> None:
-        self.post.close()
+        self.redis.close()
 
 
 class AsyncRedisBroker:
@@ -230,34 +240,34 @@ class AsyncRedisBroker:
     #: Each takes a connection for its round trip; more would wait for one core of the server.
     at_once = 16
 
-    def __init__(self, post: AsyncClient, prefix: str = "") -> None:
-        self.post = post
-        self._routes = Routes(post, prefix, riding=False)
+    def __init__(self, redis: AsyncClient, prefix: str = "") -> None:
+        self.redis = redis
+        self._routes = Routes(redis, prefix, riding=False)
 
-    async def publish(self, envelope: Envelope, text: bytes, how: Sending) -> int:
-        return await run_flow_async(self.post.connection, self._routes.publish(envelope, text, how))
+    async def publish(self, envelope: Envelope, text: bytes, options: SendOptions) -> int:
+        return await run_flow_async(self.redis.connection, self._routes.publish(envelope, text, options))
 
     async def call(self, envelope: Envelope, text: bytes, timeout: float) -> Answer:
-        return await run_flow_async(self.post.connection, self._routes.call(envelope, text, timeout))
+        return await run_flow_async(self.redis.connection, self._routes.call(envelope, text, timeout))
 
     async def call_all(self, envelope: Envelope, text: bytes, timeout: float) -> list[Answer]:
-        return await run_flow_async(self.post.connection, self._routes.call_all(envelope, text, timeout))
+        return await run_flow_async(self.redis.connection, self._routes.call_all(envelope, text, timeout))
 
     async def close(self) -> None:
-        await self.post.close()
+        await self.redis.close()
 
 
 def bind(
-    post: Client, prefix: str, exchange: str, type: str, bindings: Sequence[tuple[str, str]], owned: Collection[str]
+    redis: Client, prefix: str, exchange: str, type: str, bindings: Sequence[tuple[str, str]], owned: Collection[str]
 ) -> list[str]:
     """Makes sure of these bindings (queue, pattern), and that the owned queues have no others; says what it removed."""
     key = exchange_key(prefix + exchange, "routes")
-    command = post.connection.command
+    command = redis.connection.command
     table = Table.parse(command("HGETALL", key, key=key))
     if table.declared and table.type != type:
         raise TopologyMismatch(
-            f"the exchange {exchange} is of type {table.type} on {post.connection.endpoint.shown}, not {type}: another "
-            f"program has declared it; delete {key.decode()} if nobody needs it, or give the bus a prefix="
+            f"the exchange {exchange} is of type {table.type} on {redis.connection.endpoint.shown}, not {type}: "
+            f"another program has declared it; delete {key.decode()} if nobody needs it, or give the bus a prefix="
         )
     wanted = set(bindings)
     there = {(info.name, pattern) for pattern, _, info in table.bindings}

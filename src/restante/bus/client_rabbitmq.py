@@ -22,7 +22,7 @@ from kombu import Connection
 from kombu.exceptions import OperationalError
 
 from restante.bus.addresses import shown
-from restante.bus.broker import CALLS, CALLS_ALL, EVENTS, Answer, Sending
+from restante.bus.broker import CALLS, CALLS_ALL, EVENTS, Answer, SendOptions
 from restante.bus.envelope import Envelope
 from restante.bus.registry import Registry
 from restante.core.errors import (
@@ -34,7 +34,7 @@ from restante.core.errors import (
     Unconfirmed,
     Unroutable,
 )
-from restante.rabbitmq.declaring import counts, declare
+from restante.rabbitmq.declaration import counts, declare
 from restante.rabbitmq.ladder import RUNGS, Ladder, RungType
 from restante.rabbitmq.topology import LONGEST_DELAY, Topology, TopologyOptions, shared
 
@@ -74,14 +74,14 @@ def from_headers(headers: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def properties_of(envelope: Envelope, how: Sending | None = None) -> dict[str, Any]:
+def properties_of(envelope: Envelope, options: SendOptions | None = None) -> dict[str, Any]:
     """AMQP's own properties of an event."""
     return {
         "message_id": envelope.id,
         "type": envelope.topic,
         "app_id": envelope.source,
         "timestamp": int((envelope.time or datetime.now(UTC)).timestamp()),
-        "priority": scaled(how.priority if how else 0),
+        "priority": scaled(options.priority if options else 0),
         "delivery_mode": 2,
     }
 
@@ -91,19 +91,19 @@ def scaled(priority: int) -> int:
     return -(-priority * MOST_PRIORITY // 255)
 
 
-def route(envelope: Envelope, how: Sending, ladder: Ladder) -> tuple[str, str]:
+def route(envelope: Envelope, options: SendOptions, ladder: Ladder) -> tuple[str, str]:
     """The exchange and the routing key of an event: to who is known to listen, or to the ladder that delays it."""
-    if how.delay:
-        return ladder.later(how.delay, envelope.topic)
+    if options.delay:
+        return ladder.later(options.delay, envelope.topic)
     return f"{EVENTS}.known", envelope.topic
 
 
-class Link:
+class RabbitConnection:
     """One connection: a channel that confirms, and one that asks and hears answers."""
 
     def __init__(self, url: str) -> None:
-        self.connection = Connection(url, transport_options=_OPTIONS, connect_timeout=5, heartbeat=0)
-        self.connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0, timeout=5)
+        self.kombu = Connection(url, transport_options=_OPTIONS, connect_timeout=5, heartbeat=0)
+        self.kombu.ensure_connection(max_retries=1, interval_start=0, interval_step=0, timeout=5)
         self._confirming: Any = None
         self._asking: Any = None
         self.returned: list[Any] = []
@@ -112,7 +112,7 @@ class Link:
     @property
     def confirming(self) -> Any:
         if self._confirming is None:
-            self._confirming = self.connection.channel()
+            self._confirming = self.kombu.channel()
             self._confirming.events["basic_return"].add(self._on_return)
         return self._confirming
 
@@ -120,7 +120,7 @@ class Link:
     def asking(self) -> Any:
         """A channel without confirms; answers come to it alone, by an address only the broker can make."""
         if self._asking is None:
-            made = self.connection.connection.channel()
+            made = self.kombu.connection.channel()
             made.events["basic_return"].add(self._on_return)
             made.basic_consume(REPLY_TO, no_ack=True, callback=self.answers.append)
             self._asking = made
@@ -134,7 +134,7 @@ class Link:
     ) -> bool:
         """Publishes and waits for the confirm; False where no queue took it."""
         self.returned.clear()
-        message = packed(body, headers, properties)
+        message = amqp_message(body, headers, properties)
         self.confirming.basic_publish(message, exchange, key, mandatory=True, confirm_timeout=CONFIRM)
         return not self.returned
 
@@ -146,19 +146,19 @@ class Link:
 
     def close(self) -> None:
         try:
-            self.connection.collapse_errors = True
-            self.connection.release()
+            self.kombu.collapse_errors = True
+            self.kombu.release()
         except Exception as error:  # a broken connection cannot be closed properly, and need not be
             log.debug("closing failed error=%s", error)
 
 
-def packed(body: bytes, headers: dict[str, Any], properties: dict[str, Any]) -> amqp.Message:
+def amqp_message(body: bytes, headers: dict[str, Any], properties: dict[str, Any]) -> amqp.Message:
     """A message of JSON, unless its properties say otherwise."""
     told = {"content_type": "application/json", "content_encoding": "utf-8", **properties}
     return amqp.Message(body, application_headers=headers, **told)
 
 
-class Links:
+class ConnectionPool:
     """The connections of one process to one broker; a forked child makes its own."""
 
     #: What a lost connection, a closed channel or an unreachable broker raises.
@@ -169,13 +169,13 @@ class Links:
         self.patience = patience
         self.options = options or TopologyOptions()
         self.ladder = self.options.ladder()
-        self._idle: deque[Link] = deque()
+        self._idle: deque[RabbitConnection] = deque()
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._closed = False
 
     @contextmanager
-    def one(self) -> Iterator[Link]:
+    def take(self) -> Iterator[RabbitConnection]:
         """A connection for this thread; given back unless it failed."""
         if self._pid != os.getpid():
             with self._lock:
@@ -183,37 +183,37 @@ class Links:
         if self._closed:
             raise Unavailable("this client is closed: make a new one")
         try:
-            link = self._idle.pop()
+            connection = self._idle.pop()
         except IndexError:
-            link = Link(self.url)
+            connection = RabbitConnection(self.url)
         try:
-            yield link
+            yield connection
         except BaseException:
-            link.close()
+            connection.close()
             raise
         if self._closed or len(self._idle) >= IDLE:
-            link.close()
+            connection.close()
         else:
-            self._idle.append(link)
+            self._idle.append(connection)
 
     def publish(
         self, body: bytes, headers: dict[str, Any], properties: dict[str, Any], exchange: str, key: str, *, id: str
     ) -> bool:
         """Publishes with a confirm; False where no queue took it."""
-        return self.patiently(lambda link: link.publish(body, headers, properties, exchange, key), (id,))
+        return self.run(lambda connection: connection.publish(body, headers, properties, exchange, key), (id,))
 
-    def patiently(self, work: Callable[[Link], T], ids: Sequence[str]) -> T:
+    def run(self, work: Callable[[RabbitConnection], T], ids: Sequence[str]) -> T:
         """Does something over a connection, and over others while the broker is away and patience lasts."""
         deadline = time.monotonic() + self.patience
         written = False
         pause = 0.05
         while True:
             try:
-                with self.one() as link:
+                with self.take() as connection:
                     written = True
-                    return work(link)
+                    return work(connection)
             except amqp.exceptions.MessageNacked:
-                raise full(", ".join(ids[:3])) from None
+                raise queue_full(", ".join(ids[:3])) from None
             except amqp.exceptions.NotFound:
                 self.declare(shared(self.options))
                 if time.monotonic() > deadline:
@@ -246,7 +246,7 @@ def counted(url: str, names: list[str]) -> dict[str, tuple[int, int] | None]:
     try:
         with Connection(url, connect_timeout=3) as connection:
             return counts(connection, names)
-    except Links.LOST as error:
+    except ConnectionPool.LOST as error:
         raise unreachable(url, error) from None
 
 
@@ -257,22 +257,22 @@ def unreachable(url: str, error: BaseException) -> Unavailable:
     )
 
 
-def unheard(topic: str) -> Unroutable:
+def no_subscription(topic: str) -> Unroutable:
     return Unroutable(f"nobody has subscribed to {topic}: start who listens, or check the spelling")
 
 
-def full(ids: str) -> QueueFull:
+def queue_full(ids: str) -> QueueFull:
     return QueueFull(f"a queue is full and refused {ids}: replay or purge what lies there")
 
 
-def unlisted(exchange: str) -> Unavailable:
+def ladder_gone(exchange: str) -> Unavailable:
     return Unavailable(
         f"{exchange} is gone from RabbitMQ, so the event cannot wait there: start a worker, which declares it, or "
         "`restante rabbitmq declare`"
     )
 
 
-def refused(error: BaseException) -> Unavailable:
+def event_refused(error: BaseException) -> Unavailable:
     return Unavailable(f"RabbitMQ closes every connection that brings this event: {type(error).__name__}: {error}")
 
 
@@ -280,10 +280,15 @@ class RabbitBroker:
     """The synchronous client of a RabbitMQ broker."""
 
     def __init__(
-        self, url: str, *, store: str | None = None, patience: float = PATIENCE, rungs: RungType = RUNGS,
+        self,
+        url: str,
+        *,
+        store: str | None = None,
+        patience: float = PATIENCE,
+        rungs: RungType = RUNGS,
         longest_delay: float = LONGEST_DELAY,
-    ) -> None:  # fmt: skip
-        self.links = Links(url, patience, TopologyOptions(rungs=rungs, longest_delay=longest_delay))
+    ) -> None:
+        self.pool = ConnectionPool(url, patience, TopologyOptions(rungs=rungs, longest_delay=longest_delay))
         self.registry = Registry(store) if store else None
         self._confirms: Confirms | None = None
         self._lock = threading.Lock()
@@ -296,7 +301,7 @@ class RabbitBroker:
 
             with self._lock:
                 if self._confirms is None or self._confirms.pid != os.getpid():
-                    self._confirms = Confirms(self.links, self.registry)
+                    self._confirms = Confirms(self.pool, self.registry)
         return self._confirms
 
     def sender(self) -> Sender:
@@ -305,19 +310,19 @@ class RabbitBroker:
     def begin(self, publishing: Publishing) -> None:
         self.confirms.begin(publishing)
 
-    def publish(self, envelope: Envelope, text: bytes, how: Sending) -> int | None:
-        headers, properties = to_headers(envelope), properties_of(envelope, how)
-        noted = self.registry.sent(envelope, len(text), how) if self.registry else None
-        exchange, key = route(envelope, how, self.links.ladder)
+    def publish(self, envelope: Envelope, text: bytes, options: SendOptions) -> int | None:
+        headers, properties = to_headers(envelope), properties_of(envelope, options)
+        noted = self.registry.sent(envelope, len(text), options) if self.registry else None
+        exchange, key = route(envelope, options, self.pool.ladder)
         try:
-            heard = self.links.publish(text, headers, properties, exchange, key, id=envelope.id)
+            heard = self.pool.publish(text, headers, properties, exchange, key, id=envelope.id)
             if not heard:
-                if how.delay:
-                    raise unlisted(exchange)
-                if how.nobody == "raise":
-                    raise unheard(envelope.topic)
+                if options.delay:
+                    raise ladder_gone(exchange)
+                if options.unrouted == "raise":
+                    raise no_subscription(envelope.topic)
                 # By the exchange that keeps what nobody wants; whoever has subscribed meanwhile gets it there too.
-                self.links.publish(text, headers, properties, EVENTS, envelope.topic, id=envelope.id)
+                self.pool.publish(text, headers, properties, EVENTS, envelope.topic, id=envelope.id)
                 return 0
         except RestanteError:
             if self.registry:
@@ -325,10 +330,10 @@ class RabbitBroker:
             raise
         return noted or None  # heard, so by somebody whom the registry does not know
 
-    def publish_many(self, events: Sequence[tuple[Envelope, bytes]], how: Sending) -> list[int | None]:
+    def publish_many(self, events: Sequence[tuple[Envelope, bytes]], options: SendOptions) -> list[int | None]:
         from restante.bus.batch import Publishing
 
-        made = [Publishing(envelope, text, how) for envelope, text in events]
+        made = [Publishing(envelope, text, options) for envelope, text in events]
         for one in made:
             one.reported = True
             self.confirms.begin(one)
@@ -356,36 +361,45 @@ class RabbitBroker:
             self.registry.called(envelope, len(text))
         while True:
             try:
-                with self.links.one() as link:
-                    return self._asked(link, exchange, envelope, text, deadline, count)
+                with self.pool.take() as connection:
+                    return self._asked(connection, exchange, envelope, text, deadline, count)
             except amqp.exceptions.NotFound:
-                self.links.declare(shared(self.links.options))
-            except Links.LOST as error:
+                self.pool.declare(shared(self.pool.options))
+            except ConnectionPool.LOST as error:
                 # Whether it was run cannot be known; asking again might run it twice.
-                raise unreachable(self.links.url, error) from None
+                raise unreachable(self.pool.url, error) from None
 
     def _asked(
-        self, link: Link, exchange: str, envelope: Envelope, text: bytes, deadline: float, count: int | None
+        self,
+        connection: RabbitConnection,
+        exchange: str,
+        envelope: Envelope,
+        text: bytes,
+        deadline: float,
+        count: int | None,
     ) -> list[Answer]:
         left = deadline - time.monotonic()
         headers = {**to_headers(envelope), "deadline_seconds": round(left, 3)}
         properties = {
-            **properties_of(envelope), "delivery_mode": 1, "reply_to": REPLY_TO, "correlation_id": envelope.id,
+            **properties_of(envelope),
+            "delivery_mode": 1,
+            "reply_to": REPLY_TO,
+            "correlation_id": envelope.id,
             "expiration": str(max(1, int(left * 1000))),
-        }  # fmt: skip
-        link.returned.clear()
-        link.answers.clear()
-        link.ask(packed(text, headers, properties), exchange, envelope.topic, mandatory=True)
+        }
+        connection.returned.clear()
+        connection.answers.clear()
+        connection.ask(amqp_message(text, headers, properties), exchange, envelope.topic, mandatory=True)
         got: list[Answer] = []
         while (left := deadline - time.monotonic()) > 0:
             try:
-                link.connection.drain_events(timeout=left)
+                connection.kombu.drain_events(timeout=left)
             except TimeoutError:
                 break
-            if any(message.properties.get("message_id") == envelope.id for message in link.returned):
+            if any(message.properties.get("message_id") == envelope.id for message in connection.returned):
                 raise NoHandler(f"no service answers {envelope.topic}: start the one that does, or check the spelling")
-            while link.answers:
-                message = link.answers.popleft()
+            while connection.answers:
+                message = connection.answers.popleft()
                 if message.properties.get("correlation_id") == envelope.id:
                     body = message.body
                     got.append(Answer.parse(body if isinstance(body, bytes) else body.encode()))
@@ -396,6 +410,6 @@ class RabbitBroker:
     def close(self) -> None:
         if self._confirms is not None:
             self._confirms.close()
-        self.links.close()
+        self.pool.close()
         if self.registry:
             self.registry.close()

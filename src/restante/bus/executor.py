@@ -16,7 +16,7 @@ from celery.exceptions import Ignore, Reject, Retry
 
 from restante.bus.broker import Answer
 from restante.bus.delivery import Delivery
-from restante.bus.handlers import Handler
+from restante.bus.handler import Handler
 from restante.bus.schema import encode
 from restante.core.errors import Declined, RestanteError
 from restante.core.journal import Taken
@@ -38,7 +38,7 @@ AGAIN = 1.0
 def run(bus: Bus, handler: Handler, task: Any, packed: str, text: str) -> None:
     """Handles one delivery; returning means it is done with."""
     delivery = Delivery.parse(packed)
-    if delivery.way == "event":
+    if delivery.purpose == "event":
         handle(bus, handler, task, delivery, text)
     else:
         answer(bus, handler, task, delivery, text)
@@ -59,7 +59,7 @@ def handle(bus: Bus, handler: Handler, task: Any, delivery: Delivery, text: str)
         taken = records.take(name, envelope.id, turn, line, seize=seize)
     except RestanteError as error:
         # Nothing has run: the event is as good as before, and must not be dead because the store is away.
-        pause = handler.retrying.policy.next(envelope.attempts) or AGAIN
+        pause = handler.retry_rule.policy.next(envelope.attempts) or AGAIN
         raise Retry(f"the records are away: {error}", exc=error, when=pause) from None
     if taken is Taken.DONE:
         log.info("done before subscription=%s id=%s", name, envelope.id)
@@ -81,7 +81,7 @@ def handle(bus: Bus, handler: Handler, task: Any, delivery: Delivery, text: str)
         if next(_failures) % FAILURES == 0:
             gc.collect()
         release(bus, handler, delivery)
-        delay = handler.retrying.delay(envelope.attempts, error)
+        delay = handler.retry_rule.delay(envelope.attempts, error)
         if delay is None:
             raise
         text = "".join(traceback.format_exception(error))[-MAX_ERROR:]

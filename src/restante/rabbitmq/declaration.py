@@ -228,9 +228,13 @@ def _declare(channel: Any, one: Object, *, passive: bool = False) -> Any:
     match one:
         case Exchange():
             return channel.exchange_declare(
-                one.name, one.type, passive=passive, durable=one.durable, auto_delete=False,
+                one.name,
+                one.type,
+                passive=passive,
+                durable=one.durable,
+                auto_delete=False,
                 arguments=dict(one.arguments),
-            )  # fmt: skip
+            )
         case Queue():
             return channel.queue_declare(
                 one.name, passive=passive, durable=True, auto_delete=False, arguments=dict(one.arguments)

@@ -15,12 +15,19 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from restante.bus.broker import Answer
+from restante.bus.client_rabbitmq import (
+    MOST_PRIORITY,
+    REPLY_TO,
+    ConnectionPool,
+    amqp_message,
+    from_headers,
+    unreachable,
+)
 from restante.bus.delivery import Delivery
 from restante.bus.directory import announce
 from restante.bus.envelope import Envelope, Malformed
-from restante.bus.keeping import call_seconds, way_of
-from restante.bus.on_rabbitmq import MOST_PRIORITY, REPLY_TO, Links, from_headers, packed, unreachable
-from restante.bus.registry import Card
+from restante.bus.registry import HandlerInfo
+from restante.bus.worker_redis import call_seconds, purpose_of
 from restante.core.errors import QueueFull, RestanteError, Unavailable
 from restante.core.message import JournalEvent, State
 from restante.core.retry import RetryPolicy
@@ -44,18 +51,18 @@ log = logging.getLogger("restante")
 #: Seconds between two tries to archive where the archive is full.
 FULL_AGAIN = 60.0
 #: AMQP's own properties that stay with a message.
-KEPT = ("content_type", "content_encoding", "message_id", "type", "app_id", "timestamp", "priority")
+KEPT_PROPERTIES = ("content_type", "content_encoding", "message_id", "type", "app_id", "timestamp", "priority")
 #: Errors of past attempts that travel with a message.
 ERRORS_KEPT = 10
 
 
-class RabbitKeeper:
+class RabbitWorker:
     """The broker's side of a worker on RabbitMQ."""
 
     def __init__(self, bus: Bus, options: Mapping[str, Any]) -> None:
         self._bus = bus
         self._options = TopologyOptions(**options)
-        self._links = Links(bus.broker_url, options=self._options)
+        self._pool = ConnectionPool(bus.broker_url, options=self._options)
 
     def topology(self) -> Topology:
         """The service's part of the broker, as data."""
@@ -64,7 +71,7 @@ class RabbitKeeper:
         return topology(bus.service, subscribed, sorted(bus.answered), self._policies(), self._options)
 
     def _policies(self) -> list[RetryPolicy]:
-        return [one.retrying.policy for one in self._bus.subscriptions.values()]
+        return [one.retry_rule.policy for one in self._bus.subscriptions.values()]
 
     @functools.cached_property
     def _ladder(self) -> Ladder:
@@ -81,24 +88,31 @@ class RabbitKeeper:
         return self._options.archive_length if self._options.archive else None
 
     def declare(self) -> list[str]:
-        self._links.declare(self.topology())
+        self._pool.declare(self.topology())
         try:
-            announce(self._links.url, self._bus.service, self._cards())
+            announce(self._pool.url, self._bus.service, self._handler_infos())
         except RestanteError as error:
             # Pages without a store show less; no event depends on it.
             log.warning("not announced service=%s error=%s", self._bus.service, error)
         return []
 
-    def _cards(self) -> list[Card]:
+    def _handler_infos(self) -> list[HandlerInfo]:
         bus = self._bus
         return [
-            Card(
-                one.subscription, bus.service, one.name, one.pattern, one.answers,
-                one.subscription if one.answers is None else call_queue(one.answers), one.retrying.policy.text(),
-                one.retrying.max_attempts, "rabbitmq", self.archive_length,
+            HandlerInfo(
+                one.subscription,
+                bus.service,
+                one.name,
+                one.pattern,
+                one.answers,
+                one.subscription if one.answers is None else call_queue(one.answers),
+                one.retry_rule.policy.text(),
+                one.retry_rule.max_attempts,
+                "rabbitmq",
+                self.archive_length,
             )
             for one in (*bus.subscriptions.values(), *bus.answered.values())
-        ]  # fmt: skip
+        ]
 
     def arguments(self, queue: str) -> dict[str, Any]:
         return next((dict(one.arguments) for one in self.topology().queues if one.name == queue), {})
@@ -107,24 +121,24 @@ class RabbitKeeper:
         headers = from_headers(message.headers)
         attempts = attempts_of(message.headers, queue)
         properties = message.properties
-        way = way_of(queue, self._bus.service)
+        purpose = purpose_of(queue, self._bus.service)
         envelope = Envelope.read(
             headers, id=properties.get("message_id") or "", topic=properties.get("type") or "", attempts=attempts
         )
         redelivered = bool(message.delivery_info.get("redelivered"))
-        if way == "event":
+        if purpose == "event":
             again = _whole(headers.get("restante_replays"))
             return Delivery(
-                envelope, way, queue, suspect=redelivered, priority=_priority(message), size=size, replays=again
+                envelope, purpose, queue, suspect=redelivered, priority=_priority(message), size=size, replays=again
             )
         reply_to = str(properties.get("reply_to") or "")
         if not reply_to.startswith(f"{REPLY_TO}."):
             raise Malformed("a call's reply address is the broker's own direct reply-to, and nothing else")
         asked = envelope.time.timestamp() if envelope.time else time.time()
         deadline = asked + call_seconds(headers)
-        return Delivery(envelope, way, queue, reply_to, deadline, redelivered, _priority(message), size)
+        return Delivery(envelope, purpose, queue, reply_to, deadline, redelivered, _priority(message), size)
 
-    def put_off(self, queue: str, message: Any) -> bool:
+    def defer(self, queue: str, message: Any) -> bool:
         """Whether a message was sent round by the ladder, or passed over, instead of being run.
 
         One that comes again without a count may have killed its process. Where no record says whether it was begun,
@@ -145,7 +159,7 @@ class RabbitKeeper:
         try:
             attempts = attempts_of(message.headers, queue)
             exchange, key = self._climb(CRASH_DELAY, queue)
-            headers = {**clean(message.headers), "restante_attempts": attempts}
+            headers = {**without_x_headers(message.headers), "restante_attempts": attempts}
             self._publish(message, message.body, headers, exchange, key, str(message.properties.get("message_id")))
             message.ack()
         except (Malformed, RestanteError):
@@ -155,7 +169,11 @@ class RabbitKeeper:
     def retry(self, message: Any, request: Any, delay: float, error: BaseException) -> None:
         original, body, delivery, _ = message.restante
         exchange, key = self._climb(delay, delivery.queue)
-        headers = {**clean(original), **told(original, error), "restante_attempts": delivery.envelope.attempts}
+        headers = {
+            **without_x_headers(original),
+            **error_headers(original, error),
+            "restante_attempts": delivery.envelope.attempts,
+        }
         self._publish(message, body, headers, exchange, key, delivery.envelope.id)
         _ack(message, request)
         name = getattr(error, "name", type(error).__name__)
@@ -168,9 +186,12 @@ class RabbitKeeper:
         name = getattr(error, "name", type(error).__name__)
         attempts = delivery.envelope.attempts if delivery else attempts_of(original, queue)
         headers = {
-            **clean(original), **told(original, error), "restante_attempts": attempts, "restante_subscription": queue,
+            **without_x_headers(original),
+            **error_headers(original, error),
+            "restante_attempts": attempts,
+            "restante_subscription": queue,
             "restante_archived_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
-        }  # fmt: skip
+        }
         if not self._options.archive:
             log.error("dropped because the archive is off subscription=%s id=%s error=%s", queue, id, name)
         else:
@@ -179,7 +200,7 @@ class RabbitKeeper:
             except QueueFull:
                 log.error("archive full service=%s id=%s: replay or purge it; tried again", self._bus.service, id)
                 exchange, key = self._climb(FULL_AGAIN, queue)
-                again = {**clean(original), "restante_attempts": max(0, attempts - 1)}
+                again = {**without_x_headers(original), "restante_attempts": max(0, attempts - 1)}
                 self._publish(message, body, again, exchange, key, id)
         _ack(message, request)
         if delivery is not None:
@@ -187,10 +208,10 @@ class RabbitKeeper:
 
     def _publish(self, message: Any, body: Any, headers: dict[str, Any], exchange: str, key: str, id: str) -> None:
         """As it was but for the headers; what could not be read keeps the content type it came with."""
-        kept = {name: message.properties[name] for name in KEPT if message.properties.get(name) is not None}
+        kept = {name: message.properties[name] for name in KEPT_PROPERTIES if message.properties.get(name) is not None}
         kept |= {"content_type": message.content_type, "content_encoding": message.content_encoding}
         raw = body if isinstance(body, bytes) else str(body).encode()
-        if not self._links.publish(raw, headers, {**kept, "delivery_mode": 2}, exchange, key, id=id):
+        if not self._pool.publish(raw, headers, {**kept, "delivery_mode": 2}, exchange, key, id=id):
             raise Unavailable(
                 f"{key or exchange} is gone from RabbitMQ: start the worker anew, which declares it, or "
                 f"`restante rabbitmq declare --service {self._bus.service}`"
@@ -200,23 +221,23 @@ class RabbitKeeper:
         from restante.bus.strays import send_on
 
         try:
-            self._links.declare(open_gate())
-            if sent := send_on(self._links.url):
+            self._pool.declare(open_gate())
+            if sent := send_on(self._pool.url):
                 log.warning("sent on %d events that found no queue while RabbitMQ started", sent)
-        except (RestanteError, *Links.LOST) as error:
+        except (RestanteError, *ConnectionPool.LOST) as error:
             # They are kept, and every worker that connects tries again.
             log.warning("events.unrouted not looked through error=%s: %s", type(error).__name__, error)
 
     def close(self) -> None:
-        self._links.close()
+        self._pool.close()
 
     def reply(self, delivery: Delivery, answer: Answer) -> None:
         try:
-            with self._links.one() as link:
+            with self._pool.take() as connection:
                 properties = {"correlation_id": delivery.envelope.id, "delivery_mode": 1}
-                link.ask(packed(answer.packed(), {}, properties), "", delivery.reply_to)
-        except Links.LOST as error:
-            raise unreachable(self._links.url, error) from None
+                connection.ask(amqp_message(answer.pack(), {}, properties), "", delivery.reply_to)
+        except ConnectionPool.LOST as error:
+            raise unreachable(self._pool.url, error) from None
 
 
 def _ack(message: Any, request: Any) -> None:
@@ -237,24 +258,25 @@ def _priority(message: Any) -> int:
 def attempts_of(headers: Mapping[str, Any], queue: str) -> int:
     """Deliveries so far with this one: those told by the message, and those the broker counted by rejections."""
     try:
-        told = int(headers.get("restante_attempts") or 0)
+        published = int(headers.get("restante_attempts") or 0)
         deaths = headers.get("x-death") or ()
         counted = sum(
-            int(death.get("count", 1)) for death in deaths
+            int(death.get("count", 1))
+            for death in deaths
             if death.get("queue") == queue and death.get("reason") == "rejected"
-        )  # fmt: skip
+        )
         quorum = int(headers.get("x-delivery-count") or 0)
     except (TypeError, ValueError, AttributeError):
         raise Malformed("the headers that count its deliveries are not numbers") from None
-    return told + counted + quorum + 1
+    return published + counted + quorum + 1
 
 
-def clean(headers: Mapping[str, Any]) -> dict[str, Any]:
+def without_x_headers(headers: Mapping[str, Any]) -> dict[str, Any]:
     """Without the history of deaths: RabbitMQ drops what seems to go round and round."""
     return {name: value for name, value in headers.items() if not name.startswith("x-")}
 
 
-def told(headers: Mapping[str, Any], error: BaseException) -> dict[str, Any]:
+def error_headers(headers: Mapping[str, Any], error: BaseException) -> dict[str, Any]:
     """The errors of past attempts and this one, the newest last."""
     name, text = getattr(error, "name", type(error).__name__), str(error)
     before = headers.get("restante_errors")
