@@ -19,6 +19,7 @@ from restante.bus.archive import RabbitDeadLetters
 from restante.bus.broker import Answer
 from restante.bus.delivery import Delivery
 from restante.bus.envelope import new_envelope
+from restante.bus.registry import register
 from restante.bus.worker_rabbitmq import attempts_of
 from restante.core import errors
 from tests.harness.rabbitmq import RabbitServer
@@ -149,7 +150,7 @@ def test_rejections_that_the_broker_counted_are_attempts_of_their_own_queue_alon
 def test_an_event_that_could_not_be_published_is_not_left_in_the_journal_as_sent(redis: RedisServer) -> None:
     with restante.connect(f"{redis.url}/0") as post:
         shop = Shop("amqp://127.0.0.1:1//", store=f"{redis.url}/0")
-        shop.bus._register(post)
+        register(post, "shop", list(shop.bus.subscriptions.values()), shop.bus.worker_backend)
         shop.bus.close()
         url = f"amqp://127.0.0.1:{closed_port()}//"
         with BusClient(url, store=f"{redis.url}/0", patience=0.1) as client:

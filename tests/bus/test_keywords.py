@@ -228,7 +228,8 @@ class TestOptionsOfTasks:
 class TestOneBroker:
     def test_broker_url_is_the_broker(self) -> None:
         bus = Bus("s", broker_url="amqp://localhost", dedup="off")
-        assert (bus.broker_url, bus.on_rabbitmq, bus.conf.broker_url) == ("amqp://localhost", True, "amqp://localhost")
+        assert (bus.broker_url, bus.worker_backend.broker) == ("amqp://localhost", "rabbitmq")
+        assert bus.conf.broker_url == "amqp://localhost"
         assert Bus("s", URL, broker_url=URL.replace("redis://", "restante://")).broker_url == URL
         assert BusClient(broker_url=URL).url == URL
         bus_of: Any = lambda **given: Bus("s", **given)  # noqa: E731

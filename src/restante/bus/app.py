@@ -10,13 +10,11 @@ import functools
 import inspect
 import logging
 import os
-import platform
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, Never, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, Never, TypeVar, Unpack, overload
 
-import orjson
 from celery import Celery, Task
 from celery.exceptions import Retry
 from celery.utils.time import rate
@@ -25,33 +23,30 @@ from kombu import Queue
 from restante.bus import executor
 from restante.bus.addresses import celery_url, choose_broker_url, is_rabbitmq, shown
 from restante.bus.batch import Batch, Publishing
-from restante.bus.broker import CALLS, Answer, Published, SendOptions
+from restante.bus.broker import Answer, Published, SendOptions, WorkerBackend
 from restante.bus.celery_settings import CeleryOptions
 from restante.bus.client import AsyncBusClient, BusClient, Topic, make_outgoing, open_redis
-from restante.bus.dedup import WINDOW, MemoryRecords, NoRecords, Records, RedisRecords
-from restante.bus.delivery import Delivery
+from restante.bus.dedup import WINDOW, Records, open_records
+from restante.bus.delivery import Delivery, purpose_of
 from restante.bus.handler import Handler, RetryRule
 from restante.bus.options import (
     CallOptions,
     CallTaskOptions,
-    LadderOptions,
     ManyOptions,
     PublishOptions,
     TaskOptions,
     task_options,
 )
+from restante.bus.registry import register
 from restante.bus.schema import Event as EventClass
 from restante.bus.settings import Settings, agree_with_environment, celery_keywords
 from restante.bus.worker import DeclareStep, HandlerStep, Request
-from restante.bus.worker_redis import RedisWorker, WorkerBackend
 from restante.core.errors import InvalidInput, RestanteError
-from restante.core.journal import Line
-from restante.core.keys import QUEUES, SUBSCRIPTIONS
 from restante.core.keywords import check_keywords
 from restante.core.message import JournalEvent, State
 from restante.core.retry import RetryPolicy, exponential, seconds
 from restante.core.topics import valid_pattern, valid_topic, valid_word
-from restante.rabbitmq.topology import TopologyOptions, valid_service
+from restante.rabbitmq.topology import RESERVED_HANDLERS, TopologyOptions, call_queue, calls_queue, valid_service
 
 if TYPE_CHECKING:
     from restante.core.queue import Client
@@ -63,7 +58,7 @@ log = logging.getLogger("restante")
 MAX_ATTEMPTS = 11
 RETRY = exponential(1, cap=600)
 #: Handler names that a service needs for itself.
-RESERVED_NAMES = frozenset(("archive", "return", "rung", "calls", "tasks"))
+RESERVED_NAMES = RESERVED_HANDLERS | {"tasks"}
 
 
 class HandlerTask(Task):
@@ -77,15 +72,11 @@ class HandlerTask(Task):
 
     @classmethod
     def on_bound(cls, app: Any) -> None:
-        """Whether acks are early, by option, setting or annotation, is known now.
-
-        On Redis the message stays leased meanwhile: once acked, nothing could be retried. A record says instead that
-        the handler was begun.
-        """
+        """Notes on the handler whether acks are early: option, setting and annotation are all known only now."""
         handler = cls.__dict__.get("handler")
         if handler is not None:
             handler.early = handler.early or not cls.acks_late
-            if handler.early and handler.answers is None and not app.on_rabbitmq:
+            if handler.early and handler.answers is None and app.worker_backend.always_acks_late:
                 cls.acks_late = True
 
     def retry(
@@ -141,38 +132,27 @@ class Bus(Celery):
         if not (broker or broker_url) and os.environ.get("CELERY_BROKER_URL") and "RESTANTE_BROKER" not in os.environ:
             # Celery's worker would read from there whatever else is said.
             self.broker_url = os.environ["CELERY_BROKER_URL"]
-        self.on_rabbitmq = is_rabbitmq(self.broker_url)
         if dedup not in ("redis", "memory", "off"):
             raise InvalidInput(f"dedup must be redis, memory or off, not {dedup!r}")
-        if self.on_rabbitmq and dedup == "redis" and store is None:
+        self.worker_backend = worker_backend(self, store, seconds(window, "window"), prefix, rabbitmq or {})
+        if dedup == "redis" and self.worker_backend.store_url is None:
             raise InvalidInput(
                 "on RabbitMQ the records of what has run need a Redis: name it by store='redis://…', or choose "
                 "dedup='memory' (this process alone) or dedup='off'"
             )
         self._usual = RetryRule(retry, max_attempts)
         self._dedup, self._window, self._store_url, self._prefix = dedup, seconds(window, "window"), store, prefix
-        self._rabbitmq_options = dict(rabbitmq or {})
-        check_keywords(self._rabbitmq_options, {one.name for one in fields(TopologyOptions)}, "Bus(rabbitmq={…})")
         #: Handlers of events, by the name of their subscription.
         self.subscriptions: dict[str, Handler] = {}
         #: Handlers of calls, by topic.
         self.answered: dict[str, Handler] = {}
         options = dict(given.pop("broker_transport_options", None) or {})
-        if not self.on_rabbitmq:
-            if options.get("global_keyprefix", prefix) != prefix:
-                raise InvalidInput("the prefix of keys is said by Bus(prefix=…), not by global_keyprefix")
-            if prefix:
-                options["global_keyprefix"] = prefix
-        else:
-            options.setdefault("confirm_publish", True)
+        self.worker_backend.prepare_transport(options)
         agree_with_environment(self.broker_url)
         super().__init__(service, broker=celery_url(self.broker_url), **given)
         self._queues = [Queue(f"{service}.tasks", routing_key=f"{service}.tasks")]
         self._settings = Settings(self, self.broker_url, self._queues, options)
-        if not self.on_rabbitmq:
-            from restante.celery import install
-
-            install(self)
+        self.worker_backend.install()
         self.steps["worker"].add(DeclareStep)
         self.steps["consumer"].add(HandlerStep)
 
@@ -233,8 +213,8 @@ class Bus(Celery):
             if name is None and f"{self.service}.{made}" in self.subscriptions:
                 made = f"answer_{made}"  # one function may do both
             self.answered[found] = self._handler(function, made, hint, None, None, bind, told, answers=found)
-            self._add_queue(f"call:{found}")
-            self._add_queue(f"{self.service}.calls")
+            self._add_queue(call_queue(found))
+            self._add_queue(calls_queue(self.service))
             return function
 
         return register
@@ -313,7 +293,11 @@ class Bus(Celery):
         """What publishes and calls for this service."""
         self._settings.check()
         return BusClient(
-            self.broker_url, source=self.service, store=self._store_url, prefix=self._prefix, **self._ladder
+            self.broker_url,
+            source=self.service,
+            store=self._store_url,
+            prefix=self._prefix,
+            **self.worker_backend.client_options,
         )
 
     @functools.cached_property
@@ -321,16 +305,12 @@ class Bus(Celery):
         """The same with await: `await bus.aio.publish(…)`, `await bus.aio.call(…)`."""
         self._settings.check()
         return AsyncBusClient(
-            self.broker_url, source=self.service, store=self._store_url, prefix=self._prefix, **self._ladder
+            self.broker_url,
+            source=self.service,
+            store=self._store_url,
+            prefix=self._prefix,
+            **self.worker_backend.client_options,
         )
-
-    @property
-    def _ladder(self) -> LadderOptions:
-        """What decides on RabbitMQ where a delayed event waits."""
-        if not self.on_rabbitmq:
-            return {}
-        names = LadderOptions.__optional_keys__
-        return cast(LadderOptions, {name: value for name, value in self._rabbitmq_options.items() if name in names})
 
     @overload
     def publish(
@@ -369,73 +349,37 @@ class Bus(Celery):
     # -- for the worker ------------------------------------------------------------------------------------------
 
     @functools.cached_property
-    def _redis(self) -> Client | None:
+    def redis(self) -> Client | None:
         """The Redis that keeps the records, and on Redis everything else."""
-        if not self.on_rabbitmq:
-            return open_redis(self.broker_url)
-        return open_redis(self._store_url) if self._store_url else None
+        url = self.worker_backend.store_url
+        return open_redis(url) if url else None
 
     @functools.cached_property
     def records(self) -> Records:
-        """What has run."""
-        if self._dedup == "off":
-            return NoRecords() if self._redis is None or not self.on_rabbitmq else _Journal(self._redis, self._prefix)
-        if self._dedup == "memory":
-            return MemoryRecords(self._window)
-        assert self._redis is not None
-        return RedisRecords(self._redis.connection, self._window, self._prefix)
-
-    @functools.cached_property
-    def _begun(self) -> Records:
-        """What was begun by handlers with early acks, on Redis."""
-        assert self._redis is not None
-        return RedisRecords(self._redis.connection, self._window, self._prefix)
-
-    def records_of(self, handler: Handler) -> Records:
-        """Where it is kept what a handler has run."""
-        return self._begun if handler.early and not self.on_rabbitmq else self.records
+        """The records of what has run."""
+        return open_records(self._dedup, self.redis, self._window, self._prefix)
 
     @property
-    def knows_begun(self) -> bool:
-        """Whether a record tells every process that a message was begun."""
+    def has_shared_records(self) -> bool:
+        """Whether a record tells every process that a handler has begun a message."""
         return self._dedup == "redis"
-
-    @functools.cached_property
-    def worker_backend(self) -> WorkerBackend:
-        """The broker's side of the worker."""
-        if self.on_rabbitmq:
-            from restante.bus.worker_rabbitmq import RabbitWorker
-
-            return RabbitWorker(self, self._rabbitmq_options)
-        assert self._redis is not None
-        return RedisWorker(self, self._redis, self._prefix)
 
     def handles(self, queue: str) -> bool:
         """Whether a queue is one of events or calls."""
-        return queue in self.subscriptions or queue == f"{self.service}.calls" or queue[:5] == "call:"
+        return queue in self.subscriptions or purpose_of(queue, self.service) != "event"
 
     def handler_of(self, queue: str, topic: str) -> Handler | None:
         """Who is to have a message."""
         return self.subscriptions.get(queue) or self.answered.get(topic)
 
-    def line(self, delivery: Delivery, event: JournalEvent, state: State | str, **more: Any) -> Line | None:
-        """A line for the journal, where the broker does not write its own."""
-        if not self.on_rabbitmq or self._redis is None:
-            return None
-        return delivery.line(event, state, self._consumer, **more)
-
     def note(self, delivery: Delivery, event: JournalEvent, state: State | str, **more: Any) -> None:
-        """Writes such a line; that it cannot be written holds nothing up."""
-        line = self.line(delivery, event, state, **more)
+        """Writes a line to the journal where the broker does not; a failure to write is logged and holds nothing up."""
+        line = self.worker_backend.line(delivery, event, state, **more)
         if line is not None:
             try:
                 self.records.note(delivery.queue, delivery.envelope.id, delivery.envelope.attempts, line)
             except RestanteError as error:
                 log.warning("not journalled queue=%s error=%s", delivery.queue, error)
-
-    @property
-    def _consumer(self) -> str:
-        return f"{platform.node() or 'host'}:{os.getpid()}"
 
     def reply(self, delivery: Delivery, answer: Answer) -> None:
         """Answers a call."""
@@ -448,14 +392,14 @@ class Bus(Celery):
         """Declares the queues and bindings of this service, on RabbitMQ also the ladder. A worker does it too."""
         self._settings.check()
         self.finalize()
-        self._leave_tasks_out()
         for queue in self._queues:
             queue.queue_arguments = self.worker_backend.arguments(queue.name)
         removed = self.worker_backend.declare()
         for one in removed:
             log.info("unsubscribed %s", one)
-        if self._redis is not None:
-            self._register(self._redis)
+        if self.redis is not None:
+            handlers = (*self.subscriptions.values(), *self.answered.values())
+            register(self.redis, self.service, handlers, self.worker_backend, self._prefix)
         log.info(
             "declared service=%s broker=%s subscriptions=%d calls=%d",
             self.service,
@@ -464,70 +408,32 @@ class Bus(Celery):
             len(self.answered),
         )
 
-    def _leave_tasks_out(self) -> None:
-        """A service without tasks of its own needs no queue for them: a worker that listens would make one."""
+    @property
+    def consumes_tasks(self) -> bool:
+        """Whether the worker reads the queue of plain tasks: it has such tasks, nothing else, or names queues by -Q."""
         own = [one for name, one in self.tasks.items() if name[:7] != "celery." and not isinstance(one, HandlerTask)]
-        consumed = self.amqp.queues._consume_from  # by -Q; whoever names the queue gets it
-        if self.on_rabbitmq and not own and consumed is None and len(self._queues) > 1:
-            self.amqp.queues.deselect(f"{self.service}.tasks")
-
-    def _register(self, redis: Client) -> None:
-        """Tells pages and commands who has subscribed to what; what this service no longer has is taken out."""
-        command = redis.connection.command
-        flat = command("HGETALL", SUBSCRIPTIONS, key=SUBSCRIPTIONS)
-        before = {flat[at].decode(): orjson.loads(flat[at + 1]) for at in range(0, len(flat), 2)}
-        broker = "rabbitmq" if self.on_rabbitmq else "redis"
-        now: dict[str, dict[str, Any]] = {}
-        for handler in (*self.subscriptions.values(), *self.answered.values()):
-            queue = handler.subscription if handler.answers is None else f"call:{handler.answers}"
-            now[self._prefix + handler.subscription] = {
-                "service": self.service,
-                "handler": handler.name,
-                "topic": handler.pattern,
-                "answers": handler.answers,
-                "queue": self._prefix + queue,
-                "retry": handler.retry_rule.policy.text(),
-                "max_attempts": handler.retry_rule.max_attempts,
-                "broker": broker,
-                "archive_length": self.worker_backend.archive_length,
-            }
-        for name, info in now.items():
-            if before.get(name) != info:
-                command("HSET", SUBSCRIPTIONS, name, orjson.dumps(info), key=SUBSCRIPTIONS)
-            command("SADD", QUEUES, info["queue"], key=QUEUES)
-        for name, info in before.items():
-            if info["service"] == self.service and info["broker"] == broker and name not in now:
-                command("HDEL", SUBSCRIPTIONS, name, key=SUBSCRIPTIONS)
-                log.warning("no longer subscribed %s: its queue and what waits there stays until it is dropped", name)
-                answered = {one["answers"] for other, one in before.items() if other != name}
-                if info["answers"] and broker == "redis" and info["answers"] not in answered:
-                    from restante.bus.client_redis import bind
-
-                    bind(redis, self._prefix, CALLS, "direct", [], (f"call:{info['answers']}",))
+        return bool(own) or self.amqp.queues._consume_from is not None or len(self._queues) == 1
 
     def close(self) -> None:
         """Closes this process's connections."""
-        for name in ("client", "worker_backend", "_redis"):
+        self.worker_backend.close()
+        for name in ("client", "redis"):
             opened = self.__dict__.pop(name, None)
             if opened is not None:
                 opened.close()
         super().close()
 
 
-class _Journal(NoRecords):
-    """No deduplication, but the journal."""
+def worker_backend(
+    bus: Bus, store: str | None, window: float, prefix: str, rabbitmq: Mapping[str, Any]
+) -> WorkerBackend:
+    """The broker's side of a bus, by its URL; it opens no connection yet."""
+    check_keywords(rabbitmq, {option.name for option in fields(TopologyOptions)}, "Bus(rabbitmq={…})")
+    if is_rabbitmq(bus.broker_url):
+        from restante.bus.worker_rabbitmq import RabbitWorker
 
-    def __init__(self, redis: Client, prefix: str) -> None:
-        self._lines = RedisRecords(redis.connection, prefix=prefix)
+        return RabbitWorker(bus, store, rabbitmq)
 
-    def take(self, subscription: str, id: str, attempts: int, line: Line | None = None, *, seize: bool = False) -> Any:
-        if line is not None:
-            self.note(subscription, id, attempts, line)
-        return super().take(subscription, id, attempts)
+    from restante.bus.worker_redis import RedisWorker
 
-    def confirm(self, subscription: str, id: str, attempts: int, line: Line | None = None) -> None:
-        if line is not None:
-            self.note(subscription, id, attempts, line)
-
-    def note(self, subscription: str, id: str, attempts: int, line: Line) -> None:
-        self._lines.note(subscription, id, attempts, line)
+    return RedisWorker(bus, bus.broker_url, window, prefix)

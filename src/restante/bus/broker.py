@@ -14,17 +14,13 @@ from restante.core.settings import milliseconds, whole
 
 if TYPE_CHECKING:
     from restante.bus.batch import Publishing, Sender
+    from restante.bus.dedup import Claim
+    from restante.bus.delivery import Delivery
+    from restante.bus.handler import Handler
+    from restante.bus.options import LadderOptions
+    from restante.core.journal import Line
+    from restante.core.message import JournalEvent, State
 
-#: The exchange of events, and the one of calls.
-EVENTS = "events"
-CALLS = "calls"
-#: Where calls to all services go.
-CALLS_ALL = "calls.all"
-#: The queue of events nobody has subscribed to.
-UNROUTED = "events.unrouted"
-#: Seconds an unrouted event is kept, and how many of them.
-UNROUTED_SECONDS = 7 * 86400.0
-UNROUTED_LENGTH = 10_000
 #: Seconds an answer waits for its caller beyond the call's deadline.
 REPLY_GRACE = 60.0
 
@@ -130,3 +126,89 @@ class AsyncBroker(Protocol):
     async def call_all(self, envelope: Envelope, text: bytes, timeout: float) -> list[Answer]: ...
 
     async def close(self) -> None: ...
+
+
+class WorkerBackend(Protocol):
+    """A broker, to the worker of a bus: what differs between brokers beyond what Celery's transports do."""
+
+    #: The broker in the registry of handlers.
+    broker: Literal["redis", "rabbitmq"]
+    #: Whether Celery acks late whatever a handler's `acks_late` says.
+    always_acks_late: bool
+
+    @property
+    def store_url(self) -> str | None:
+        """The Redis that keeps the records of what has run."""
+        ...
+
+    @property
+    def client_options(self) -> LadderOptions:
+        """The options of this service's own clients."""
+        ...
+
+    @property
+    def archive_length(self) -> int | None:
+        """Messages the service's archive takes, where it has one with a limit."""
+        ...
+
+    def prepare_transport(self, options: dict[str, Any]) -> None:
+        """Sets the transport options that the bus needs; InvalidInput where a given one contradicts it."""
+        ...
+
+    def install(self) -> None:
+        """Prepares the Celery app, before its worker starts."""
+        ...
+
+    def declare(self) -> list[str]:
+        """Declares queues and bindings; returns the bindings that it removed."""
+        ...
+
+    def arguments(self, queue: str) -> dict[str, Any]:
+        """The arguments with which Celery declares a queue."""
+        ...
+
+    def forget_answer(self, topic: str) -> None:
+        """Unbinds the call queue of a topic that this service no longer answers and no other does."""
+        ...
+
+    def connected(self) -> None:
+        """The worker has a new connection to its broker."""
+        ...
+
+    def defer(self, queue: str, message: Any) -> bool:
+        """Whether a message was settled without running its handler now."""
+        ...
+
+    def delivery(self, queue: str, message: Any, size: int) -> Delivery:
+        """The delivery that a message is; Malformed where it cannot be read."""
+        ...
+
+    def is_over(self, delivery: Delivery) -> bool:
+        """Whether an event has expired and the broker delivered it all the same."""
+        ...
+
+    def claim(self, handler: Handler, delivery: Delivery) -> Claim:
+        """The record that lets a handler run a delivery."""
+        ...
+
+    def line(self, delivery: Delivery, event: JournalEvent, state: State | str, **more: Any) -> Line | None:
+        """A line for the journal; None where the broker writes its own, or there is no journal."""
+        ...
+
+    def retry(self, message: Any, request: Any, delay: float, error: BaseException) -> None:
+        """Settles a delivery as failed: the broker delivers the message again after a delay."""
+        ...
+
+    def bury(self, message: Any, request: Any, error: BaseException) -> None:
+        """Settles a delivery as failed for good: the broker keeps the message among the dead."""
+        ...
+
+    def give_back(self, message: Any, errors: tuple[type[BaseException], ...]) -> None:
+        """Returns a message that could not be settled; `errors` of a lost connection are logged."""
+        ...
+
+    def reply(self, delivery: Delivery, answer: Answer) -> None:
+        """Sends the answer of a call to its caller."""
+        ...
+
+    def close(self) -> None: ...

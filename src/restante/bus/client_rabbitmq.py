@@ -22,7 +22,7 @@ from kombu import Connection
 from kombu.exceptions import OperationalError
 
 from restante.bus.addresses import shown
-from restante.bus.broker import CALLS, CALLS_ALL, EVENTS, Answer, SendOptions
+from restante.bus.broker import Answer, SendOptions
 from restante.bus.envelope import Envelope
 from restante.bus.registry import Registry
 from restante.core.errors import (
@@ -36,7 +36,16 @@ from restante.core.errors import (
 )
 from restante.rabbitmq.declaration import counts, declare
 from restante.rabbitmq.ladder import RUNGS, Ladder, RungType
-from restante.rabbitmq.topology import LONGEST_DELAY, Topology, TopologyOptions, shared
+from restante.rabbitmq.topology import (
+    CALLS,
+    CALLS_ALL,
+    EVENTS,
+    KNOWN,
+    LONGEST_DELAY,
+    Topology,
+    TopologyOptions,
+    shared,
+)
 
 if TYPE_CHECKING:
     from restante.bus.batch import Publishing, Sender
@@ -95,7 +104,7 @@ def route(envelope: Envelope, options: SendOptions, ladder: Ladder) -> tuple[str
     """The exchange and the routing key of an event: to who is known to listen, or to the ladder that delays it."""
     if options.delay:
         return ladder.later(options.delay, envelope.topic)
-    return f"{EVENTS}.known", envelope.topic
+    return KNOWN, envelope.topic
 
 
 class RabbitConnection:

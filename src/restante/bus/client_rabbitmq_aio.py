@@ -13,7 +13,7 @@ import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage
 from aio_pika.exceptions import AMQPError, ChannelNotFoundEntity, DeliveryError, PublishError
 
-from restante.bus.broker import CALLS, CALLS_ALL, EVENTS, Answer, SendOptions
+from restante.bus.broker import Answer, SendOptions
 from restante.bus.client_rabbitmq import (
     CONFIRM,
     PATIENCE,
@@ -31,7 +31,7 @@ from restante.bus.envelope import Envelope
 from restante.bus.registry import Registry
 from restante.core.errors import CallTimeout, NoHandler, RestanteError, Unconfirmed
 from restante.rabbitmq.ladder import RUNGS, RungType
-from restante.rabbitmq.topology import LONGEST_DELAY, TopologyOptions, shared
+from restante.rabbitmq.topology import CALLS, CALLS_ALL, EVENTS, LONGEST_DELAY, TopologyOptions, shared
 
 _LOST = (OSError, AMQPError, asyncio.TimeoutError)
 

@@ -13,16 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from restante.bus.batch import GroupedSender, Publishing, Sender
-from restante.bus.broker import (
-    CALLS,
-    CALLS_ALL,
-    EVENTS,
-    UNROUTED,
-    UNROUTED_LENGTH,
-    UNROUTED_SECONDS,
-    Answer,
-    SendOptions,
-)
+from restante.bus.broker import Answer, SendOptions
 from restante.bus.envelope import Envelope
 from restante.core import operations as ops
 from restante.core.admin import DELETE
@@ -34,6 +25,7 @@ from restante.core.operations import MAX_BATCH, QueueRef
 from restante.core.queue import AsyncClient, Client, Flow, Wait, open_queue, run_flow, run_flow_async
 from restante.core.routes import QueueInfo, Table, question
 from restante.core.stored import Json
+from restante.rabbitmq.topology import CALLS, CALLS_ALL, EVENTS, UNROUTED, UNROUTED_LENGTH, UNROUTED_SECONDS
 
 
 class Routes:

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 import amqp
 
 from restante.bus.batch import Publishing
-from restante.bus.broker import EVENTS
 from restante.bus.client_rabbitmq import (
     CONFIRM,
     ConnectionPool,
@@ -36,7 +35,7 @@ from restante.bus.client_rabbitmq import (
 )
 from restante.core.errors import InvalidInput, RestanteError, Unavailable, Unconfirmed
 from restante.rabbitmq.ladder import Ladder
-from restante.rabbitmq.topology import shared
+from restante.rabbitmq.topology import EVENTS, shared
 
 if TYPE_CHECKING:
     from restante.bus.registry import Registry

@@ -10,13 +10,15 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from restante.core.journal import Line, Taken
 from restante.core.keys import QueueKeys
 
 if TYPE_CHECKING:
     from restante.core.connection import Connection
+    from restante.core.queue import Client
 
 #: Seconds within which a message that is done does not run again.
 WINDOW = 86400.0
@@ -128,3 +130,56 @@ class NoRecords:
 
     def note(self, subscription: str, id: str, attempts: int, line: Line) -> None:
         pass
+
+
+class JournalOnly(NoRecords):
+    """No deduplication, but the journal in Redis."""
+
+    def __init__(self, connection: Connection, prefix: str) -> None:
+        self._lines = RedisRecords(connection, prefix=prefix)
+
+    def take(
+        self, subscription: str, id: str, attempts: int, line: Line | None = None, *, seize: bool = False
+    ) -> Taken:
+        if line is not None:
+            self.note(subscription, id, attempts, line)
+        return Taken.RUN
+
+    def confirm(self, subscription: str, id: str, attempts: int, line: Line | None = None) -> None:
+        if line is not None:
+            self.note(subscription, id, attempts, line)
+
+    def note(self, subscription: str, id: str, attempts: int, line: Line) -> None:
+        self._lines.note(subscription, id, attempts, line)
+
+
+def open_records(kind: Literal["redis", "memory", "off"], redis: Client | None, window: float, prefix: str) -> Records:
+    """The records of a bus; `redis` is the broker's own or the store's, None where there is none."""
+    if kind == "memory":
+        return MemoryRecords(window)
+    if kind == "off":
+        return NoRecords() if redis is None else JournalOnly(redis.connection, prefix)
+    assert redis is not None
+    return RedisRecords(redis.connection, window, prefix)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The right of one delivery to run, by a record of (subscription, event id)."""
+
+    records: Records
+    subscription: str
+    id: str
+    #: Grows with each attempt: a record taken by an earlier one gives way.
+    turn: int
+    #: Whether a taken record gives way in any case: the broker has ended the delivery that took it.
+    seize: bool = False
+
+    def take(self, line: Line | None) -> Taken:
+        return self.records.take(self.subscription, self.id, self.turn, line, seize=self.seize)
+
+    def confirm(self, line: Line | None) -> None:
+        self.records.confirm(self.subscription, self.id, self.turn, line)
+
+    def release(self) -> None:
+        self.records.release(self.subscription, self.id, self.turn)

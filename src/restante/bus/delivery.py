@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import orjson
 
-from restante.bus.envelope import Envelope
+from restante.bus.envelope import Envelope, Malformed
 from restante.core.journal import Line
 from restante.core.message import JournalEvent, State
+from restante.rabbitmq.topology import CALL, calls_queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,3 +64,21 @@ class Delivery:
         envelope = self.envelope
         sent = None if envelope.time is None else int(envelope.time.timestamp() * 1000)
         return Line(event, state, envelope.topic, self.size, self.priority, sent, consumer, **more)
+
+
+def purpose_of(queue: str, service: str) -> Literal["event", "call", "call_all"]:
+    """What the messages of a queue are, by its name."""
+    if queue.startswith(CALL):
+        return "call"
+    return "call_all" if queue == calls_queue(service) else "event"
+
+
+def call_seconds(headers: Mapping[str, Any]) -> float:
+    """How long the caller of a call waits; Malformed where its headers do not say."""
+    try:
+        wait = float(headers["deadline_seconds"])
+    except (KeyError, TypeError, ValueError):
+        raise Malformed("a call must have the header deadline_seconds: how long its caller waits") from None
+    if not 0 < wait < 1e9:
+        raise Malformed(f"deadline_seconds is {wait}")
+    return wait

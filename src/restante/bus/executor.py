@@ -47,16 +47,13 @@ def run(bus: Bus, handler: Handler, task: Any, packed: str, text: str) -> None:
 def handle(bus: Bus, handler: Handler, task: Any, delivery: Delivery, text: str) -> None:
     """An event: at most once at a time, again after a failure, never again after a success."""
     envelope, name = delivery.envelope, handler.subscription
-    # Redis ends an event by its own clock; RabbitMQ has none for messages that travel.
-    if bus.on_rabbitmq and envelope.is_over:
+    if bus.worker_backend.is_over(delivery):
         log.info("expired subscription=%s id=%s", name, envelope.id)
         bus.note(delivery, JournalEvent.DELETED, "gone", detail="expired")
         return
-    line = bus.line(delivery, JournalEvent.RECEIVED, State.LEASED)
-    records, turn = bus.records_of(handler), turn_of(bus, handler, delivery)
-    seize = not bus.on_rabbitmq and not (handler.early and delivery.expired)
+    claim = bus.worker_backend.claim(handler, delivery)
     try:
-        taken = records.take(name, envelope.id, turn, line, seize=seize)
+        taken = claim.take(bus.worker_backend.line(delivery, JournalEvent.RECEIVED, State.LEASED))
     except RestanteError as error:
         # Nothing has run: the event is as good as before, and must not be dead because the store is away.
         pause = handler.retry_rule.policy.next(envelope.attempts) or AGAIN
@@ -88,7 +85,7 @@ def handle(bus: Bus, handler: Handler, task: Any, delivery: Delivery, text: str)
         # Without its traceback, whose frames would keep each other and everything they saw until the collector comes.
         raise Retry(text, exc=error.with_traceback(None), when=delay) from None
     try:
-        records.confirm(name, envelope.id, turn, bus.line(delivery, JournalEvent.ACKED, "gone"))
+        claim.confirm(bus.worker_backend.line(delivery, JournalEvent.ACKED, "gone"))
     except RestanteError as error:
         # It is done: a double that comes within the window would run, which is better than this one running again.
         log.warning("not confirmed subscription=%s id=%s error=%s", name, envelope.id, error)
@@ -99,15 +96,10 @@ class Crashed(RestanteError):
     Replay it if it must be."""
 
 
-def turn_of(bus: Bus, handler: Handler, delivery: Delivery) -> int:
-    """What a record goes by: the turn, or for a handler with early acks on Redis only that it was begun."""
-    return 1 if handler.early and not bus.on_rabbitmq else delivery.turn
-
-
 def release(bus: Bus, handler: Handler, delivery: Delivery) -> None:
     """Gives the record of a failed run back. One that stays hinders no later attempt, which counts one more."""
     try:
-        bus.records_of(handler).release(handler.subscription, delivery.envelope.id, turn_of(bus, handler, delivery))
+        bus.worker_backend.claim(handler, delivery).release()
     except RestanteError as error:
         log.warning("not released subscription=%s id=%s error=%s", handler.subscription, delivery.envelope.id, error)
 

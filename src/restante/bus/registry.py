@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -18,11 +18,14 @@ from restante.bus.client import open_redis
 from restante.bus.envelope import Envelope
 from restante.core.errors import RestanteError
 from restante.core.journal import Line
-from restante.core.keys import SUBSCRIPTIONS, QueueKeys
+from restante.core.keys import QUEUES, SUBSCRIPTIONS, QueueKeys
 from restante.core.message import JournalEvent, State
 from restante.core.topics import matches
+from restante.rabbitmq.topology import call_queue
 
 if TYPE_CHECKING:
+    from restante.bus.broker import WorkerBackend
+    from restante.bus.handler import Handler
     from restante.core.queue import Client
 
 log = logging.getLogger("restante")
@@ -55,6 +58,47 @@ class HandlerInfo:
     def read(cls, name: str, told: Mapping[str, Any]) -> HandlerInfo:
         """A card as it was stored; what a later version added is not looked at."""
         return cls(name, **{key: value for key, value in told.items() if key in cls.__slots__ and key != "name"})
+
+
+def register(
+    redis: Client, service: str, handlers: Sequence[Handler], backend: WorkerBackend, prefix: str = ""
+) -> None:
+    """Writes a service's handlers to Redis, for pages and commands, and removes those that it no longer has."""
+    command = redis.connection.command
+    flat = command("HGETALL", SUBSCRIPTIONS, key=SUBSCRIPTIONS)
+    before = {flat[at].decode(): orjson.loads(flat[at + 1]) for at in range(0, len(flat), 2)}
+    now = {one.name: one for one in infos_of(service, handlers, backend, prefix)}
+    for name, info in now.items():
+        stored = {key: value for key, value in asdict(info).items() if key != "name"}
+        if before.get(name) != stored:
+            command("HSET", SUBSCRIPTIONS, name, orjson.dumps(stored), key=SUBSCRIPTIONS)
+        command("SADD", QUEUES, info.queue, key=QUEUES)
+    for name, stored in before.items():
+        if stored["service"] == service and stored["broker"] == backend.broker and name not in now:
+            command("HDEL", SUBSCRIPTIONS, name, key=SUBSCRIPTIONS)
+            log.warning("no longer subscribed %s: its queue and what waits there stays until it is dropped", name)
+            answered = {other["answers"] for other_name, other in before.items() if other_name != name}
+            if stored["answers"] and stored["answers"] not in answered:
+                backend.forget_answer(stored["answers"])
+
+
+def infos_of(service: str, handlers: Sequence[Handler], backend: WorkerBackend, prefix: str = "") -> list[HandlerInfo]:
+    """What the registry lists of a service's handlers."""
+    return [
+        HandlerInfo(
+            prefix + one.subscription,
+            service,
+            one.name,
+            one.pattern,
+            one.answers,
+            prefix + (one.subscription if one.answers is None else call_queue(one.answers)),
+            one.retry_rule.policy.text(),
+            one.retry_rule.max_attempts,
+            backend.broker,
+            backend.archive_length,
+        )
+        for one in handlers
+    ]
 
 
 def registered_handlers(redis: Client) -> list[HandlerInfo]:
@@ -135,7 +179,7 @@ class Registry:
     def called(self, envelope: Envelope, size: int) -> None:
         """Notes a call in the journal of its queue."""
         self._note(
-            envelope, self._line(JournalEvent.SENT, State.READY, envelope, size, 0, None), [f"call:{envelope.topic}"]
+            envelope, self._line(JournalEvent.SENT, State.READY, envelope, size, 0, None), [call_queue(envelope.topic)]
         )
 
     def _topics(self, topic: str) -> list[HandlerInfo]:

@@ -79,9 +79,9 @@ def handler_receiver(c: Any, inner: Callable[[Any], Any]) -> Callable[[Any], Any
             try:
                 bus.worker_backend.bury(message, None, RemoteError(type(error).__name__, str(error)))
             except (RestanteError, OSError) as failure:
-                # Given back, or its place among those at hand would be taken for good; on RabbitMQ by the ladder.
+                # Else the message would hold its place among those of the prefetch limit for good.
                 log.error("not buried queue=%s error=%s", queue, failure)
-                message.reject_log_error(log, c.connection_errors, requeue=not bus.on_rabbitmq)
+                bus.worker_backend.give_back(message, c.connection_errors)
             return None
         return inner(message)
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
+import platform
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from restante.bus.broker import Answer
 from restante.bus.client_rabbitmq import (
@@ -23,11 +25,12 @@ from restante.bus.client_rabbitmq import (
     from_headers,
     unreachable,
 )
-from restante.bus.delivery import Delivery
+from restante.bus.dedup import Claim
+from restante.bus.delivery import Delivery, call_seconds, purpose_of
 from restante.bus.directory import announce
 from restante.bus.envelope import Envelope, Malformed
-from restante.bus.registry import HandlerInfo
-from restante.bus.worker_redis import call_seconds, purpose_of
+from restante.bus.options import LadderOptions
+from restante.bus.registry import infos_of
 from restante.core.errors import QueueFull, RestanteError, Unavailable
 from restante.core.message import JournalEvent, State
 from restante.core.retry import RetryPolicy
@@ -38,13 +41,14 @@ from restante.rabbitmq.topology import (
     Topology,
     TopologyOptions,
     archive_name,
-    call_queue,
     open_gate,
     topology,
 )
 
 if TYPE_CHECKING:
     from restante.bus.app import Bus
+    from restante.bus.handler import Handler
+    from restante.core.journal import Line
 
 log = logging.getLogger("restante")
 
@@ -59,10 +63,33 @@ ERRORS_KEPT = 10
 class RabbitWorker:
     """The broker's side of a worker on RabbitMQ."""
 
-    def __init__(self, bus: Bus, options: Mapping[str, Any]) -> None:
+    broker: Literal["redis", "rabbitmq"] = "rabbitmq"
+    always_acks_late = False
+
+    def __init__(self, bus: Bus, store: str | None, options: Mapping[str, Any]) -> None:
         self._bus = bus
-        self._options = TopologyOptions(**options)
-        self._pool = ConnectionPool(bus.broker_url, options=self._options)
+        self._given = options
+        self.store_url = store
+
+    @functools.cached_property
+    def _options(self) -> TopologyOptions:
+        return TopologyOptions(**self._given)
+
+    @functools.cached_property
+    def _pool(self) -> ConnectionPool:
+        return ConnectionPool(self._bus.broker_url, options=self._options)
+
+    @property
+    def client_options(self) -> LadderOptions:
+        """What decides where a delayed event waits."""
+        names = LadderOptions.__optional_keys__
+        return cast(LadderOptions, {name: value for name, value in self._given.items() if name in names})
+
+    def prepare_transport(self, options: dict[str, Any]) -> None:
+        options.setdefault("confirm_publish", True)
+
+    def install(self) -> None:
+        """Nothing to do: Celery's own transport serves."""
 
     def topology(self) -> Topology:
         """The service's part of the broker, as data."""
@@ -88,31 +115,17 @@ class RabbitWorker:
         return self._options.archive_length if self._options.archive else None
 
     def declare(self) -> list[str]:
+        if not self._bus.consumes_tasks:
+            # A worker that consumed the queue would declare it.
+            self._bus.amqp.queues.deselect(f"{self._bus.service}.tasks")
         self._pool.declare(self.topology())
         try:
-            announce(self._pool.url, self._bus.service, self._handler_infos())
+            handlers = (*self._bus.subscriptions.values(), *self._bus.answered.values())
+            announce(self._pool.url, self._bus.service, infos_of(self._bus.service, handlers, self))
         except RestanteError as error:
             # Pages without a store show less; no event depends on it.
             log.warning("not announced service=%s error=%s", self._bus.service, error)
         return []
-
-    def _handler_infos(self) -> list[HandlerInfo]:
-        bus = self._bus
-        return [
-            HandlerInfo(
-                one.subscription,
-                bus.service,
-                one.name,
-                one.pattern,
-                one.answers,
-                one.subscription if one.answers is None else call_queue(one.answers),
-                one.retry_rule.policy.text(),
-                one.retry_rule.max_attempts,
-                "rabbitmq",
-                self.archive_length,
-            )
-            for one in (*bus.subscriptions.values(), *bus.answered.values())
-        ]
 
     def arguments(self, queue: str) -> dict[str, Any]:
         return next((dict(one.arguments) for one in self.topology().queues if one.name == queue), {})
@@ -154,7 +167,7 @@ class RabbitWorker:
             log.warning("passed over subscription=%s topic=%s: unbind what it had before", queue, topic)
             message.ack()
             return True
-        if not message.delivery_info.get("redelivered") or self._bus.knows_begun:
+        if not message.delivery_info.get("redelivered") or self._bus.has_shared_records:
             return False
         try:
             attempts = attempts_of(message.headers, queue)
@@ -165,6 +178,18 @@ class RabbitWorker:
         except (Malformed, RestanteError):
             message.reject()  # onto the ladder too; what is wrong with it shows when it comes back
         return True
+
+    def is_over(self, delivery: Delivery) -> bool:
+        """By this machine's clock: RabbitMQ has none for messages on its ladder."""
+        return delivery.envelope.is_over
+
+    def claim(self, handler: Handler, delivery: Delivery) -> Claim:
+        return Claim(self._bus.records, handler.subscription, delivery.envelope.id, delivery.turn)
+
+    def line(self, delivery: Delivery, event: JournalEvent, state: State | str, **more: Any) -> Line | None:
+        if self._bus.redis is None:
+            return None
+        return delivery.line(event, state, f"{platform.node() or 'host'}:{os.getpid()}", **more)
 
     def retry(self, message: Any, request: Any, delay: float, error: BaseException) -> None:
         original, body, delivery, _ = message.restante
@@ -217,6 +242,9 @@ class RabbitWorker:
                 f"`restante rabbitmq declare --service {self._bus.service}`"
             )
 
+    def forget_answer(self, topic: str) -> None:
+        """Nothing to do: the bindings of a call stay with its queue."""
+
     def connected(self) -> None:
         from restante.bus.strays import send_on
 
@@ -229,7 +257,13 @@ class RabbitWorker:
             log.warning("events.unrouted not looked through error=%s: %s", type(error).__name__, error)
 
     def close(self) -> None:
-        self._pool.close()
+        pool = self.__dict__.pop("_pool", None)
+        if pool is not None:
+            pool.close()
+
+    def give_back(self, message: Any, errors: tuple[type[BaseException], ...]) -> None:
+        """By the ladder, which counts: put back into its queue, the message would come again at once and for ever."""
+        message.reject_log_error(log, errors, requeue=False)
 
     def reply(self, delivery: Delivery, answer: Answer) -> None:
         try:

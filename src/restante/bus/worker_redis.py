@@ -2,80 +2,71 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import re
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
-from restante.bus.broker import CALLS, CALLS_ALL, EVENTS, REPLY_GRACE, Answer
-from restante.bus.delivery import Delivery
+from restante.bus.broker import REPLY_GRACE, Answer
+from restante.bus.client_redis import bind
+from restante.bus.dedup import Claim, Records, RedisRecords
+from restante.bus.delivery import Delivery, call_seconds, purpose_of
 from restante.bus.envelope import Envelope, Malformed
+from restante.core.errors import InvalidInput
 from restante.core.settings import QueueOptions, QueueSettings
+from restante.rabbitmq.topology import CALLS, CALLS_ALL, EVENTS, call_queue, calls_queue
 
 if TYPE_CHECKING:
     from restante.bus.app import Bus
+    from restante.bus.handler import Handler
+    from restante.bus.options import LadderOptions
+    from restante.core.journal import Line
+    from restante.core.message import JournalEvent, State
     from restante.core.queue import Client
 
+log = logging.getLogger("restante")
+
 _TOKEN = re.compile(r"[0-9a-f]{32}")
-
-
-class WorkerBackend(Protocol):
-    """What a worker asks of its broker beyond what Celery asks."""
-
-    @property
-    def archive_length(self) -> int | None:
-        """Messages the service's archive takes, where it has one with a limit."""
-        ...
-
-    def delivery(self, queue: str, message: Any, size: int) -> Delivery: ...
-
-    def defer(self, queue: str, message: Any) -> bool: ...
-
-    def retry(self, message: Any, request: Any, delay: float, error: BaseException) -> None: ...
-
-    def bury(self, message: Any, request: Any, error: BaseException) -> None: ...
-
-    def reply(self, delivery: Delivery, answer: Answer) -> None: ...
-
-    def arguments(self, queue: str) -> dict[str, Any]: ...
-
-    def declare(self) -> list[str]: ...
-
-    def connected(self) -> None:
-        """The worker has a new connection to its broker."""
-        ...
-
-    def close(self) -> None: ...
-
-
-def purpose_of(queue: str, service: str) -> Literal["event", "call", "call_all"]:
-    """What a queue is for."""
-    if queue.startswith("call:"):
-        return "call"
-    return "call_all" if queue == f"{service}.calls" else "event"
-
-
-def call_seconds(headers: Mapping[str, Any]) -> float:
-    """How long the caller waits."""
-    try:
-        found = float(headers["deadline_seconds"])
-    except (KeyError, TypeError, ValueError):
-        raise Malformed("a call says by deadline_seconds how long its caller waits") from None
-    if not 0 < found < 1e9:
-        raise Malformed(f"deadline_seconds is {found}")
-    return found
 
 
 class RedisWorker:
     """Restante's own queues."""
 
+    broker: Literal["redis", "rabbitmq"] = "redis"
+    #: The message stays leased while the handler runs: once acked, nothing could be retried. A record says instead that
+    #: the handler has begun.
+    always_acks_late = True
     #: The dead stay in their queue.
     archive_length = None
 
-    def __init__(self, bus: Bus, redis: Client, prefix: str) -> None:
+    def __init__(self, bus: Bus, url: str, window: float, prefix: str) -> None:
         self._bus = bus
-        self._redis = redis
+        self._window = window
         self._prefix = prefix
+        self.store_url = url
+        self.client_options: LadderOptions = {}
+
+    @property
+    def _redis(self) -> Client:
+        assert self._bus.redis is not None
+        return self._bus.redis
+
+    @functools.cached_property
+    def _begun(self) -> Records:
+        """What handlers with early acks have begun."""
+        return RedisRecords(self._redis.connection, self._window, self._prefix)
+
+    def prepare_transport(self, options: dict[str, Any]) -> None:
+        if options.get("global_keyprefix", self._prefix) != self._prefix:
+            raise InvalidInput("the prefix of keys is set by Bus(prefix=…), not by global_keyprefix")
+        if self._prefix:
+            options["global_keyprefix"] = self._prefix
+
+    def install(self) -> None:
+        from restante.celery import install
+
+        install(self._bus)
 
     def delivery(self, queue: str, message: Any, size: int) -> Delivery:
         taken, headers = message.taken, message.headers
@@ -99,11 +90,29 @@ class RedisWorker:
         """Never: the server counts every delivery by itself."""
         return False
 
+    def is_over(self, delivery: Delivery) -> bool:
+        """Never: the server ends events by its own clock."""
+        return False
+
+    def claim(self, handler: Handler, delivery: Delivery) -> Claim:
+        """Whoever holds the lease seizes the record, unless a handler with early acks may have begun before."""
+        name, id = handler.subscription, delivery.envelope.id
+        if handler.early:
+            return Claim(self._begun, name, id, 1, seize=not delivery.expired)
+        return Claim(self._bus.records, name, id, delivery.turn, seize=True)
+
+    def line(self, delivery: Delivery, event: JournalEvent, state: State | str, **more: Any) -> Line | None:
+        """None: the scripts of the server write the journal."""
+        return None
+
     def retry(self, message: Any, request: Any, delay: float, error: BaseException) -> None:
         message.channel.retry(message.delivery_tag, delay, error)
 
     def bury(self, message: Any, request: Any, error: BaseException) -> None:
         message.channel.bury(message.delivery_tag, error)
+
+    def give_back(self, message: Any, errors: tuple[type[BaseException], ...]) -> None:
+        message.reject_log_error(log, errors, requeue=True)
 
     def reply(self, delivery: Delivery, answer: Answer) -> None:
         from restante.core.claims import reply
@@ -115,6 +124,9 @@ class RedisWorker:
         handler = self._bus.subscriptions.get(queue)
         return {"x-delivery-limit": handler.retry_rule.max_attempts} if handler else {}
 
+    def forget_answer(self, topic: str) -> None:
+        bind(self._redis, self._prefix, CALLS, "direct", [], (call_queue(topic),))
+
     def connected(self) -> None:
         """Nothing to do: a server that starts again has everything at once."""
 
@@ -122,14 +134,12 @@ class RedisWorker:
         """Nothing of its own to close."""
 
     def declare(self) -> list[str]:
-        from restante.bus.client_redis import bind
-
         bus = self._bus
         subscribed = [(name, one.pattern or "") for name, one in bus.subscriptions.items()]
         removed = bind(self._redis, self._prefix, EVENTS, "topic", subscribed, bus.subscriptions)
         topics = sorted(bus.answered)
-        bind(self._redis, self._prefix, CALLS, "direct", [(f"call:{topic}", topic) for topic in topics], ())
-        every = f"{bus.service}.calls"
+        bind(self._redis, self._prefix, CALLS, "direct", [(call_queue(topic), topic) for topic in topics], ())
+        every = calls_queue(bus.service)
         bind(self._redis, self._prefix, CALLS_ALL, "direct", [(every, topic) for topic in topics], (every,))
         for name, handler in bus.subscriptions.items():
             wanted: QueueOptions = {"max_attempts": handler.retry_rule.max_attempts, "retry": handler.retry_rule.policy}

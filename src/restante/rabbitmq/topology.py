@@ -46,12 +46,17 @@ EVENTS = "events"
 KNOWN = "events.known"
 #: Where events go that nobody has subscribed to.
 UNROUTED = "events.unrouted"
+#: Seconds an event without a subscription is kept, and how many of them, unless options say otherwise.
+UNROUTED_SECONDS = 7 * 86400.0
+UNROUTED_LENGTH = 10_000
 #: Where services say which handlers they have, for servers and commands that have no Redis to ask.
 SERVICES = "events.services"
 #: Where calls are published that one service answers.
 CALLS = "calls"
 #: Where calls are published that every service answers.
 CALLS_ALL = "calls.all"
+#: How the name of a topic's call queue begins.
+CALL = "call:"
 #: Service names that would collide with the names above, or with RabbitMQ's own exchanges.
 RESERVED_SERVICES = frozenset({"events", "calls", "amq"})
 #: Handler names that would collide with a service's own objects.
@@ -184,8 +189,8 @@ class TopologyOptions:
     archive_seconds: float = 7 * 86400
     archive_length: int = 10_000
     #: The same for events that nobody has subscribed to.
-    unrouted_seconds: float = 7 * 86400
-    unrouted_length: int = 10_000
+    unrouted_seconds: float = UNROUTED_SECONDS
+    unrouted_length: int = UNROUTED_LENGTH
     #: Seconds the ladder reaches at least.
     longest_delay: float = LONGEST_DELAY
 
@@ -270,8 +275,8 @@ def topology(
     for topic in answered:
         draft.queue(call_queue(topic))
         draft.bind(CALLS, topic, call_queue(topic))
-        draft.queue(f"{service}.calls")
-        draft.bind(CALLS_ALL, topic, f"{service}.calls")
+        draft.queue(calls_queue(service))
+        draft.bind(CALLS_ALL, topic, calls_queue(service))
     return draft.finished(service)
 
 
@@ -408,7 +413,12 @@ def queue_name(service: str, handler: str) -> str:
 
 def call_queue(topic: str) -> str:
     """The queue of calls that one of the services that answer the topic takes."""
-    return f"call:{valid_topic(topic)}"
+    return f"{CALL}{valid_topic(topic)}"
+
+
+def calls_queue(service: str) -> str:
+    """The queue of a service's calls to all services."""
+    return f"{service}.calls"
 
 
 def archive_name(service: str) -> str:

@@ -10,9 +10,9 @@ from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from restante.bus.broker import UNROUTED
 from restante.core.inspector import Counts, Dropped
 from restante.core.message import State
+from restante.rabbitmq.topology import UNROUTED
 
 if TYPE_CHECKING:
     from restante.server.office import Office

@@ -12,11 +12,11 @@ from typing import Annotated, Any
 
 from fastapi import Path, Query
 
-from restante.bus.broker import UNROUTED
 from restante.bus.dead import DeadEvent, DeadFilter, DeadLetters, RedisDeadLetters, dead_letters
 from restante.bus.registry import HandlerInfo, registered_handlers
 from restante.core.errors import NotFound, Unavailable
 from restante.core.topics import LONGEST_WORD
+from restante.rabbitmq.topology import UNROUTED
 from restante.server import answers, shapes
 from restante.server.access import Caller
 from restante.server.office import Json, Office, Refused

@@ -82,7 +82,7 @@ FAULTS: Final = (
         "bus",
         "the success of an event is not recorded, so its double runs too",
         "handle",
-        'records.confirm(name, envelope.id, turn, bus.line(delivery, JournalEvent.ACKED, "gone"))',
+        'claim.confirm(bus.worker_backend.line(delivery, JournalEvent.ACKED, "gone"))',
         'bus.note(delivery, JournalEvent.ACKED, "gone")',
         _DELIVERIES,
     ),
@@ -91,8 +91,7 @@ FAULTS: Final = (
         "an event counts as done before its handler has run, so a failure is never retried",
         "handle",
         "    try:\n        handler.run(task, envelope, handler.value(envelope, text))",
-        "    records.confirm(name, envelope.id, turn)\n"
-        "    try:\n        handler.run(task, envelope, handler.value(envelope, text))",
+        "    claim.confirm(None)\n    try:\n        handler.run(task, envelope, handler.value(envelope, text))",
         _DELIVERIES,
     ),
     Fault(
@@ -100,8 +99,7 @@ FAULTS: Final = (
         "the record of a failed run is kept, so its next delivery is taken for a double",
         "handle",
         "        release(bus, handler, delivery)\n        delay = handler.retry_rule.delay(envelope.attempts, error)",
-        "        records.confirm(name, envelope.id, turn)\n"
-        "        delay = handler.retry_rule.delay(envelope.attempts, error)",
+        "        claim.confirm(None)\n        delay = handler.retry_rule.delay(envelope.attempts, error)",
         _DELIVERIES,
     ),
     Fault(
@@ -132,7 +130,7 @@ FAULTS: Final = (
         "bus",
         "an expired event is handled on RabbitMQ",
         "handle",
-        "if bus.on_rabbitmq and envelope.is_over:",
+        "if bus.worker_backend.is_over(delivery):",
         "if False:",
         _DELIVERIES,
     ),
