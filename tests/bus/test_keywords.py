@@ -171,12 +171,12 @@ class TestOptionsOfTasks:
     @pytest.mark.parametrize(
         ("options", "text"),
         [
-            ({"acks_on_failure_or_timeout": True}, "for one attempt say max_attempts=1"),
+            ({"acks_on_failure_or_timeout": True}, "for one attempt give max_attempts=1"),
             ({"acks_on_failure": True}, "max_attempts=1"),
             ({"acks_on_timeout": True}, "max_attempts=1"),
             ({"ignore_result": False}, "an event has no result"),
             ({"queue": "fast"}, "give name="),
-            ({"priority": 3}, "the publisher says so"),
+            ({"priority": 3}, "the publisher sets it"),
             ({"serializer": "pickle"}, "data are JSON"),
             ({"base": object}, "Celery's signals"),
             ({"retry_on_worker_lost": True}, "by its policy"),

@@ -13,7 +13,7 @@ from restante.bus.client_rabbitmq import amqp_message
 from restante.rabbitmq import shared
 from restante.rabbitmq.declaration import declare, verify
 from restante.rabbitmq.ladder import GATE, RETURN, TO_QUEUE
-from restante.rabbitmq.topology import UNROUTED, open_gate
+from restante.rabbitmq.topology import UNROUTED, gate_topology
 from tests.bus.places import OnRabbitMQ, Service
 from tests.harness.deadlines import wait_until
 from tests.harness.rabbitmq import RabbitServer
@@ -81,5 +81,5 @@ def test_a_broker_that_has_started_has_no_gate_until_somebody_connects(place: On
         assert verify(connection, shared()) == ["exchange ladder:gate"]
         put(place, "~.shop.order.paid", 1, "shop.order.paid")
         assert unrouted(place) == 1
-        declare(connection, open_gate())
+        declare(connection, gate_topology())
         assert verify(connection, shared()) == []

@@ -1,7 +1,7 @@
-"""The bus: a Celery app by the name of a service, whose handlers are tasks and whose events and calls are messages.
+"""The bus of a service: a Celery app whose handlers are tasks and whose events and calls are messages.
 
-An ordinary `celery -A module worker` runs it. On failure to reach or to match the broker it does not start, and says
-what is wrong and how to mend it.
+An ordinary `celery -A module worker` runs it. If the broker cannot be reached, or its queues differ, the worker does
+not start and names the cause and the remedy.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 log = logging.getLogger("restante")
 
-#: Deliveries of an event to a handler before it is dead, and the delays between them, unless said otherwise.
+#: Default deliveries of an event to a handler before it is dead, and the delays between them.
 MAX_ATTEMPTS = 11
 RETRY = exponential(1, cap=600)
-#: Handler names that a service needs for itself.
+#: Handler names that a service's own queues have.
 RESERVED_NAMES = RESERVED_HANDLERS | {"tasks"}
 
 
@@ -67,12 +67,12 @@ class HandlerTask(Task):
     Request = Request
     handler: Handler
     typing = False
-    #: Its own request gives the verdict on a failure.
+    #: `Request` settles failures, not Celery's dead letters.
     dead_letters = False
 
     @classmethod
     def on_bound(cls, app: Any) -> None:
-        """Notes on the handler whether acks are early: option, setting and annotation are all known only now."""
+        """Sets the handler's `early`: only now are option, setting and annotation known."""
         handler = cls.__dict__.get("handler")
         if handler is not None:
             handler.early = handler.early or not cls.acks_late
@@ -90,24 +90,24 @@ class HandlerTask(Task):
         max_retries: int | None = None,
         **options: Any,
     ) -> Any:
-        """Ends this attempt; the event waits at the broker and comes back to this handler alone."""
+        """Ends this attempt: the broker delivers the event to this handler again after a delay."""
         attempts = (self.request.retries or 0) + 1
         error = exc or RuntimeError("retry")
         most = self.handler.retry_rule.max_attempts if max_retries is None else max_retries + 1
         delay = countdown if countdown is not None else self.handler.retry_rule.policy.next(attempts)
         if attempts >= most or delay is None:
             raise error
-        made = Retry(f"{type(error).__name__}: {error}"[:500], exc=error, when=delay)
+        retry = Retry(f"{type(error).__name__}: {error}"[:500], exc=error, when=delay)
         if throw:
-            raise made
-        return made
+            raise retry
+        return retry
 
 
 class Bus(Celery):
     """A service's bus: `bus = Bus("billing", broker="restante://…")`, or `amqp://…`.
 
-    `retry` and `max_attempts` hold for handlers that say nothing else. `dedup` says where it is kept what has run:
-    "redis" (the broker's own, or for RabbitMQ the one at `store`), "memory" or "off"; for `window` seconds.
+    `retry` and `max_attempts` are the defaults of its handlers. `dedup` decides where records of handled events are
+    kept for `window` seconds: "redis" (the broker's own, or for RabbitMQ the one at `store`), "memory" or "off".
     `broker_url` is another name of `broker`. All other keywords are arguments of a Celery app or Celery's settings.
     """
 
@@ -130,14 +130,14 @@ class Bus(Celery):
         self.service = valid_service(service)
         self.broker_url = choose_broker_url(broker, broker_url)
         if not (broker or broker_url) and os.environ.get("CELERY_BROKER_URL") and "RESTANTE_BROKER" not in os.environ:
-            # Celery's worker would read from there whatever else is said.
+            # Celery's worker would read from there in any case.
             self.broker_url = os.environ["CELERY_BROKER_URL"]
         if dedup not in ("redis", "memory", "off"):
             raise InvalidInput(f"dedup must be redis, memory or off, not {dedup!r}")
         self.worker_backend = worker_backend(self, store, seconds(window, "window"), prefix, rabbitmq or {})
         if dedup == "redis" and self.worker_backend.store_url is None:
             raise InvalidInput(
-                "on RabbitMQ the records of what has run need a Redis: name it by store='redis://…', or choose "
+                "on RabbitMQ the records of handled events need a Redis: name it by store='redis://…', or choose "
                 "dedup='memory' (this process alone) or dedup='off'"
             )
         self._usual = RetryRule(retry, max_attempts)
@@ -156,7 +156,7 @@ class Bus(Celery):
         self.steps["worker"].add(DeclareStep)
         self.steps["consumer"].add(HandlerStep)
 
-    # -- declaring -----------------------------------------------------------------------------------------------
+    # -- handlers ------------------------------------------------------------------------------------------------
 
     def subscribe(
         self,
@@ -171,17 +171,17 @@ class Bus(Celery):
     ) -> Callable[[F], F]:
         """Makes a function the handler of a topic or of a pattern of topics (`*` one word, `#` none or more).
 
-        It gets the data alone, or what its annotation asks for: a model, an event's class, and an `Envelope` where a
-        parameter is annotated so. Each handler is retried on its own. Celery's task options are taken by name or as
-        `celery_options`: those of retries (autoretry_for, retry_backoff, max_retries, …) become its policy.
-        With `acks_late=False` an event is not run again after its process was killed; a failure is retried as usual.
+        Its first parameter gets the data: a model or an event's class if annotated so. A parameter annotated `Envelope`
+        gets the envelope. Each handler is retried on its own. Celery's task options are given by name or as
+        `celery_options`; those of retries (autoretry_for, retry_backoff, max_retries, …) become its policy.
+        With `acks_late=False` an event does not run again after its process was killed; a failure is retried as usual.
         """
-        told = task_options({**options, "celery_options": celery_options}, TaskOptions.__optional_keys__, "subscribe")
+        task = task_options({**options, "celery_options": celery_options}, TaskOptions.__optional_keys__, "subscribe")
         pattern = valid_pattern(topic.topic if isinstance(topic, type) else topic)
         hint = topic if isinstance(topic, type) else None
 
         def register(function: F) -> F:
-            handler = self._handler(function, name, hint, retry, max_attempts, bind, told, pattern=pattern)
+            handler = self._handler(function, name, hint, retry, max_attempts, bind, task, pattern=pattern)
             self.subscriptions[handler.subscription] = handler
             self._add_queue(handler.subscription)
             return function
@@ -197,23 +197,25 @@ class Bus(Celery):
         celery_options: CallTaskOptions | None = None,
         **options: Unpack[CallTaskOptions],
     ) -> Callable[[F], F]:
-        """Makes a function answer the calls of a topic: what it returns goes back, and so does `Declined` data.
+        """Makes a function answer the calls of a topic: its result, or the data of `Declined`, goes to the caller.
 
         Every instance of every service that answers the topic takes calls in turn. Calls are not retried.
         """
-        told = task_options({**options, "celery_options": celery_options}, CallTaskOptions.__optional_keys__, "answer")
-        found = valid_topic(topic.topic if isinstance(topic, type) else topic)
+        task = task_options({**options, "celery_options": celery_options}, CallTaskOptions.__optional_keys__, "answer")
+        answered_topic = valid_topic(topic.topic if isinstance(topic, type) else topic)
         hint = topic if isinstance(topic, type) else None
 
         def register(function: F) -> F:
-            if found in self.answered:
-                other = self.answered[found].name
-                raise InvalidInput(f"{self.service} answers {found} by {other} already: a call has one answer")
-            made = name or str(getattr(function, "__name__", ""))
-            if name is None and f"{self.service}.{made}" in self.subscriptions:
-                made = f"answer_{made}"  # one function may do both
-            self.answered[found] = self._handler(function, made, hint, None, None, bind, told, answers=found)
-            self._add_queue(call_queue(found))
+            if answered_topic in self.answered:
+                other = self.answered[answered_topic].name
+                raise InvalidInput(f"{self.service} answers {answered_topic} by {other} already: a call has one answer")
+            handler_name = name or str(getattr(function, "__name__", ""))
+            if name is None and f"{self.service}.{handler_name}" in self.subscriptions:
+                handler_name = f"answer_{handler_name}"  # one function may do both
+            self.answered[answered_topic] = self._handler(
+                function, handler_name, hint, None, None, bind, task, answers=answered_topic
+            )
+            self._add_queue(call_queue(answered_topic))
             self._add_queue(calls_queue(self.service))
             return function
 
@@ -222,10 +224,12 @@ class Bus(Celery):
     def event(
         self, topic: str, *, version: str = "", **unknown: Never
     ) -> Callable[[Callable[..., Any]], Callable[..., Published]]:
-        """Makes a function an event: calling it runs the body, which may raise, and then publishes what it returns, or
-        its arguments by name where it returns nothing."""
+        """Makes a function publish: a call runs its body and publishes the result, or the arguments where that is None.
+
+        If the body raises, nothing is published.
+        """
         check_keywords(unknown, ("version",), "event")
-        found = valid_topic(topic)
+        event_topic = valid_topic(topic)
 
         def register(function: Callable[..., Any]) -> Callable[..., Published]:
             signature = inspect.signature(function)
@@ -236,7 +240,7 @@ class Bus(Celery):
                 bound.apply_defaults()
                 data = function(*args, **kwargs)
                 data = dict(bound.arguments) if data is None else data
-                outgoing = make_outgoing(found, data, self.service, version=version)
+                outgoing = make_outgoing(event_topic, data, self.service, version=version)
                 return self.client.send(outgoing, SendOptions())
 
             return publish
@@ -254,29 +258,31 @@ class Bus(Celery):
         options: dict[str, Any],
         **what: Any,
     ) -> Handler:
-        made = valid_word(name or str(getattr(function, "__name__", "")), "handler")
-        full = f"{self.service}.{made}"
-        if made in RESERVED_NAMES:
-            raise InvalidInput(f"a handler cannot be called {made}, which the service's own queues are: give name=")
-        known = {one.subscription for one in (*self.subscriptions.values(), *self.answered.values())}
+        handler_name = valid_word(name or str(getattr(function, "__name__", "")), "handler")
+        full = f"{self.service}.{handler_name}"
+        if handler_name in RESERVED_NAMES:
+            raise InvalidInput(
+                f"a handler cannot be called {handler_name}, the name of a queue that the service has: give name="
+            )
+        known = {handler.subscription for handler in (*self.subscriptions.values(), *self.answered.values())}
         if full in known:
-            raise InvalidInput(f"{self.service} has a handler {made} already: give this one another name=")
+            raise InvalidInput(f"{self.service} has a handler {handler_name} already: give this one another name=")
         try:
             rate(options.get("rate_limit"))
         except (KeyError, ValueError, TypeError):
             limit = options["rate_limit"]
             raise InvalidInput(f"rate_limit is a number per second, or text such as '10/m', not {limit!r}") from None
         retry_rule = RetryRule.of(retry, max_attempts, options, self._usual)
-        handler = Handler(self.service, made, function, bound=bind, retry_rule=retry_rule, hint=hint, **what)
+        handler = Handler(self.service, handler_name, function, bound=bind, retry_rule=retry_rule, hint=hint, **what)
 
         def run(task: Any, packed: str, text: str) -> None:
             executor.run(self, handler, task, packed, text)
 
-        # Not by the handler's name, from which Celery would write a function: a name may have dashes or be a keyword.
+        # Not named as the handler: Celery writes a function of that name, and it may have dashes or be a keyword.
         run.__doc__ = function.__doc__
-        # Of this app alone: Celery would hand a task on to every other app of the process.
-        told = {"ignore_result": True, "shared": False, **options}
-        self.task(run, name=full, base=HandlerTask, bind=True, handler=handler, **told)
+        # Not shared: Celery would add the task to every other app of the process.
+        settings = {"ignore_result": True, "shared": False, **options}
+        self.task(run, name=full, base=HandlerTask, bind=True, handler=handler, **settings)
         return handler
 
     def _add_queue(self, name: str) -> None:
@@ -286,11 +292,11 @@ class Bus(Celery):
         if "queues" in self.amqp.__dict__:
             self.amqp.queues.add(self._queues[-1])
 
-    # -- speaking ------------------------------------------------------------------------------------------------
+    # -- publishing ----------------------------------------------------------------------------------------------
 
     @functools.cached_property
     def client(self) -> BusClient:
-        """What publishes and calls for this service."""
+        """The client that publishes and calls for this service."""
         self._settings.check()
         return BusClient(
             self.broker_url,
@@ -302,7 +308,7 @@ class Bus(Celery):
 
     @functools.cached_property
     def aio(self) -> AsyncBusClient:
-        """The same with await: `await bus.aio.publish(…)`, `await bus.aio.call(…)`."""
+        """The asyncio client: `await bus.aio.publish(…)`, `await bus.aio.call(…)`."""
         self._settings.check()
         return AsyncBusClient(
             self.broker_url,
@@ -350,13 +356,13 @@ class Bus(Celery):
 
     @functools.cached_property
     def redis(self) -> Client | None:
-        """The Redis that keeps the records, and on Redis everything else."""
+        """The Redis of the records: the broker itself, or the store."""
         url = self.worker_backend.store_url
         return open_redis(url) if url else None
 
     @functools.cached_property
     def records(self) -> Records:
-        """The records of what has run."""
+        """The records of handled events."""
         return open_records(self._dedup, self.redis, self._window, self._prefix)
 
     @property
@@ -365,11 +371,11 @@ class Bus(Celery):
         return self._dedup == "redis"
 
     def handles(self, queue: str) -> bool:
-        """Whether a queue is one of events or calls."""
+        """Whether a queue holds events or calls."""
         return queue in self.subscriptions or purpose_of(queue, self.service) != "event"
 
     def handler_of(self, queue: str, topic: str) -> Handler | None:
-        """Who is to have a message."""
+        """The handler of a message, None where there is none."""
         return self.subscriptions.get(queue) or self.answered.get(topic)
 
     def note(self, delivery: Delivery, event: JournalEvent, state: State | str, **more: Any) -> None:
@@ -382,7 +388,7 @@ class Bus(Celery):
                 log.warning("not journalled queue=%s error=%s", delivery.queue, error)
 
     def reply(self, delivery: Delivery, answer: Answer) -> None:
-        """Answers a call."""
+        """Sends the answer of a call; a failure is logged, and the caller's time runs out."""
         try:
             self.worker_backend.reply(delivery, answer)
         except RestanteError as error:
@@ -395,8 +401,8 @@ class Bus(Celery):
         for queue in self._queues:
             queue.queue_arguments = self.worker_backend.arguments(queue.name)
         removed = self.worker_backend.declare()
-        for one in removed:
-            log.info("unsubscribed %s", one)
+        for binding in removed:
+            log.info("unsubscribed %s", binding)
         if self.redis is not None:
             handlers = (*self.subscriptions.values(), *self.answered.values())
             register(self.redis, self.service, handlers, self.worker_backend, self._prefix)
@@ -411,7 +417,7 @@ class Bus(Celery):
     @property
     def consumes_tasks(self) -> bool:
         """Whether the worker reads the queue of plain tasks: it has such tasks, nothing else, or names queues by -Q."""
-        own = [one for name, one in self.tasks.items() if name[:7] != "celery." and not isinstance(one, HandlerTask)]
+        own = [task for name, task in self.tasks.items() if name[:7] != "celery." and not isinstance(task, HandlerTask)]
         return bool(own) or self.amqp.queues._consume_from is not None or len(self._queues) == 1
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What a broker does for a client, and the answers it gives; one room per broker does it, sync and asyncio."""
+"""What differs between brokers, as protocols: a client's side, sync and asyncio, and a worker's; and their values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from restante.core.journal import Line
     from restante.core.message import JournalEvent, State
 
-#: Seconds an answer waits for its caller beyond the call's deadline.
+#: Seconds an answer is kept for its caller after the call's deadline.
 REPLY_GRACE = 60.0
 
 Unrouted = Literal["keep", "raise"]
@@ -29,17 +29,17 @@ Unrouted = Literal["keep", "raise"]
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """An event that is on its way."""
+    """The receipt of a published event."""
 
     id: str
-    #: How many subscriptions got it. RabbitMQ tells only whether any did: None there means at least one, unless the
-    #: bus has a store that knows the subscriptions.
+    #: How many subscriptions got it. RabbitMQ reports only whether any did: None means at least one there, unless the
+    #: client has a store, which lists the subscriptions.
     subscriptions: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class SendOptions:
-    """How an event is sent, checked."""
+    """Checked options of a publish."""
 
     delay: float = 0.0
     priority: int = 0
@@ -59,23 +59,23 @@ class SendOptions:
 
     @property
     def lifetime(self) -> float | None:
-        """Seconds from now until the event is over: `expires` counts from when it is due."""
+        """Seconds from now until the event expires: `expires` counts from when it is due."""
         return None if self.expires is None else self.delay + self.expires
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one service answered."""
+    """The answer of one service to a call."""
 
     service: str
     outcome: Literal["ok", "declined", "failed"]
-    #: The JSON text of what was returned or declined with.
+    #: The returned value, or the data of `Declined`, as JSON text.
     text: bytes = b"null"
     error_class: str = ""
     error: str = ""
 
     def pack(self) -> bytes:
-        """As it travels: one line of facts, then the data's own text."""
+        """The message of an answer: one line of facts, then the data's JSON."""
         return orjson.dumps([self.service, self.outcome, self.error_class, self.error]) + b"\n" + self.text
 
     @classmethod
@@ -85,7 +85,7 @@ class Answer:
         return cls(service, outcome, text, error_class, error)
 
     def value(self, response: Any = None, declined: Any = None) -> Any:
-        """What was returned, by its schema; a refusal and a failure are raised."""
+        """The returned value by its schema; raises `Declined` or `CallFailed` where there is none."""
         from restante.bus.schema import decode
 
         if self.outcome == "declined":
@@ -96,7 +96,7 @@ class Answer:
 
 
 class Broker(Protocol):
-    """A broker, to a client that publishes and calls."""
+    """The client's side of a broker: publishes and calls."""
 
     def publish(self, envelope: Envelope, text: bytes, options: SendOptions) -> int | None: ...
 
@@ -114,9 +114,9 @@ class Broker(Protocol):
 
 
 class AsyncBroker(Protocol):
-    """The same with await."""
+    """The asyncio client's side of a broker."""
 
-    #: Events of a batch that are published at a time.
+    #: Events of a batch that are published at the same time.
     at_once: int
 
     async def publish(self, envelope: Envelope, text: bytes, options: SendOptions) -> int | None: ...
@@ -129,7 +129,7 @@ class AsyncBroker(Protocol):
 
 
 class WorkerBackend(Protocol):
-    """A broker, to the worker of a bus: what differs between brokers beyond what Celery's transports do."""
+    """The worker's side of a broker: what differs between brokers beyond Celery's transports."""
 
     #: The broker in the registry of handlers.
     broker: Literal["redis", "rabbitmq"]

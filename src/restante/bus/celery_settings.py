@@ -1,5 +1,5 @@
-"""Celery's own keywords of a bus, for type checkers: arguments of a Celery app, and settings but for those of result
-backends. At run time every setting of the Celery that is installed is taken.
+"""The keywords of a `Bus` that are Celery's, for type checkers: arguments of an app, and its settings without those of
+result backends. At run time every setting of the installed Celery is accepted.
 """
 
 from __future__ import annotations

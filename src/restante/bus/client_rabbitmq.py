@@ -1,8 +1,8 @@
-"""Events and calls on RabbitMQ: published with confirms, retried on the ladder, dead in the service's archive.
+"""The client's side of RabbitMQ: publishes events with confirms, and calls.
 
-An event is a CloudEvents message in binary form. On failure a call is repeated over a new connection until the
-client's patience ends, then `Unavailable`, or `Unconfirmed` where the broker may have the event: publishing again with
-the same id is safe.
+An event is a CloudEvents message in binary form. On failure a publish is repeated over a new connection until the
+client's patience ends; then it raises `Unavailable`, or `Unconfirmed` if the broker may have the event. Publishing
+again with the same id is safe.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from restante.core.errors import (
     Unconfirmed,
     Unroutable,
 )
-from restante.rabbitmq.declaration import counts, declare
+from restante.rabbitmq.declaration import declare
 from restante.rabbitmq.ladder import RUNGS, Ladder, RungType
 from restante.rabbitmq.topology import (
     CALLS,
@@ -54,29 +54,29 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 log = logging.getLogger("restante")
 
-#: Seconds over which a publish is repeated while the broker is away.
+#: Seconds for which a publish is repeated while the broker is away.
 PATIENCE = 10.0
-#: Seconds a confirm may take before the connection counts as lost.
+#: Seconds a confirm may take before the connection is considered lost.
 CONFIRM = 10.0
-#: Connections a process keeps for its threads.
+#: Idle connections that a process keeps for its threads.
 IDLE = 8
-#: RabbitMQ's own priorities go to this; 0–255 is spread over them.
+#: The highest priority of a queue on RabbitMQ; 0–255 is scaled to it.
 MOST_PRIORITY = 10
-#: The address by which RabbitMQ itself carries answers to the connection that asked.
+#: RabbitMQ's direct reply-to: it carries answers to the connection that called.
 REPLY_TO = "amq.rabbitmq.reply-to"
-#: A broker that is out of memory reads no more, and a write to it would never end.
+#: A broker that is out of memory stops reading, and a write to it would never end.
 _OPTIONS = {"confirm_publish": True, "write_timeout": CONFIRM}
 _CLOUD = "cloudEvents_"
 _CLOUD_NAMES = frozenset(("specversion", "id", "type", "source", "time", "schemaversion"))
 
 
 def to_headers(envelope: Envelope) -> dict[str, Any]:
-    """An envelope as application headers of AMQP: CloudEvents' own with its prefix, all others as they are."""
+    """An envelope as AMQP headers: CloudEvents' attributes with its prefix, all others as they are."""
     return {f"{_CLOUD}{name}" if name in _CLOUD_NAMES else name: value for name, value in envelope.attributes().items()}
 
 
 def from_headers(headers: Mapping[str, Any]) -> dict[str, Any]:
-    """The attributes without the prefix, in either of the two forms that are in use."""
+    """AMQP headers without CloudEvents' prefix, in either of its two forms."""
     return {
         name[len(_CLOUD) :] if name.startswith((_CLOUD, "cloudEvents:")) else name: value
         for name, value in headers.items()
@@ -84,7 +84,7 @@ def from_headers(headers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def properties_of(envelope: Envelope, options: SendOptions | None = None) -> dict[str, Any]:
-    """AMQP's own properties of an event."""
+    """The AMQP properties of an event."""
     return {
         "message_id": envelope.id,
         "type": envelope.topic,
@@ -96,19 +96,19 @@ def properties_of(envelope: Envelope, options: SendOptions | None = None) -> dic
 
 
 def scaled(priority: int) -> int:
-    """0–255 as RabbitMQ's few steps; what is above zero stays above zero."""
+    """A priority of 0–255 in RabbitMQ's steps, rounded up: above zero stays above zero."""
     return -(-priority * MOST_PRIORITY // 255)
 
 
 def route(envelope: Envelope, options: SendOptions, ladder: Ladder) -> tuple[str, str]:
-    """The exchange and the routing key of an event: to who is known to listen, or to the ladder that delays it."""
+    """The exchange and the routing key of an event: to its subscriptions, or to the ladder that delays it."""
     if options.delay:
         return ladder.later(options.delay, envelope.topic)
     return KNOWN, envelope.topic
 
 
 class RabbitConnection:
-    """One connection: a channel that confirms, and one that asks and hears answers."""
+    """A connection with two channels: one publishes with confirms, one calls and receives answers."""
 
     def __init__(self, url: str) -> None:
         self.kombu = Connection(url, transport_options=_OPTIONS, connect_timeout=5, heartbeat=0)
@@ -127,12 +127,12 @@ class RabbitConnection:
 
     @property
     def asking(self) -> Any:
-        """A channel without confirms; answers come to it alone, by an address only the broker can make."""
+        """A channel without confirms that receives answers, by an address that only the broker can create."""
         if self._asking is None:
-            made = self.kombu.connection.channel()
-            made.events["basic_return"].add(self._on_return)
-            made.basic_consume(REPLY_TO, no_ack=True, callback=self.answers.append)
-            self._asking = made
+            channel = self.kombu.connection.channel()
+            channel.events["basic_return"].add(self._on_return)
+            channel.basic_consume(REPLY_TO, no_ack=True, callback=self.answers.append)
+            self._asking = channel
         return self._asking
 
     def _on_return(self, error: Any, exchange: str, key: str, message: Any) -> None:
@@ -141,16 +141,16 @@ class RabbitConnection:
     def publish(
         self, body: bytes, headers: dict[str, Any], properties: dict[str, Any], exchange: str, key: str
     ) -> bool:
-        """Publishes and waits for the confirm; False where no queue took it."""
+        """Publishes and waits for the confirm; False if no queue took the message."""
         self.returned.clear()
         message = amqp_message(body, headers, properties)
         self.confirming.basic_publish(message, exchange, key, mandatory=True, confirm_timeout=CONFIRM)
         return not self.returned
 
     def ask(self, message: Any, exchange: str, key: str, mandatory: bool = False) -> None:
-        """Publishes without a confirm: the answer is one, and a lost answer needs none."""
+        """Publishes without a confirm: the answer of a call is its confirm, and an answer needs none."""
         channel = self.asking
-        # The connection makes every channel wait for confirms; the class's own method does not.
+        # amqp replaces the channel's method by one that waits for the confirm; the class's own does not.
         type(channel).basic_publish(channel, message, exchange, key, mandatory)
 
     def close(self) -> None:
@@ -162,13 +162,13 @@ class RabbitConnection:
 
 
 def amqp_message(body: bytes, headers: dict[str, Any], properties: dict[str, Any]) -> amqp.Message:
-    """A message of JSON, unless its properties say otherwise."""
-    told = {"content_type": "application/json", "content_encoding": "utf-8", **properties}
-    return amqp.Message(body, application_headers=headers, **told)
+    """An AMQP message, of JSON unless its properties say otherwise."""
+    all_properties = {"content_type": "application/json", "content_encoding": "utf-8", **properties}
+    return amqp.Message(body, application_headers=headers, **all_properties)
 
 
 class ConnectionPool:
-    """The connections of one process to one broker; a forked child makes its own."""
+    """The connections of a process to one broker; a forked child opens its own."""
 
     #: What a lost connection, a closed channel or an unreachable broker raises.
     LOST = (OSError, amqp.exceptions.AMQPError, OperationalError)
@@ -185,12 +185,12 @@ class ConnectionPool:
 
     @contextmanager
     def take(self) -> Iterator[RabbitConnection]:
-        """A connection for this thread; given back unless it failed."""
+        """A connection for this thread; returned to the pool unless the block failed."""
         if self._pid != os.getpid():
             with self._lock:
                 self._idle, self._pid = deque(), os.getpid()
         if self._closed:
-            raise Unavailable("this client is closed: make a new one")
+            raise Unavailable("this client is closed: open a new one")
         try:
             connection = self._idle.pop()
         except IndexError:
@@ -208,11 +208,11 @@ class ConnectionPool:
     def publish(
         self, body: bytes, headers: dict[str, Any], properties: dict[str, Any], exchange: str, key: str, *, id: str
     ) -> bool:
-        """Publishes with a confirm; False where no queue took it."""
+        """Publishes and waits for the confirm, with patience; False if no queue took the message."""
         return self.run(lambda connection: connection.publish(body, headers, properties, exchange, key), (id,))
 
     def run(self, work: Callable[[RabbitConnection], T], ids: Sequence[str]) -> T:
-        """Does something over a connection, and over others while the broker is away and patience lasts."""
+        """Runs `work` with a connection, and again with others while the broker is away and patience lasts."""
         deadline = time.monotonic() + self.patience
         written = False
         pause = 0.05
@@ -236,7 +236,7 @@ class ConnectionPool:
                 pause = min(1.0, pause * 2)
 
     def declare(self, wanted: Topology) -> None:
-        """Makes sure of exchanges, queues and bindings."""
+        """Declares exchanges, queues and bindings."""
         try:
             connection = Connection(self.url, connect_timeout=5)
             with connection:
@@ -250,15 +250,6 @@ class ConnectionPool:
             self._idle.pop().close()
 
 
-def counted(url: str, names: list[str]) -> dict[str, tuple[int, int] | None]:
-    """Messages that are ready and consumers of each queue; None where there is no such queue."""
-    try:
-        with Connection(url, connect_timeout=3) as connection:
-            return counts(connection, names)
-    except ConnectionPool.LOST as error:
-        raise unreachable(url, error) from None
-
-
 def unreachable(url: str, error: BaseException) -> Unavailable:
     return Unavailable(
         f"RabbitMQ at {shown(url)} cannot be reached ({type(error).__name__}): check the URL, the login, that the "
@@ -267,26 +258,26 @@ def unreachable(url: str, error: BaseException) -> Unavailable:
 
 
 def no_subscription(topic: str) -> Unroutable:
-    return Unroutable(f"nobody has subscribed to {topic}: start who listens, or check the spelling")
+    return Unroutable(f"nobody has subscribed to {topic}: start the service that does, or check the spelling")
 
 
 def queue_full(ids: str) -> QueueFull:
-    return QueueFull(f"a queue is full and refused {ids}: replay or purge what lies there")
+    return QueueFull(f"a queue is full and refused {ids}: replay or purge its messages")
 
 
 def ladder_gone(exchange: str) -> Unavailable:
     return Unavailable(
-        f"{exchange} is gone from RabbitMQ, so the event cannot wait there: start a worker, which declares it, or "
+        f"{exchange} is gone from RabbitMQ, so the event cannot wait there: start a worker, which declares it, or run "
         "`restante rabbitmq declare`"
     )
 
 
 def event_refused(error: BaseException) -> Unavailable:
-    return Unavailable(f"RabbitMQ closes every connection that brings this event: {type(error).__name__}: {error}")
+    return Unavailable(f"RabbitMQ closes every connection that publishes this event: {type(error).__name__}: {error}")
 
 
 class RabbitBroker:
-    """The synchronous client of a RabbitMQ broker."""
+    """The synchronous client's side of RabbitMQ."""
 
     def __init__(
         self,
@@ -304,7 +295,7 @@ class RabbitBroker:
 
     @property
     def confirms(self) -> Confirms:
-        """What publishes without waiting; a forked child makes its own."""
+        """The publisher that does not wait for each confirm; a forked child opens its own."""
         if self._confirms is None or self._confirms.pid != os.getpid():
             from restante.bus.confirms import Confirms
 
@@ -324,41 +315,41 @@ class RabbitBroker:
         noted = self.registry.sent(envelope, len(text), options) if self.registry else None
         exchange, key = route(envelope, options, self.pool.ladder)
         try:
-            heard = self.pool.publish(text, headers, properties, exchange, key, id=envelope.id)
-            if not heard:
+            routed = self.pool.publish(text, headers, properties, exchange, key, id=envelope.id)
+            if not routed:
                 if options.delay:
                     raise ladder_gone(exchange)
                 if options.unrouted == "raise":
                     raise no_subscription(envelope.topic)
-                # By the exchange that keeps what nobody wants; whoever has subscribed meanwhile gets it there too.
+                # EVENTS keeps events without a subscription; a service that has subscribed meanwhile gets it too.
                 self.pool.publish(text, headers, properties, EVENTS, envelope.topic, id=envelope.id)
                 return 0
         except RestanteError:
             if self.registry:
                 self.registry.not_sent(envelope, len(text))
             raise
-        return noted or None  # heard, so by somebody whom the registry does not know
+        return noted or None  # 0 although a queue took it: a subscription that the registry lacks
 
     def publish_many(self, events: Sequence[tuple[Envelope, bytes]], options: SendOptions) -> list[int | None]:
         from restante.bus.batch import Publishing
 
-        made = [Publishing(envelope, text, options) for envelope, text in events]
-        for one in made:
-            one.reported = True
-            self.confirms.begin(one)
-        self.confirms.settle(made)
-        failed = [(one.id, error) for one in made if (error := one.exception()) is not None]
+        publishings = [Publishing(envelope, text, options) for envelope, text in events]
+        for publishing in publishings:
+            publishing.reported = True
+            self.confirms.begin(publishing)
+        self.confirms.settle(publishings)
+        failed = [(event.id, error) for event in publishings if (error := event.exception()) is not None]
         if ids := [id for id, error in failed if isinstance(error, Unconfirmed)]:
             raise Unconfirmed(ids=ids)
         if failed:
             raise failed[0][1]
-        return [one.result().subscriptions for one in made]
+        return [publishing.result().subscriptions for publishing in publishings]
 
     def call(self, envelope: Envelope, text: bytes, timeout: float) -> Answer:
-        got = self._ask(CALLS, envelope, text, timeout, 1)
-        if not got:
+        answers = self._ask(CALLS, envelope, text, timeout, 1)
+        if not answers:
             raise CallTimeout(f"{envelope.topic} was not answered within {timeout:g} s: call again, or wait longer")
-        return got[0]
+        return answers[0]
 
     def call_all(self, envelope: Envelope, text: bytes, timeout: float) -> list[Answer]:
         count = self.registry.answering(envelope.topic) if self.registry else None
@@ -375,7 +366,7 @@ class RabbitBroker:
             except amqp.exceptions.NotFound:
                 self.pool.declare(shared(self.pool.options))
             except ConnectionPool.LOST as error:
-                # Whether it was run cannot be known; asking again might run it twice.
+                # The call may have run, so that calling again could run it twice.
                 raise unreachable(self.pool.url, error) from None
 
     def _asked(
@@ -399,7 +390,7 @@ class RabbitBroker:
         connection.returned.clear()
         connection.answers.clear()
         connection.ask(amqp_message(text, headers, properties), exchange, envelope.topic, mandatory=True)
-        got: list[Answer] = []
+        answers: list[Answer] = []
         while (left := deadline - time.monotonic()) > 0:
             try:
                 connection.kombu.drain_events(timeout=left)
@@ -411,10 +402,10 @@ class RabbitBroker:
                 message = connection.answers.popleft()
                 if message.properties.get("correlation_id") == envelope.id:
                     body = message.body
-                    got.append(Answer.parse(body if isinstance(body, bytes) else body.encode()))
-            if count is not None and len(got) >= count:
+                    answers.append(Answer.parse(body if isinstance(body, bytes) else body.encode()))
+            if count is not None and len(answers) >= count:
                 break
-        return got
+        return answers
 
     def close(self) -> None:
         if self._confirms is not None:

@@ -1,6 +1,6 @@
-"""Events and calls on RabbitMQ for asyncio, over aio-pika; the messages are those of `on_rabbitmq`.
+"""The asyncio client's side of RabbitMQ, over aio-pika; the messages are those of `client_rabbitmq`.
 
-On failure: as there, `Unavailable` once patience is over, or `Unconfirmed` where the broker may have the event.
+On failure, as there, it raises `Unavailable` once patience is over, or `Unconfirmed` if the broker may have the event.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LOST = (OSError, AMQPError, asyncio.TimeoutError)
 
 
 class AsyncRabbitBroker:
-    """The asyncio client of a RabbitMQ broker; one connection, as many calls at once as asked for."""
+    """The asyncio client's side of RabbitMQ: one connection for all publishes and calls."""
 
     #: All of them share the connection. More take memory, fewer leave the broker idle.
     at_once = 500
@@ -60,7 +60,7 @@ class AsyncRabbitBroker:
         self._connection: AbstractConnection | None = None
         self._confirming: AbstractChannel | None = None
         self._asking: AbstractChannel | None = None
-        #: Calls that wait, by their id: the answers so far and what wakes the caller.
+        #: Waiting calls by id: the answers so far, and the event that wakes the caller.
         self._waiting: dict[str, tuple[list[Answer], asyncio.Event]] = {}
 
     async def _open(self) -> tuple[AbstractChannel, AbstractChannel]:
@@ -83,7 +83,7 @@ class AsyncRabbitBroker:
             waiting[1].set()
 
     async def _publish(self, message: aio_pika.Message, exchange: str, key: str, *, asking: bool = False) -> bool:
-        """Publishes with a confirm; False where no queue took it."""
+        """Publishes and waits for the confirm; False if no queue took the message."""
         channel = (await self._open())[asking]
         try:
             target = await channel.get_exchange(exchange, ensure=False)
@@ -134,10 +134,10 @@ class AsyncRabbitBroker:
         return noted or None
 
     async def call(self, envelope: Envelope, text: bytes, timeout: float) -> Answer:
-        got = await self._ask(CALLS, envelope, text, timeout, 1)
-        if not got:
+        answers = await self._ask(CALLS, envelope, text, timeout, 1)
+        if not answers:
             raise CallTimeout(f"{envelope.topic} was not answered within {timeout:g} s: call again, or wait longer")
-        return got[0]
+        return answers[0]
 
     async def call_all(self, envelope: Envelope, text: bytes, timeout: float) -> list[Answer]:
         count = await asyncio.to_thread(self._registry.answering, envelope.topic) if self._registry else None
@@ -156,11 +156,11 @@ class AsyncRabbitBroker:
             while True:
                 message = _message(envelope, text, None, deadline - time.monotonic())
                 try:
-                    heard = await self._publish(message, exchange, envelope.topic, asking=True)
+                    routed = await self._publish(message, exchange, envelope.topic, asking=True)
                     break
                 except ChannelNotFoundEntity:
                     await self._declare()
-            if not heard:
+            if not routed:
                 raise NoHandler(f"no service answers {envelope.topic}: start the one that does, or check the spelling")
             while count is None or len(answers) < count:
                 waker.clear()

@@ -1,7 +1,7 @@
-"""A service's dead events, the same on both brokers: list, show, and replay to that service alone.
+"""A service's dead events on either broker: list, show, and replay to that service alone.
 
 A replayed event goes to the subscription it died in, with its attempts reset. On failure it is in one place or in two,
-never in none: what was put back twice runs once, where the bus keeps records.
+never in none: an event that was put back twice runs once where the bus keeps records.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from restante.core.errors import NotFound
 from restante.core.message import Message, State
 from restante.core.queue import Client
 
-#: Dead events one list shows.
+#: Dead events that a list shows by default.
 PAGE = 100
 
 
@@ -46,17 +46,17 @@ class DeadEvent:
 
 @dataclass(frozen=True, slots=True)
 class DeadFilter:
-    """Which of them are meant: all, or those that fit."""
+    """Selects dead events; a field that is None selects all."""
 
     ids: Sequence[str] | None = None
     subscription: str | None = None
     error_class: str | None = None
 
-    def fits(self, one: DeadEvent) -> bool:
+    def matches(self, event: DeadEvent) -> bool:
         return (
-            (self.ids is None or one.id in self.ids)
-            and (self.subscription is None or one.subscription == self.subscription)
-            and (self.error_class is None or one.error_class == self.error_class)
+            (self.ids is None or event.id in self.ids)
+            and (self.subscription is None or event.subscription == self.subscription)
+            and (self.error_class is None or event.error_class == self.error_class)
         )
 
 
@@ -77,7 +77,7 @@ class DeadLetters(Protocol):
 
 
 def dead_letters(broker: str, service: str, *, operator: str | None = None) -> DeadLetters:
-    """The dead events of a service on the broker at a URL."""
+    """Opens the dead events of a service on the broker at a URL."""
     if is_rabbitmq(broker):
         from restante.bus.archive import RabbitDeadLetters
 
@@ -86,9 +86,9 @@ def dead_letters(broker: str, service: str, *, operator: str | None = None) -> D
 
 
 def find_dead_event(letters: DeadLetters, id: str) -> DeadEvent:
-    """One of them; NotFound where it is not there."""
-    for one in letters.list(DeadFilter(ids=(id,)), limit=1):
-        return one
+    """The dead event with this id; NotFound where there is none."""
+    for event in letters.list(DeadFilter(ids=(id,)), limit=1):
+        return event
     raise NotFound(f"{letters.service} has no dead event {id}: see `restante dead ls --service {letters.service}`")
 
 
@@ -111,26 +111,26 @@ class RedisDeadLetters:
         return [info for info in mine if info.broker == "redis"]
 
     def counts(self) -> dict[str, int]:
-        made: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for info in self._handler_infos():
             try:
-                made[info.name] = self._admin.counts(info.queue).dead
+                counts[info.name] = self._admin.counts(info.queue).dead
             except NotFound:
-                made[info.name] = 0
-        return made
+                counts[info.name] = 0
+        return counts
 
     def list(self, choice: DeadFilter = DeadFilter(), limit: int = PAGE) -> list[DeadEvent]:  # noqa: B008 - a frozen value
-        made: list[DeadEvent] = []
+        events: list[DeadEvent] = []
         for info in self._handler_infos():
             if choice.subscription not in (None, info.name):
                 continue
             for message in self._walk(info):
-                one = _dead(info.name, message)
-                if choice.fits(one):
-                    made.append(one)
-                    if len(made) >= limit:
-                        return made
-        return made
+                event = _dead(info.name, message)
+                if choice.matches(event):
+                    events.append(event)
+                    if len(events) >= limit:
+                        return events
+        return events
 
     def _walk(self, info: HandlerInfo) -> Iterator[Message]:
         try:
@@ -187,7 +187,7 @@ def _dead(subscription: str, message: Message) -> DeadEvent:
 
 @contextmanager
 def open_dead_letters(broker: str, service: str, *, operator: str | None = None) -> Iterator[DeadLetters]:
-    """The same, closed at the end."""
+    """`dead_letters`, closed at the end of the block."""
     letters = dead_letters(broker, service, operator=operator)
     try:
         yield letters

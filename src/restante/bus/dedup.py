@@ -1,8 +1,8 @@
-"""Deduplication: whether a subscription may run a message, by records in Redis, in this process, or not at all.
+"""Deduplication: records that decide whether a subscription may run a message, in Redis, in this process, or none.
 
 A record is taken when the handler starts, confirmed when it succeeds, released when it fails. A crash leaves it taken.
-On RabbitMQ the next attempt, which counts one more, takes it over. On Redis whoever holds the message's lease does: no
-other delivery of it can be valid.
+On RabbitMQ the next attempt takes it over, since its turn is higher. On Redis the holder of the message's lease takes
+it over: no other delivery can be valid.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from restante.core.connection import Connection
     from restante.core.queue import Client
 
-#: Seconds within which a message that is done does not run again.
+#: Seconds for which a handled message does not run again.
 WINDOW = 86400.0
-#: Records a process keeps in memory; the oldest give way.
+#: Records that a process keeps in memory; the oldest are dropped beyond.
 MOST = 100_000
 
 
 class Records(Protocol):
-    """Where it is kept what has run."""
+    """A store of records of handled messages."""
 
     def take(
         self, subscription: str, id: str, attempts: int, line: Line | None = None, *, seize: bool = False
@@ -41,7 +41,7 @@ class Records(Protocol):
 
 
 class RedisRecords:
-    """Records in Redis: they hold for every process of every host."""
+    """Records in Redis, shared by every process of every host."""
 
     def __init__(self, connection: Connection, window: float = WINDOW, prefix: str = "") -> None:
         self._connection = connection
@@ -73,12 +73,12 @@ class RedisRecords:
 
 
 class MemoryRecords:
-    """Records of this process alone: enough where one process handles a subscription."""
+    """Records of this process alone: enough if one process handles a subscription."""
 
     def __init__(self, window: float = WINDOW) -> None:
         self._window = window
         self._lock = threading.Lock()
-        #: (subscription, id) → attempts at work, or None where it is done; and until when that counts.
+        #: (subscription, id) → the running attempt, or None once done; and until when the record holds.
         self._known: OrderedDict[tuple[str, str], tuple[int | None, float]] = OrderedDict()
 
     def take(
@@ -115,7 +115,7 @@ class MemoryRecords:
 
 
 class NoRecords:
-    """No deduplication: what is delivered twice runs twice."""
+    """No deduplication: a message that is delivered twice runs twice."""
 
     def take(
         self, subscription: str, id: str, attempts: int, line: Line | None = None, *, seize: bool = False

@@ -1,4 +1,4 @@
-"""One delivery of an event or call: what the worker's main process hands to the one that runs the handler."""
+"""One delivery of an event or a call, as the worker's main process hands it to the process that runs the handler."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from restante.rabbitmq.topology import CALL, calls_queue
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """What the worker's main process hands to the one that runs the handler."""
+    """A received message and what its broker knows of it."""
 
     envelope: Envelope
-    #: An event, a call of one service, or a call of all.
+    #: An event, a call of one service, or a call of all services.
     purpose: Literal["event", "call", "call_all"] = "event"
     #: The queue it came from.
     queue: str = ""
     reply_to: str = ""
-    #: When a call is not worth beginning any more, by this machine's clock.
+    #: When the caller stops waiting, in seconds by this machine's clock.
     deadline: float = 0.0
-    #: Whether the broker cannot say that it never was delivered before.
+    #: Whether it may have been delivered before.
     suspect: bool = False
     priority: int = 0
     size: int = 0
-    #: How often it was replayed.
+    #: Replays so far.
     replays: int = 0
-    #: Whether the delivery before this one ended without a verdict, by the broker's word.
+    #: Whether the broker knows that the delivery before this one ended without a verdict.
     expired: bool = False
 
     @property
     def turn(self) -> int:
-        """Attempts, and those before replays counted too: it only grows, and records go by it."""
+        """The number of this attempt over all replays: it only grows, and records compare it."""
         return self.replays * 100_000 + self.envelope.attempts
 
     def pack(self) -> str:
@@ -60,7 +60,7 @@ class Delivery:
         return cls(Envelope.read(headers, attempts=attempts), *rest)
 
     def line(self, event: JournalEvent, state: State | str, consumer: str, **more: Any) -> Line:
-        """A line of the journal about it."""
+        """A line of the journal about this delivery."""
         envelope = self.envelope
         sent = None if envelope.time is None else int(envelope.time.timestamp() * 1000)
         return Line(event, state, envelope.topic, self.size, self.priority, sent, consumer, **more)

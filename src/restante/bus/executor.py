@@ -1,6 +1,6 @@
-"""A delivery's way through a handler, in the process that runs it: read, take, run, confirm; or answer a call.
+"""Runs a handler for one delivery, in a worker's pool process: takes the record, runs, confirms; or answers a call.
 
-On failure the record is released and the broker keeps the message: until its next attempt, or as dead.
+If the handler fails, the record is released and the broker keeps the message for its next attempt, or as dead.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("restante")
 
-#: Failures between two collections of garbage: Celery's record of one is a cycle of some tens of kilobytes, and the
-#: collector, which counts objects and not bytes, comes for it a hundred megabytes later.
+#: Failures between two collections of garbage. Celery's record of a failure is a reference cycle of tens of kilobytes,
+#: and the collector, which counts objects and not bytes, would run only after a hundred megabytes of them.
 FAILURES = 50
 _failures = itertools.count(1)
-#: Seconds after which a message whose earlier delivery left no verdict is tried again.
-AGAIN = 1.0
+#: Seconds until the next attempt of a message whose earlier delivery ended without a verdict.
+RETRY_SECONDS = 1.0
 
 
 def run(bus: Bus, handler: Handler, task: Any, packed: str, text: str) -> None:
-    """Handles one delivery; returning means it is done with."""
+    """Runs the handler for one delivery; an error that it raises is the verdict."""
     delivery = Delivery.parse(packed)
     if delivery.purpose == "event":
         handle(bus, handler, task, delivery, text)
@@ -45,7 +45,7 @@ def run(bus: Bus, handler: Handler, task: Any, packed: str, text: str) -> None:
 
 
 def handle(bus: Bus, handler: Handler, task: Any, delivery: Delivery, text: str) -> None:
-    """An event: at most once at a time, again after a failure, never again after a success."""
+    """Runs an event: at most once at a time, again after a failure, never again after a success."""
     envelope, name = delivery.envelope, handler.subscription
     if bus.worker_backend.is_over(delivery):
         log.info("expired subscription=%s id=%s", name, envelope.id)
@@ -55,20 +55,20 @@ def handle(bus: Bus, handler: Handler, task: Any, delivery: Delivery, text: str)
     try:
         taken = claim.take(bus.worker_backend.line(delivery, JournalEvent.RECEIVED, State.LEASED))
     except RestanteError as error:
-        # Nothing has run: the event is as good as before, and must not be dead because the store is away.
-        pause = handler.retry_rule.policy.next(envelope.attempts) or AGAIN
-        raise Retry(f"the records are away: {error}", exc=error, when=pause) from None
+        # The handler has not run, so the event must not be dead because the store is away.
+        pause = handler.retry_rule.policy.next(envelope.attempts) or RETRY_SECONDS
+        raise Retry(f"the records of handled events cannot be reached: {error}", exc=error, when=pause) from None
     if taken is Taken.DONE:
-        log.info("done before subscription=%s id=%s", name, envelope.id)
+        log.info("skipped reason=done subscription=%s id=%s", name, envelope.id)
         return
     if taken is Taken.AT_WORK:
         if handler.early and delivery.expired:
             raise Crashed()
         if not delivery.suspect:
-            log.info("at work already subscription=%s id=%s", name, envelope.id)
+            log.info("skipped reason=running subscription=%s id=%s", name, envelope.id)
             return
-        # The delivery that took it left no verdict, so its process is gone: that was an attempt.
-        raise Retry("its earlier delivery ended without a verdict", when=AGAIN)
+        # The delivery that took the record ended without a verdict, so its process is gone: this counts as an attempt.
+        raise Retry("its earlier delivery ended without a verdict", when=RETRY_SECONDS)
     try:
         handler.run(task, envelope, handler.value(envelope, text))
     except (Ignore, Reject, Retry):
@@ -82,22 +82,22 @@ def handle(bus: Bus, handler: Handler, task: Any, delivery: Delivery, text: str)
         if delay is None:
             raise
         text = "".join(traceback.format_exception(error))[-MAX_ERROR:]
-        # Without its traceback, whose frames would keep each other and everything they saw until the collector comes.
+        # Without its traceback, whose frames would keep themselves and their variables alive until the next collection.
         raise Retry(text, exc=error.with_traceback(None), when=delay) from None
     try:
         claim.confirm(bus.worker_backend.line(delivery, JournalEvent.ACKED, "gone"))
     except RestanteError as error:
-        # It is done: a double that comes within the window would run, which is better than this one running again.
+        # The handler has succeeded. Unconfirmed, a duplicate may run; failing here would run this one again for sure.
         log.warning("not confirmed subscription=%s id=%s error=%s", name, envelope.id, error)
 
 
 class Crashed(RestanteError):
-    """The process that ran this event was killed, and its handler has acks_late=False: it is not run again by itself.
-    Replay it if it must be."""
+    """The process that ran this event was killed, and its handler has acks_late=False, so it does not run again. Replay
+    it if it must."""
 
 
 def release(bus: Bus, handler: Handler, delivery: Delivery) -> None:
-    """Gives the record of a failed run back. One that stays hinders no later attempt, which counts one more."""
+    """Releases the record of a failed run. If that fails, later attempts run all the same: their turn is higher."""
     try:
         bus.worker_backend.claim(handler, delivery).release()
     except RestanteError as error:
@@ -105,20 +105,20 @@ def release(bus: Bus, handler: Handler, delivery: Delivery) -> None:
 
 
 def answer(bus: Bus, handler: Handler, task: Any, delivery: Delivery, text: str) -> None:
-    """A call: what the handler returns, declines with or fails by goes back to the caller."""
+    """Runs a call and sends the handler's result, refusal or failure to the caller."""
     envelope = delivery.envelope
     if time.time() >= delivery.deadline:
-        log.info("call too late topic=%s id=%s", envelope.topic, envelope.id)
+        log.info("expired call topic=%s id=%s", envelope.topic, envelope.id)
         bus.note(delivery, JournalEvent.DELETED, "gone", detail="expired")
         return
     bus.note(delivery, JournalEvent.RECEIVED, State.LEASED)
     try:
         result = handler.run(task, envelope, handler.value(envelope, text))
-        made = Answer(handler.service, "ok", encode(result, handler.returns))
+        reply = Answer(handler.service, "ok", encode(result, handler.returns))
     except Declined as refusal:
-        made = Answer(handler.service, "declined", encode(refusal.data, handler.error))
+        reply = Answer(handler.service, "declined", encode(refusal.data, handler.error))
     except Exception as error:
         log.exception("call failed topic=%s id=%s", envelope.topic, envelope.id)
-        made = Answer(handler.service, "failed", error_class=type(error).__name__, error=str(error)[:1000])
-    bus.reply(delivery, made)
-    bus.note(delivery, JournalEvent.ACKED, "gone", error_class=made.error_class)
+        reply = Answer(handler.service, "failed", error_class=type(error).__name__, error=str(error)[:1000])
+    bus.reply(delivery, reply)
+    bus.note(delivery, JournalEvent.ACKED, "gone", error_class=reply.error_class)

@@ -1,6 +1,6 @@
-"""Who has subscribed to what, as services told Redis: for pages, commands, and publishers on RabbitMQ.
+"""The registry of handlers in Redis, which services write when they start: for pages, commands and publishers.
 
-RabbitMQ cannot say which queues an event went to, and has no journal: with a store, both come from here.
+RabbitMQ does not report which queues an event went to, and has no journal: with a store, publishers use this instead.
 """
 
 from __future__ import annotations
@@ -30,44 +30,44 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("restante")
 
-#: Seconds for which it is left alone after it did not answer: no publish waits for it twice.
+#: Seconds without a request after one failed, so that no second publish waits for it.
 AWAY = 5.0
-#: Seconds for which what was read of the registry counts.
+#: Seconds for which a copy of the registry is used.
 FRESH = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class HandlerInfo:
-    """One handler of one service."""
+    """A handler of a service, as the registry lists it."""
 
     name: str
     service: str
     handler: str
-    #: The pattern of topics, for a handler of events.
+    #: The pattern of topics of a handler of events.
     topic: str | None
-    #: The topic of calls, for a handler that answers.
+    #: The topic of calls that the handler answers.
     answers: str | None
     queue: str
     retry: str
     max_attempts: int
     broker: str
-    #: Messages the service's archive takes; None on Redis, without an archive, and where an earlier version wrote it.
+    #: Messages the service's archive takes; None on Redis, without an archive, and if an earlier version wrote this.
     archive_length: int | None = None
 
     @classmethod
-    def read(cls, name: str, told: Mapping[str, Any]) -> HandlerInfo:
-        """A card as it was stored; what a later version added is not looked at."""
-        return cls(name, **{key: value for key, value in told.items() if key in cls.__slots__ and key != "name"})
+    def read(cls, name: str, stored: Mapping[str, Any]) -> HandlerInfo:
+        """Reads a stored handler; ignores fields that a later version added."""
+        return cls(name, **{key: value for key, value in stored.items() if key in cls.__slots__ and key != "name"})
 
 
 def register(
     redis: Client, service: str, handlers: Sequence[Handler], backend: WorkerBackend, prefix: str = ""
 ) -> None:
-    """Writes a service's handlers to Redis, for pages and commands, and removes those that it no longer has."""
+    """Writes a service's handlers to the registry, and removes those that it no longer has."""
     command = redis.connection.command
     flat = command("HGETALL", SUBSCRIPTIONS, key=SUBSCRIPTIONS)
     before = {flat[at].decode(): orjson.loads(flat[at + 1]) for at in range(0, len(flat), 2)}
-    now = {one.name: one for one in infos_of(service, handlers, backend, prefix)}
+    now = {info.name: info for info in handler_infos(service, handlers, backend, prefix)}
     for name, info in now.items():
         stored = {key: value for key, value in asdict(info).items() if key != "name"}
         if before.get(name) != stored:
@@ -76,55 +76,57 @@ def register(
     for name, stored in before.items():
         if stored["service"] == service and stored["broker"] == backend.broker and name not in now:
             command("HDEL", SUBSCRIPTIONS, name, key=SUBSCRIPTIONS)
-            log.warning("no longer subscribed %s: its queue and what waits there stays until it is dropped", name)
+            log.warning("unregistered subscription=%s: its queue stays with its messages until you drop it", name)
             answered = {other["answers"] for other_name, other in before.items() if other_name != name}
             if stored["answers"] and stored["answers"] not in answered:
                 backend.forget_answer(stored["answers"])
 
 
-def infos_of(service: str, handlers: Sequence[Handler], backend: WorkerBackend, prefix: str = "") -> list[HandlerInfo]:
-    """What the registry lists of a service's handlers."""
+def handler_infos(
+    service: str, handlers: Sequence[Handler], backend: WorkerBackend, prefix: str = ""
+) -> list[HandlerInfo]:
+    """A service's handlers as the registry lists them."""
     return [
         HandlerInfo(
-            prefix + one.subscription,
+            prefix + handler.subscription,
             service,
-            one.name,
-            one.pattern,
-            one.answers,
-            prefix + (one.subscription if one.answers is None else call_queue(one.answers)),
-            one.retry_rule.policy.text(),
-            one.retry_rule.max_attempts,
+            handler.name,
+            handler.pattern,
+            handler.answers,
+            prefix + (handler.subscription if handler.answers is None else call_queue(handler.answers)),
+            handler.retry_rule.policy.text(),
+            handler.retry_rule.max_attempts,
             backend.broker,
             backend.archive_length,
         )
-        for one in handlers
+        for handler in handlers
     ]
 
 
 def registered_handlers(redis: Client) -> list[HandlerInfo]:
-    """Every handler that services have told of, by name."""
+    """All registered handlers, by name."""
     flat = redis.connection.command("HGETALL", SUBSCRIPTIONS, key=SUBSCRIPTIONS)
-    made = []
+    infos = []
     for at in range(0, len(flat), 2):
         try:
-            made.append(HandlerInfo.read(flat[at].decode(), orjson.loads(flat[at + 1])))
+            infos.append(HandlerInfo.read(flat[at].decode(), orjson.loads(flat[at + 1])))
         except (ValueError, TypeError, AttributeError) as error:
-            # One card that cannot be read must not hide every other service.
-            log.warning("passed over subscription=%r error=%s", flat[at][:100], error)
-    return sorted(made, key=lambda info: info.name)
+            # An entry that cannot be read must not hide every other service.
+            log.warning("skipped subscription=%r error=%s", flat[at][:100], error)
+    return sorted(infos, key=lambda info: info.name)
 
 
 class Registry:
-    """The registry to a publisher on RabbitMQ. That it is away holds no event up."""
+    """The registry for a publisher on RabbitMQ. If Redis is away, events are published without it."""
 
     def __init__(self, store: str) -> None:
         self._redis = open_redis(store, patience=1.0)
         self._handlers: list[HandlerInfo] = []
         self._read_at = 0.0
-        #: Until when it is not asked, because it was away.
+        #: Until when no request is sent, because Redis was away.
         self._away_until = 0.0
 
-    def _missed(self, error: RestanteError) -> None:
+    def _failed(self, error: RestanteError) -> None:
         self._away_until = time.monotonic() + AWAY
         log.warning("registry away error=%s", error)
 
@@ -138,21 +140,21 @@ class Registry:
         return self._handlers
 
     def answering(self, topic: str) -> int | None:
-        """How many services answer a call."""
+        """How many services answer a topic, None if unknown."""
         try:
             return len({info.service for info in self._known() if info.answers == topic}) or None
         except RestanteError as error:
-            self._missed(error)
+            self._failed(error)
             return None
 
     def sent(self, envelope: Envelope, size: int, options: SendOptions) -> int | None:
-        """Notes an event in the journal of every subscription that gets it; says how many, None if unknown."""
+        """Writes an event to the journal of every subscription that gets it; returns how many, None if unknown."""
         state = State.SCHEDULED if options.delay else State.READY
         line = self._line(JournalEvent.SENT, state, envelope, size, options.priority, options.delay or None)
         return self._note(envelope, line, [c.queue for c in self._topics(envelope.topic)])
 
     def sent_many(self, events: Sequence[tuple[Envelope, int, SendOptions]]) -> list[int | None]:
-        """`sent` of several events by one round trip."""
+        """`sent` for several events in one round trip."""
         from restante.core.claims import once
 
         if time.monotonic() < self._away_until:
@@ -167,17 +169,17 @@ class Registry:
         try:
             self._redis.connection.run_all(ops)
         except RestanteError as error:
-            self._missed(error)
+            self._failed(error)
             return [None] * len(events)
         return [*counts]
 
     def not_sent(self, envelope: Envelope, size: int) -> None:
-        """Takes that back."""
+        """Writes to the journal that an event noted as sent was not published."""
         line = self._line(JournalEvent.DELETED, "gone", envelope, size, 0, None, detail="not published")
         self._note(envelope, line, [c.queue for c in self._topics(envelope.topic)])
 
     def called(self, envelope: Envelope, size: int) -> None:
-        """Notes a call in the journal of its queue."""
+        """Writes a call to the journal of its queue."""
         self._note(
             envelope, self._line(JournalEvent.SENT, State.READY, envelope, size, 0, None), [call_queue(envelope.topic)]
         )
@@ -186,7 +188,7 @@ class Registry:
         try:
             return [info for info in self._known() if info.topic is not None and matches(info.topic, topic)]
         except RestanteError as error:
-            self._missed(error)
+            self._failed(error)
             return []
 
     def _line(
@@ -211,7 +213,7 @@ class Registry:
             ops = [once("note", QueueKeys(queue), envelope.id, 0, 1.0, line) for queue in queues]
             self._redis.connection.run_all(ops)
         except RestanteError as error:
-            self._missed(error)
+            self._failed(error)
             return None
         return len(queues)
 

@@ -1,8 +1,8 @@
-"""How an ordinary Celery worker runs handlers: its queues are made sure of, its messages become tasks, and verdicts
-are the broker's own: a retry waits there, a failure is dead there.
+"""Runs handlers in an ordinary Celery worker: declares the queues, turns messages into tasks, and settles them with the
+broker, where retries wait and dead events are kept.
 
-On failure to declare, the worker says what is wrong and does not start. A verdict that cannot be told leaves the
-message with the broker, which delivers it again.
+If declaring fails, the worker names the cause and does not start. If a message cannot be settled, it stays with the
+broker, which delivers it again.
 """
 
 from __future__ import annotations
@@ -32,32 +32,32 @@ log = logging.getLogger("restante")
 #: The part of a task message that Celery's canvas uses, and a handler does not.
 _EMBED = '{"callbacks":null,"errbacks":null,"chain":null,"chord":null}'
 _LOST = (WorkerLostError, CeleryWorkerLost)
-#: Seconds between two tries to tell the verdict on an event that was acknowledged early.
+#: Seconds between two attempts to settle an event that was acknowledged early.
 SETTLE_EVERY = 1.0
 
 
 class DeclareStep(bootsteps.StartStopStep):
-    """Makes sure of the broker's part before the worker asks for messages; what is wrong there stops it."""
+    """Declares queues and bindings before the worker consumes; an error stops the worker."""
 
     def start(self, worker: Any) -> None:
         worker.app.declare()
 
 
 class HandlerStep(bootsteps.StartStopStep):
-    """Turns what arrives in a subscription's queue into the task of its handler."""
+    """Puts `handler_receiver` before Celery's receiver of messages."""
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
     def start(self, c: Any) -> None:
         c.app.worker_backend.connected()
-        if not hasattr(c, "restante_handing"):
-            c.restante_handing = True
+        if not hasattr(c, "restante_receiver"):
+            c.restante_receiver = True
             make = c.create_task_handler
             c.create_task_handler = lambda *args, **kwargs: handler_receiver(c, make(*args, **kwargs))
 
 
 def handler_receiver(c: Any, inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Celery's receiver of messages with ours in front."""
+    """A receiver that turns events and calls into tasks and hands them, with all other messages, to Celery's own."""
     bus = c.app
     queues: dict[str, str] = {}
 
@@ -89,11 +89,11 @@ def handler_receiver(c: Any, inner: Callable[[Any], Any]) -> Callable[[Any], Any
 
 
 class Spent(RestanteError):
-    """The attempts of this message are spent, some of them by processes that ended without a word."""
+    """The attempts of this message are spent, some of them by processes that were killed."""
 
 
 def prepare(bus: Any, queue: str, message: Any) -> None:
-    """Makes a task message of an event or call, in place; what it was stays with it for the verdict."""
+    """Turns the message of an event or call into a task message, in place; the original stays on it for the verdict."""
     message.restante_queue = queue
     body = message.body if isinstance(message.body, bytes) else str(message.body).encode()
     if (message.content_type or "application/json") != "application/json":
@@ -127,13 +127,13 @@ def prepare(bus: Any, queue: str, message: Any) -> None:
 
 
 class Request(celery_request.Request):
-    """A delivery in the worker's main process, whose verdict is given by the broker's own means.
+    """A delivery in the worker's main process, which settles it with the broker.
 
-    A handler with early acks has lost the delivery on RabbitMQ by the time it fails: the verdict is published then,
-    until it is confirmed.
+    With early acks on RabbitMQ the delivery is gone by the time the handler fails: the retry or the dead event is then
+    published until the broker confirms it.
     """
 
-    #: Whether the verdict was given.
+    #: Whether the delivery was settled, or is being settled.
     has_verdict = False
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
@@ -160,23 +160,23 @@ class Request(celery_request.Request):
             self.acknowledge()
             return
         delay, name = self._decide(error, delivery, handler)
-        told = RemoteError(name, str(info.traceback if info is not None else f"{name}: {error}"))
+        reason = RemoteError(name, str(info.traceback if info is not None else f"{name}: {error}"))
         try:
-            self._settle(delay, told)
+            self._settle(delay, reason)
             self.acknowledged = True
         except (RestanteError, OSError) as failure:
-            log.error("verdict not told subscription=%s error=%s", handler.subscription, failure)
+            log.error("not settled subscription=%s error=%s", handler.subscription, failure)
             if self.acknowledged:
-                # Acknowledged early, so the broker has it no more: this process must not let go of it.
+                # Acknowledged early: the broker no longer has it, so this process must keep trying.
                 threading.Thread(
-                    target=self._settle_until_done, args=(delay, told), name="restante-verdict", daemon=True
+                    target=self._settle_until_done, args=(delay, reason), name="restante-verdict", daemon=True
                 ).start()
             else:
-                # The broker has it still: given back it comes again, and if that fails too, with its lease's end.
+                # The broker still has it and delivers it again: at once, or if that fails too, when its lease ends.
                 self.reject(requeue=True)
 
     def _decide(self, error: BaseException, delivery: Any, handler: Any) -> tuple[float | None, str]:
-        """Seconds until the next attempt, None for dead; and the name of the error."""
+        """Seconds until the next attempt, or None for dead; and the error's name."""
         attempts = delivery.envelope.attempts
         if isinstance(error, Retry):
             delay = error.when if isinstance(error.when, int | float) else 0.0
@@ -189,20 +189,20 @@ class Request(celery_request.Request):
             return handler.retry_rule.delay(attempts, RuntimeError(str(error))), type(error).__name__
         return None, type(error).__name__
 
-    def _settle(self, delay: float | None, told: RemoteError) -> None:
+    def _settle(self, delay: float | None, reason: RemoteError) -> None:
         message = self._message
         bus, (_, _, delivery, handler) = self._app, message.restante
         if delay is None:
-            # A process that ended without a word left its record: a replay must not find it at work.
+            # A killed process left its record taken, which would make a replay wait.
             release(bus, handler, delivery)
-            bus.worker_backend.bury(message, self, told)
+            bus.worker_backend.bury(message, self, reason)
         else:
-            bus.worker_backend.retry(message, self, delay, told)
+            bus.worker_backend.retry(message, self, delay, reason)
 
-    def _settle_until_done(self, delay: float | None, told: RemoteError) -> None:
+    def _settle_until_done(self, delay: float | None, reason: RemoteError) -> None:
         while True:
             try:
-                return self._settle(delay, told)
+                return self._settle(delay, reason)
             except (RestanteError, OSError) as failure:
-                log.error("verdict not told yet task=%s error=%s", self.name, failure)
+                log.error("not settled yet task=%s error=%s", self.name, failure)
                 time.sleep(SETTLE_EVERY)

@@ -1,8 +1,8 @@
-"""The broker's side of a worker on RabbitMQ: attempts counted by the message's own history, retries on the ladder, and
-the dead in the service's archive.
+"""The worker's side of RabbitMQ: counts attempts by a message's headers, retries by the ladder, and buries in the
+service's archive.
 
-A verdict is published and confirmed before the delivery is acked. On failure in between the event is there twice, and
-runs once where the bus keeps records.
+A retry or a dead event is published and confirmed before the delivery is acked. On failure in between the event is
+there twice, and runs once where the bus keeps records.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from restante.bus.delivery import Delivery, call_seconds, purpose_of
 from restante.bus.directory import announce
 from restante.bus.envelope import Envelope, Malformed
 from restante.bus.options import LadderOptions
-from restante.bus.registry import infos_of
+from restante.bus.registry import handler_infos
 from restante.core.errors import QueueFull, RestanteError, Unavailable
 from restante.core.message import JournalEvent, State
 from restante.core.retry import RetryPolicy
@@ -41,7 +41,7 @@ from restante.rabbitmq.topology import (
     Topology,
     TopologyOptions,
     archive_name,
-    open_gate,
+    gate_topology,
     topology,
 )
 
@@ -52,16 +52,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("restante")
 
-#: Seconds between two tries to archive where the archive is full.
+#: Seconds until a dead event that a full archive refused is tried again.
 FULL_AGAIN = 60.0
-#: AMQP's own properties that stay with a message.
+#: AMQP properties that a message keeps when it is published again.
 KEPT_PROPERTIES = ("content_type", "content_encoding", "message_id", "type", "app_id", "timestamp", "priority")
-#: Errors of past attempts that travel with a message.
+#: Errors of past attempts that a message carries.
 ERRORS_KEPT = 10
 
 
 class RabbitWorker:
-    """The broker's side of a worker on RabbitMQ."""
+    """The worker's side of RabbitMQ."""
 
     broker: Literal["redis", "rabbitmq"] = "rabbitmq"
     always_acks_late = False
@@ -81,7 +81,7 @@ class RabbitWorker:
 
     @property
     def client_options(self) -> LadderOptions:
-        """What decides where a delayed event waits."""
+        """The options that decide where a delayed event waits."""
         names = LadderOptions.__optional_keys__
         return cast(LadderOptions, {name: value for name, value in self._given.items() if name in names})
 
@@ -89,25 +89,25 @@ class RabbitWorker:
         options.setdefault("confirm_publish", True)
 
     def install(self) -> None:
-        """Nothing to do: Celery's own transport serves."""
+        """Nothing to do: Celery's own transport is used."""
 
     def topology(self) -> Topology:
-        """The service's part of the broker, as data."""
+        """The exchanges, queues and bindings of the service."""
         bus = self._bus
-        subscribed = [Subscribed(one.name, one.pattern or "") for one in bus.subscriptions.values()]
+        subscribed = [Subscribed(handler.name, handler.pattern or "") for handler in bus.subscriptions.values()]
         return topology(bus.service, subscribed, sorted(bus.answered), self._policies(), self._options)
 
     def _policies(self) -> list[RetryPolicy]:
-        return [one.retry_rule.policy for one in self._bus.subscriptions.values()]
+        return [handler.retry_rule.policy for handler in self._bus.subscriptions.values()]
 
     @functools.cached_property
     def _ladder(self) -> Ladder:
         return self._options.ladder(self._policies())
 
-    def _climb(self, delay: float, queue: str) -> tuple[str, str]:
+    def _ladder_route(self, delay: float, queue: str) -> tuple[str, str]:
         reach = self._ladder.reach
         if delay > reach:
-            log.warning("a delay of %g s is beyond the ladder of %s: %g s instead", delay, self._bus.service, reach)
+            log.warning("shortened delay=%g service=%s: the ladder reaches %g s", delay, self._bus.service, reach)
         return self._ladder.retry(min(delay, reach), queue)
 
     @property
@@ -121,14 +121,14 @@ class RabbitWorker:
         self._pool.declare(self.topology())
         try:
             handlers = (*self._bus.subscriptions.values(), *self._bus.answered.values())
-            announce(self._pool.url, self._bus.service, infos_of(self._bus.service, handlers, self))
+            announce(self._pool.url, self._bus.service, handler_infos(self._bus.service, handlers, self))
         except RestanteError as error:
-            # Pages without a store show less; no event depends on it.
+            # Without it, pages of servers that have no store show less; no event depends on it.
             log.warning("not announced service=%s error=%s", self._bus.service, error)
         return []
 
     def arguments(self, queue: str) -> dict[str, Any]:
-        return next((dict(one.arguments) for one in self.topology().queues if one.name == queue), {})
+        return next((dict(declared.arguments) for declared in self.topology().queues if declared.name == queue), {})
 
     def delivery(self, queue: str, message: Any, size: int) -> Delivery:
         headers = from_headers(message.headers)
@@ -140,43 +140,45 @@ class RabbitWorker:
         )
         redelivered = bool(message.delivery_info.get("redelivered"))
         if purpose == "event":
-            again = _whole(headers.get("restante_replays"))
+            again = _count(headers.get("restante_replays"))
             return Delivery(
                 envelope, purpose, queue, suspect=redelivered, priority=_priority(message), size=size, replays=again
             )
         reply_to = str(properties.get("reply_to") or "")
         if not reply_to.startswith(f"{REPLY_TO}."):
-            raise Malformed("a call's reply address is the broker's own direct reply-to, and nothing else")
-        asked = envelope.time.timestamp() if envelope.time else time.time()
-        deadline = asked + call_seconds(headers)
+            raise Malformed("the reply address of a call must be RabbitMQ's direct reply-to")
+        called_at = envelope.time.timestamp() if envelope.time else time.time()
+        deadline = called_at + call_seconds(headers)
         return Delivery(envelope, purpose, queue, reply_to, deadline, redelivered, _priority(message), size)
 
     def defer(self, queue: str, message: Any) -> bool:
-        """Whether a message was sent round by the ladder, or passed over, instead of being run.
+        """Settles a message without running it, and returns True, in two cases.
 
-        One that comes again without a count may have killed its process. Where no record says whether it was begun,
-        it is counted and waits on the ladder, so that even such a message ends in the archive: published with a
-        confirm and not rejected, which RabbitMQ does without one and may lose when it is killed. One that came by a
-        pattern which the handler no longer has is nobody's: RabbitMQ keeps bindings until somebody takes them away.
+        A redelivered message may have killed its process, which counts no attempt. If no shared record says whether it
+        was begun, it is published to the ladder with one attempt more, so that even such a message ends in the archive.
+        A rejection would do that too, but without a confirm: RabbitMQ may lose the message when it is killed.
+
+        A message that came by a pattern which the handler no longer has is acknowledged and skipped: RabbitMQ keeps
+        bindings until an operator removes them.
         """
         handler = self._bus.subscriptions.get(queue)
         if handler is None:
             return False
         topic = str(from_headers(message.headers).get("type") or "")
         if handler.pattern and is_topic(topic) and not matches(handler.pattern, topic):
-            log.warning("passed over subscription=%s topic=%s: unbind what it had before", queue, topic)
+            log.warning("skipped subscription=%s topic=%s: remove the binding of its former pattern", queue, topic)
             message.ack()
             return True
         if not message.delivery_info.get("redelivered") or self._bus.has_shared_records:
             return False
         try:
             attempts = attempts_of(message.headers, queue)
-            exchange, key = self._climb(CRASH_DELAY, queue)
+            exchange, key = self._ladder_route(CRASH_DELAY, queue)
             headers = {**without_x_headers(message.headers), "restante_attempts": attempts}
             self._publish(message, message.body, headers, exchange, key, str(message.properties.get("message_id")))
             message.ack()
         except (Malformed, RestanteError):
-            message.reject()  # onto the ladder too; what is wrong with it shows when it comes back
+            message.reject()  # to the ladder too; if it is malformed, it is buried when it comes back
         return True
 
     def is_over(self, delivery: Delivery) -> bool:
@@ -193,7 +195,7 @@ class RabbitWorker:
 
     def retry(self, message: Any, request: Any, delay: float, error: BaseException) -> None:
         original, body, delivery, _ = message.restante
-        exchange, key = self._climb(delay, delivery.queue)
+        exchange, key = self._ladder_route(delay, delivery.queue)
         headers = {
             **without_x_headers(original),
             **error_headers(original, error),
@@ -218,13 +220,13 @@ class RabbitWorker:
             "restante_archived_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
         }
         if not self._options.archive:
-            log.error("dropped because the archive is off subscription=%s id=%s error=%s", queue, id, name)
+            log.error("dropped subscription=%s id=%s error=%s: the archive is off", queue, id, name)
         else:
             try:
                 self._publish(message, body, headers, "", archive_name(self._bus.service), id)
             except QueueFull:
-                log.error("archive full service=%s id=%s: replay or purge it; tried again", self._bus.service, id)
-                exchange, key = self._climb(FULL_AGAIN, queue)
+                log.error("archive full service=%s id=%s: replay or purge it; tried again later", self._bus.service, id)
+                exchange, key = self._ladder_route(FULL_AGAIN, queue)
                 again = {**without_x_headers(original), "restante_attempts": max(0, attempts - 1)}
                 self._publish(message, body, again, exchange, key, id)
         _ack(message, request)
@@ -232,13 +234,13 @@ class RabbitWorker:
             self._bus.note(delivery, JournalEvent.BURIED, State.DEAD, error_class=name)
 
     def _publish(self, message: Any, body: Any, headers: dict[str, Any], exchange: str, key: str, id: str) -> None:
-        """As it was but for the headers; what could not be read keeps the content type it came with."""
+        """Publishes a message with new headers; one that could not be read keeps its content type."""
         kept = {name: message.properties[name] for name in KEPT_PROPERTIES if message.properties.get(name) is not None}
         kept |= {"content_type": message.content_type, "content_encoding": message.content_encoding}
         raw = body if isinstance(body, bytes) else str(body).encode()
         if not self._pool.publish(raw, headers, {**kept, "delivery_mode": 2}, exchange, key, id=id):
             raise Unavailable(
-                f"{key or exchange} is gone from RabbitMQ: start the worker anew, which declares it, or "
+                f"{key or exchange} is gone from RabbitMQ: restart the worker, which declares it, or run "
                 f"`restante rabbitmq declare --service {self._bus.service}`"
             )
 
@@ -246,15 +248,15 @@ class RabbitWorker:
         """Nothing to do: the bindings of a call stay with its queue."""
 
     def connected(self) -> None:
-        from restante.bus.strays import send_on
+        from restante.bus.strays import forward_strays
 
         try:
-            self._pool.declare(open_gate())
-            if sent := send_on(self._pool.url):
-                log.warning("sent on %d events that found no queue while RabbitMQ started", sent)
+            self._pool.declare(gate_topology())
+            if sent := forward_strays(self._pool.url):
+                log.warning("forwarded events=%d: they found no queue while RabbitMQ started", sent)
         except (RestanteError, *ConnectionPool.LOST) as error:
-            # They are kept, and every worker that connects tries again.
-            log.warning("events.unrouted not looked through error=%s: %s", type(error).__name__, error)
+            # The events stay there, and every worker that connects tries again.
+            log.warning("not forwarded queue=events.unrouted error=%s: %s", type(error).__name__, error)
 
     def close(self) -> None:
         pool = self.__dict__.pop("_pool", None)
@@ -281,7 +283,7 @@ def _ack(message: Any, request: Any) -> None:
         message.ack()
 
 
-def _whole(value: Any) -> int:
+def _count(value: Any) -> int:
     return value if isinstance(value, int) and 0 <= value < 1_000_000 else 0
 
 
@@ -290,7 +292,7 @@ def _priority(message: Any) -> int:
 
 
 def attempts_of(headers: Mapping[str, Any], queue: str) -> int:
-    """Deliveries so far with this one: those told by the message, and those the broker counted by rejections."""
+    """Deliveries so far, this one included: those in the message's header, and rejections that the broker counted."""
     try:
         published = int(headers.get("restante_attempts") or 0)
         deaths = headers.get("x-death") or ()
@@ -306,12 +308,12 @@ def attempts_of(headers: Mapping[str, Any], queue: str) -> int:
 
 
 def without_x_headers(headers: Mapping[str, Any]) -> dict[str, Any]:
-    """Without the history of deaths: RabbitMQ drops what seems to go round and round."""
+    """The headers without RabbitMQ's own: by its history of dead letters it drops messages that seem to cycle."""
     return {name: value for name, value in headers.items() if not name.startswith("x-")}
 
 
 def error_headers(headers: Mapping[str, Any], error: BaseException) -> dict[str, Any]:
-    """The errors of past attempts and this one, the newest last."""
+    """Headers with the errors of past attempts and this one, the newest last."""
     name, text = getattr(error, "name", type(error).__name__), str(error)
     before = headers.get("restante_errors")
     line = {"error_class": name, "error": text[-2000:], "at": datetime.now(UTC).isoformat(timespec="milliseconds")}

@@ -1,4 +1,7 @@
-"""The broker's side of a worker on Redis: what a delivery says of itself, and verdicts in the core's own words."""
+"""The worker's side of Redis: declares queues and bindings, reads deliveries, and settles them by the core's verbs.
+
+On failure a typed error of the core; a message that was not settled is delivered again when its lease ends.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ _TOKEN = re.compile(r"[0-9a-f]{32}")
 
 
 class RedisWorker:
-    """Restante's own queues."""
+    """The worker's side of Restante's own queues."""
 
     broker: Literal["redis", "rabbitmq"] = "redis"
     #: The message stays leased while the handler runs: once acked, nothing could be retried. A record says instead that
@@ -54,7 +57,7 @@ class RedisWorker:
 
     @functools.cached_property
     def _begun(self) -> Records:
-        """What handlers with early acks have begun."""
+        """Records of what handlers with early acks have begun."""
         return RedisRecords(self._redis.connection, self._window, self._prefix)
 
     def prepare_transport(self, options: dict[str, Any]) -> None:
@@ -71,38 +74,39 @@ class RedisWorker:
     def delivery(self, queue: str, message: Any, size: int) -> Delivery:
         taken, headers = message.taken, message.headers
         if taken is None:
-            raise Malformed("a broadcast is no event")
+            raise Malformed("a broadcast is not an event")
         envelope = Envelope.read(headers, id=taken.id, topic=taken.kind or queue, attempts=taken.attempts)
         purpose = purpose_of(queue, self._bus.service)
         if purpose == "event":
-            # The server counts deliveries, so an equal count means that one ended without a verdict and uncounted.
+            # Always suspect: the server counts deliveries, so a record of the same attempt means a delivery that ended
+            # without a verdict.
             return Delivery(
                 envelope, purpose, queue, suspect=True, priority=taken.priority, size=size, expired=taken.suspect
             )
         token = str(headers.get("reply_to", ""))
         if not _TOKEN.fullmatch(token):
-            raise Malformed("a call's reply address is a token of its caller's, and nothing else")
-        # By the server's clock until it was received, by ours since.
+            raise Malformed("the reply address of a call must be a token of its caller")
+        # By the server's clock until it was received, by this machine's since.
         left = taken.stored.sent_ms / 1000 + call_seconds(headers) - taken.received_ms / 1000
         return Delivery(envelope, purpose, queue, token, time.time() + left, priority=taken.priority, size=size)
 
     def defer(self, queue: str, message: Any) -> bool:
-        """Never: the server counts every delivery by itself."""
+        """Never: the server itself counts every delivery."""
         return False
 
     def is_over(self, delivery: Delivery) -> bool:
-        """Never: the server ends events by its own clock."""
+        """Never: the server itself expires events, by its own clock."""
         return False
 
     def claim(self, handler: Handler, delivery: Delivery) -> Claim:
-        """Whoever holds the lease seizes the record, unless a handler with early acks may have begun before."""
+        """The lease's holder seizes the record, unless a handler with early acks may have begun the event before."""
         name, id = handler.subscription, delivery.envelope.id
         if handler.early:
             return Claim(self._begun, name, id, 1, seize=not delivery.expired)
         return Claim(self._bus.records, name, id, delivery.turn, seize=True)
 
     def line(self, delivery: Delivery, event: JournalEvent, state: State | str, **more: Any) -> Line | None:
-        """None: the scripts of the server write the journal."""
+        """None: the server's scripts write the journal."""
         return None
 
     def retry(self, message: Any, request: Any, delay: float, error: BaseException) -> None:
@@ -128,14 +132,14 @@ class RedisWorker:
         bind(self._redis, self._prefix, CALLS, "direct", [], (call_queue(topic),))
 
     def connected(self) -> None:
-        """Nothing to do: a server that starts again has everything at once."""
+        """Nothing to do: a restarted server has everything at once."""
 
     def close(self) -> None:
-        """Nothing of its own to close."""
+        """Nothing to close: the bus closes its Redis client."""
 
     def declare(self) -> list[str]:
         bus = self._bus
-        subscribed = [(name, one.pattern or "") for name, one in bus.subscriptions.items()]
+        subscribed = [(name, handler.pattern or "") for name, handler in bus.subscriptions.items()]
         removed = bind(self._redis, self._prefix, EVENTS, "topic", subscribed, bus.subscriptions)
         topics = sorted(bus.answered)
         bind(self._redis, self._prefix, CALLS, "direct", [(call_queue(topic), topic) for topic in topics], ())

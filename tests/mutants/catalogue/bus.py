@@ -226,14 +226,14 @@ FAULTS: Final = (
         "bus",
         "events that found no queue while RabbitMQ started are left in events.unrouted",
         "RabbitWorker.connected",
-        "if sent := send_on(self._pool.url):",
+        "if sent := forward_strays(self._pool.url):",
         "if sent := 0:",
         _STRAYS,
     ),
     Fault(
         "bus",
         "a stray whose queue is gone is thrown away",
-        "send_on",
+        "forward_strays",
         "if not returned:",
         "if True:",
         _STRAYS,
@@ -250,12 +250,10 @@ FAULTS: Final = (
         "bus",
         "an adopted event is acknowledged at its old broker before the new one has it",
         "adopt",
-        'made.known += not keep(read, f"{word}.{(handlers or {}).get(read.topic) or as_word(read.topic)}")\n'
+        'adoption.known += not send(task, f"{word}.{handler}")\n'
         "                channel.basic_ack(message.delivery_tag)\n",
         "channel.basic_ack(message.delivery_tag)\n"
-        "                made.known += not keep(\n"
-        '                    read, f"{word}.{(handlers or {}).get(read.topic) or as_word(read.topic)}"\n'
-        "                )\n",
+        '                adoption.known += not send(task, f"{word}.{handler}")\n',
         _ADOPTION,
     ),
 )
