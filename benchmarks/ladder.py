@@ -26,7 +26,7 @@ from benchmarks.figures import Row, keep, show, write_docs
 from restante import Unroutable
 from restante.bus import BusClient
 from restante.rabbitmq import Subscribed, TopologyOptions, topology
-from restante.rabbitmq.declaring import counts, declare
+from restante.rabbitmq.declaration import counts, declare
 from restante.rabbitmq.ladder import RUNG_TYPES, RungType
 from tests.harness.rabbitmq import RabbitServer
 from tests.rabbitmq.kills import killed_while_climbing
@@ -110,7 +110,7 @@ def _greet(client: BusClient) -> None:
     deadline = time.monotonic() + 60
     while True:
         try:
-            client.publish("shop.order.warm", 0, nobody="raise")
+            client.publish("shop.order.warm", 0, unrouted="raise")
             return
         except Unroutable:
             if time.monotonic() > deadline:

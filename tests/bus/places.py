@@ -29,20 +29,47 @@ _numbers = itertools.count(1)
 class Service(PythonProcess):
     """`celery worker` of one service."""
 
-    def __init__(self, place: Place, name: str, handlers: list[str], *, pool: str = "prefork", concurrency: int = 2,
-                 options: dict[str, Any] | None = None, wait: bool = True, **told: Any) -> None:  # fmt: skip
+    def __init__(
+        self,
+        place: Place,
+        name: str,
+        handlers: list[str],
+        *,
+        pool: str = "prefork",
+        concurrency: int = 2,
+        options: dict[str, Any] | None = None,
+        wait: bool = True,
+        **told: Any,
+    ) -> None:
         self.place = place
         given = {
-            "service": place.named(name), "broker": place.url, "handlers": handlers,
-            "options": {**place.options, **(options or {})}, **told,
-        }  # fmt: skip
+            "service": place.named(name),
+            "broker": place.url,
+            "handlers": handlers,
+            "options": {**place.options, **(options or {})},
+            **told,
+        }
         command = [
-            "-A", "tests.bus.service:bus", "worker", "-P", pool, "-c", str(concurrency), "-l", "INFO",
-            "-n", f"{name}{next(_numbers)}@test", "--without-mingle", "--without-gossip", "--without-heartbeat",
-        ]  # fmt: skip
+            "-A",
+            "tests.bus.service:bus",
+            "worker",
+            "-P",
+            pool,
+            "-c",
+            str(concurrency),
+            "-l",
+            "INFO",
+            "-n",
+            f"{name}{next(_numbers)}@test",
+            "--without-mingle",
+            "--without-gossip",
+            "--without-heartbeat",
+        ]
         environment = {
-            "SERVICE": json.dumps(given), "LEDGER": str(place.ledger), "PYTHONWARNINGS": "default",
-        }  # fmt: skip
+            "SERVICE": json.dumps(given),
+            "LEDGER": str(place.ledger),
+            "PYTHONWARNINGS": "default",
+        }
         super().__init__(_PROGRAM, *command, env=environment, forked=pool not in GREEN)
         if wait:
             try:
@@ -77,15 +104,17 @@ class Place:
     def rows(self, kind: str = "", service: str = "") -> list[dict[str, Any]]:
         full = self.named(service) if service else ""
         return [
-            row for row in read_ledger(self.ledger)
+            row
+            for row in read_ledger(self.ledger)
             if (not kind or row["kind"] == kind) and (not full or row.get("service") == full)
-        ]  # fmt: skip
+        ]
 
     def wait_rows(self, count: int, kind: str, service: str = "", timeout: float = PATIENCE) -> list[dict[str, Any]]:
         wait_for(
-            lambda: len(self.rows(kind, service)) >= count, timeout,
+            lambda: len(self.rows(kind, service)) >= count,
+            timeout,
             lambda: f"{len(self.rows(kind, service))} of {count} {kind}",
-        )  # fmt: skip
+        )
         return self.rows(kind, service)
 
     def broker_log(self) -> str:
@@ -141,9 +170,11 @@ class OnRedis(Place):
                 except ValueError:
                     pass
             post.queue(f"{self.named(service)}.{handler}").send(
-                payload, headers=headers, content_type=None if isinstance(payload, Json) else content_type,
+                payload,
+                headers=headers,
+                content_type=None if isinstance(payload, Json) else content_type,
                 kind=headers["type"] if " " not in headers["type"] else "",
-            )  # fmt: skip
+            )
 
     def waiting(self, service: str, handler: str) -> int:
         with restante.connect(self.server.url) as post:

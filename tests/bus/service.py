@@ -46,9 +46,15 @@ def make(told: dict[str, Any]) -> Bus:
 
     def written(name: str, data: Any, envelope: Envelope, **more: Any) -> None:
         note(
-            name, service=made.service, id=envelope.id, topic=envelope.topic, source=envelope.source, data=data,
-            attempts=envelope.attempts, **more,
-        )  # fmt: skip
+            name,
+            service=made.service,
+            id=envelope.id,
+            topic=envelope.topic,
+            source=envelope.source,
+            data=data,
+            attempts=envelope.attempts,
+            **more,
+        )
 
     if "paid" in wanted:
 

@@ -82,7 +82,7 @@ class TestBlocks:
         with pytest.raises(BatchFailed, match=nowhere) as failed, bus.batch():
             first = bus.publish(topic, 1)
             kept = bus.publish(nowhere, 2, wait=False)
-            bus.publish(nowhere, 3, nobody="raise", id=f"three-{place.mark}")
+            bus.publish(nowhere, 3, unrouted="raise", id=f"three-{place.mark}")
             late = bus.publish(topic, 4, delay=0.2)
             last = bus.publish(topic, 5)
         ((id, name, error),) = failed.value.failures
@@ -106,11 +106,11 @@ class TestBlocks:
             raise ZeroDivisionError
         with pytest.raises(BatchFailed) as failed, bus.batch():
             bus.publish(topic, 2)
-            bus.publish(nowhere, 3, nobody="raise")
+            bus.publish(nowhere, 3, unrouted="raise")
             raise ZeroDivisionError
         assert isinstance(failed.value.__cause__, ZeroDivisionError)
         with pytest.raises(KeyboardInterrupt) as stopped, bus.batch():
-            bus.publish(nowhere, 4, nobody="raise")
+            bus.publish(nowhere, 4, unrouted="raise")
             raise KeyboardInterrupt
         assert nowhere in stopped.value.__notes__[0]
         assert [data for _, data in waiting(place, f"{bus.service}.h")] == [1, 2]
@@ -149,7 +149,7 @@ class TestBlocks:
             with pytest.raises(BatchFailed) as failed:
                 async with client.batch():
                     await client.publish(topic, 1)
-                    await client.publish(nowhere, 2, nobody="raise", id=f"two-{place.mark}")
+                    await client.publish(nowhere, 2, unrouted="raise", id=f"two-{place.mark}")
                     raise ZeroDivisionError
             assert failed.value.ids == (f"two-{place.mark}",)
             assert isinstance(failed.value.__cause__, ZeroDivisionError)
@@ -167,7 +167,7 @@ class TestFutures:
         assert future.result(30) == Published(future.id, 1)
         assert (future.topic, future.cancel(), future.exception()) == (topic, False, None)
         with pytest.raises(errors.Unroutable):
-            bus.publish(nowhere, 2, wait=False, nobody="raise").result()
+            bus.publish(nowhere, 2, wait=False, unrouted="raise").result()
 
     def test_futures_are_settled_without_anybody_asking(self, place: Place, bus: Bus) -> None:
         futures = [bus.publish(f"batch.{place.mark}", number, wait=False) for number in range(20)]
@@ -177,7 +177,7 @@ class TestFutures:
     def test_a_failure_nobody_asks_for_is_logged(
         self, place: Place, bus: Bus, caplog: pytest.LogCaptureFixture
     ) -> None:
-        future = bus.publish(f"nowhere.{place.mark}", 2, wait=False, nobody="raise")
+        future = bus.publish(f"nowhere.{place.mark}", 2, wait=False, unrouted="raise")
         wait_for(future.done)
         assert f"not published topic=nowhere.{place.mark} id={future.id}" in caplog.text
 

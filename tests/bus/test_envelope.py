@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from restante import InvalidInput
-from restante.bus.envelope import RESERVED, Envelope, Malformed, current_trace, seal
+from restante.bus.envelope import RESERVED, Envelope, Malformed, current_trace, new_envelope
 from restante.core.message import new_id
 
 AT = datetime(2026, 2, 3, 4, 5, 6, 789000, tzinfo=UTC)
@@ -18,14 +18,26 @@ AT = datetime(2026, 2, 3, 4, 5, 6, 789000, tzinfo=UTC)
 class TestAttributes:
     def test_every_attribute_has_its_header(self) -> None:
         made = Envelope(
-            "e1", "order.paid", "shop", AT, "2", {"traceparent": "00-a-b-01"}, {"tenant": 7},
+            "e1",
+            "order.paid",
+            "shop",
+            AT,
+            "2",
+            {"traceparent": "00-a-b-01"},
+            {"tenant": 7},
             expires_at=AT + timedelta(seconds=1),
-        )  # fmt: skip
+        )
         assert made.attributes() == {
-            "tenant": 7, "specversion": "1.0", "id": "e1", "type": "order.paid", "source": "shop",
-            "time": "2026-02-03T04:05:06.789+00:00", "schemaversion": "2",
-            "expires_at": "2026-02-03T04:05:07.789+00:00", "traceparent": "00-a-b-01",
-        }  # fmt: skip
+            "tenant": 7,
+            "specversion": "1.0",
+            "id": "e1",
+            "type": "order.paid",
+            "source": "shop",
+            "time": "2026-02-03T04:05:06.789+00:00",
+            "schemaversion": "2",
+            "expires_at": "2026-02-03T04:05:07.789+00:00",
+            "traceparent": "00-a-b-01",
+        }
 
     def test_what_is_not_there_has_no_header_and_the_time_is_now(self) -> None:
         before = datetime.now(UTC).replace(microsecond=0)
@@ -43,9 +55,16 @@ class TestAttributes:
 class TestReading:
     def test_it_is_read_back_whole(self) -> None:
         made = Envelope(
-            "e1", "order.paid", "shop", AT, "2", {"traceparent": "p", "tracestate": "s"}, {"tenant": 7}, 3,
+            "e1",
+            "order.paid",
+            "shop",
+            AT,
+            "2",
+            {"traceparent": "p", "tracestate": "s"},
+            {"tenant": 7},
+            3,
             AT + timedelta(hours=1),
-        )  # fmt: skip
+        )
         assert Envelope.read(made.attributes(), attempts=3) == made
 
     def test_what_is_missing_is_empty(self) -> None:
@@ -86,10 +105,17 @@ class TestReading:
 
     @pytest.mark.parametrize(
         "headers",
-        [{}, {"id": "e1"}, {"type": "a"}, {"id": "a b\n", "type": "a"}, {"id": "e1", "type": "a..b"},
-         {"id": "e1", "type": "a", "time": "yesterday"}, {"id": "e1", "type": "a", "expires_at": 5},
-         {"id": "e1", "type": "a", 5: "name"}],
-    )  # fmt: skip
+        [
+            {},
+            {"id": "e1"},
+            {"type": "a"},
+            {"id": "a b\n", "type": "a"},
+            {"id": "e1", "type": "a..b"},
+            {"id": "e1", "type": "a", "time": "yesterday"},
+            {"id": "e1", "type": "a", "expires_at": 5},
+            {"id": "e1", "type": "a", 5: "name"},
+        ],
+    )
     def test_what_is_not_an_event_is_malformed(self, headers: dict[Any, Any]) -> None:
         with pytest.raises(Malformed, match=r"^not an event: "):
             Envelope.read(headers)
@@ -119,13 +145,13 @@ class TestOver:
 class TestSealing:
     def test_it_is_made_of_what_was_given(self) -> None:
         before = datetime.now(UTC)
-        made = seal("order.paid", "shop", id="e1", version="2", headers={"tenant": 7}, expires_at=AT)
+        made = new_envelope("order.paid", "shop", id="e1", version="2", headers={"tenant": 7}, expires_at=AT)
         assert made.time is not None
         assert before <= made.time <= datetime.now(UTC)
         assert made == Envelope("e1", "order.paid", "shop", made.time, "2", {}, {"tenant": 7}, 1, AT)
 
     def test_without_an_id_it_gets_a_new_one(self) -> None:
-        one, other = seal("a", ""), seal("a", "")
+        one, other = new_envelope("a", ""), new_envelope("a", "")
         assert one.id != other.id
         assert len(one.id) == len(new_id())
         assert (one.version, one.headers, one.expires_at) == ("", {}, None)
@@ -133,27 +159,27 @@ class TestSealing:
     @pytest.mark.parametrize("name", sorted(RESERVED))
     def test_a_name_that_is_the_bus_own_is_refused(self, name: str) -> None:
         with pytest.raises(InvalidInput, match=f"^headers cannot have the names {name}: they are set by the bus$"):
-            seal("a", "", headers={name: 1})
+            new_envelope("a", "", headers={name: 1})
 
     def test_all_such_names_are_named(self) -> None:
         with pytest.raises(InvalidInput, match="names id, time: "):
-            seal("a", "", headers={"time": 1, "own": 2, "id": 3})
+            new_envelope("a", "", headers={"time": 1, "own": 2, "id": 3})
 
     @pytest.mark.parametrize("name", ["", "x-death", "x-", 5, None])
     def test_a_name_that_a_broker_would_take_for_its_own_is_refused(self, name: Any) -> None:
         with pytest.raises(InvalidInput, match=r"^a header's name is text that does not start with x-, not "):
-            seal("a", "", headers={name: 1})
+            new_envelope("a", "", headers={name: 1})
 
     @pytest.mark.parametrize("value", [object(), float("nan"), {1, 2}])
     def test_a_header_that_is_no_json_is_refused(self, value: object) -> None:
         with pytest.raises(InvalidInput, match=r"^headers"):
-            seal("a", "", headers={"own": value})
+            new_envelope("a", "", headers={"own": value})
 
     def test_a_wrong_topic_and_a_wrong_id_are_refused(self) -> None:
         with pytest.raises(InvalidInput):
-            seal("a..b", "")
+            new_envelope("a..b", "")
         with pytest.raises(InvalidInput, match=r"^event id "):
-            seal("a", "", id="")
+            new_envelope("a", "", id="")
 
 
 class TestTrace:
@@ -173,7 +199,7 @@ class TestTrace:
         token = context.attach(baggage.set_baggage("customer", "secret"))
         try:
             with use_span(span):
-                made = seal("a.b", "tests")
+                made = new_envelope("a.b", "tests")
         finally:
             context.detach(token)
         assert made.trace == {"traceparent": f"00-{0x1234:032x}-{0x5678:016x}-01", "tracestate": "shop=7"}

@@ -12,7 +12,7 @@ import pytest
 
 from restante import fixed
 from restante.bus import Bus, BusClient
-from restante.bus.directory import announce, announced
+from restante.bus.directory import announce, announced_handlers
 from restante.bus.inventory import take_inventory
 from tests.bus.places import OnRabbitMQ, Service
 from tests.celery.workers import wait_for
@@ -76,14 +76,14 @@ def test_running_services_make_no_more_queues_than_the_guide_says(
 
 
 def test_services_without_a_store_are_known_by_the_broker_alone(url: str) -> None:
-    assert announced(url) == []
+    assert announced_handlers(url) == []
     declared(url, "billing", "invoice", "books", answers=CALL, rabbitmq={"archive_length": 5})
     declared(url, "mail", "thank", rabbitmq={"archive": False})
     with BusClient(url, source="shop") as client:
         client.publish("shop.paid", 1)
         client.publish("shop.paid", 2, delay=100)
     found = take_inventory(url)
-    assert [(card.name, card.queue, card.broker) for card in found.cards] == [
+    assert [(info.name, info.queue, info.broker) for info in found.handlers] == [
         ("billing.answering", f"call:{CALL}", "rabbitmq"),
         ("billing.books", "billing.books", "rabbitmq"),
         ("billing.invoice", "billing.invoice", "rabbitmq"),
@@ -95,20 +95,20 @@ def test_services_without_a_store_are_known_by_the_broker_alone(url: str) -> Non
     assert [(one.seconds, one.messages) for one in found.rungs if one.messages] == [(64.0, 1)]
     # A service that starts again with other handlers says so, and one that ends is remembered.
     declared(url, "billing", "invoice", rabbitmq={"archive_length": 5})
-    assert [card.name for card in announced(url)] == ["billing.invoice", "mail.thank"]
+    assert [info.name for info in announced_handlers(url)] == ["billing.invoice", "mail.thank"]
 
 
 def test_many_read_and_write_the_list_of_services_at_once_and_miss_nobody(url: str) -> None:
     declared(url, "first", "watch")
-    (card,) = announced(url)
+    (info,) = announced_handlers(url)
     seen: list[set[str]] = []
     failed: list[BaseException] = []
 
     def work(number: int) -> None:
         try:
             for _ in range(3):
-                announce(url, f"other{number}", [card])
-                seen.append({one.service for one in announced(url)})
+                announce(url, f"other{number}", [info])
+                seen.append({one.service for one in announced_handlers(url)})
         except BaseException as error:
             failed.append(error)
 
@@ -128,9 +128,9 @@ def test_the_command_shows_what_waits_on_rabbitmq_with_archives_and_rungs(
     with BusClient(url, source="shop") as client:
         client.publish("shop.paid", 1)
         client.publish("shop.paid", 2, delay=100)
-        links: Any = client._broker
+        broker: Any = client._broker
         for number in range(4):
-            links.links.publish(b"1", {}, {"delivery_mode": 2}, "", "billing.archive", id=str(number))
+            broker.pool.publish(b"1", {}, {"delivery_mode": 2}, "", "billing.archive", id=str(number))
     told = cli.inside("topics", "--broker", url, "--json").json
     assert [(row["handler"], row["waiting"], row["dead"]) for row in told["subscriptions"]] == [("invoice", 1, None)]
     assert told["archives"] == [{"service": "billing", "dead": 4, "limit": 5, "nearly_full": True}]

@@ -32,11 +32,14 @@ class TestUnknownKeywords:
     @pytest.mark.parametrize(
         ("given", "meant"),
         [
-            ({"max_attemps": 3}, "max_attempts"), ({"brocker": "amqp://"}, "broker"), ({"prefx": "a"}, "prefix"),
-            ({"import": ["a"]}, "imports"), ({"worker_concurency": 3}, "worker_concurrency"),
+            ({"max_attemps": 3}, "max_attempts"),
+            ({"brocker": "amqp://"}, "broker"),
+            ({"prefx": "a"}, "prefix"),
+            ({"import": ["a"]}, "imports"),
+            ({"worker_concurency": 3}, "worker_concurrency"),
             ({"rabbitmq": {"archive_secs": 3}}, "archive_seconds"),
         ],
-    )  # fmt: skip
+    )
     def test_a_bus_names_the_nearest(self, given: dict[str, Any], meant: str) -> None:
         with pytest.raises(InvalidInput, match=f"did you mean {meant}\\?"):
             Bus("s", URL, **given)
@@ -85,9 +88,10 @@ class TestUnknownKeywords:
     async def test_so_does_every_verb_with_await(self) -> None:
         client: Any = AsyncBusClient(URL)
         for verb, given, meant in (
-            (client.publish, {"dealy": 3}, "delay"), (client.call, {"timeot": 3}, "timeout"),
+            (client.publish, {"dealy": 3}, "delay"),
+            (client.call, {"timeot": 3}, "timeout"),
             (client.call_all, {"timeot": 3}, "timeout"),
-        ):  # fmt: skip
+        ):
             with pytest.raises(InvalidInput, match=f"did you mean {meant}"):
                 await verb("a.b", **given)
         await client.close()
@@ -95,12 +99,19 @@ class TestUnknownKeywords:
     def test_type_checkers_see_them_too(self, tmp_path: Path) -> None:
         program = tmp_path / "wrong.py"
         wrong = [
-            "Bus('s', max_attemps=3)", "Bus('s', worker_concurency=3)", "bus.publish('a.b', dealy=3)",
-            "bus.publish('a.b', delay='soon')", "bus.publish_many([], id='x')", "bus.call('a.b', time_out=3)",
-            "bus.subscribe('a.b', max_retrys=3)", "bus.subscribe('a.b', celery_options={'ack_late': True})",
-            "bus.answer('a.b', max_retries=3)", "BusClient(patiense=3)", "bus.event('a.b', versoin='1')",
+            "Bus('s', max_attemps=3)",
+            "Bus('s', worker_concurency=3)",
+            "bus.publish('a.b', dealy=3)",
+            "bus.publish('a.b', delay='soon')",
+            "bus.publish_many([], id='x')",
+            "bus.call('a.b', time_out=3)",
+            "bus.subscribe('a.b', max_retrys=3)",
+            "bus.subscribe('a.b', celery_options={'ack_late': True})",
+            "bus.answer('a.b', max_retries=3)",
+            "BusClient(patiense=3)",
+            "bus.event('a.b', versoin='1')",
             "number: int = bus.publish('a.b', wait=False).result().id",
-        ]  # fmt: skip
+        ]
         fine = [
             "Bus('s', broker_url='amqp://', imports=['a'], worker_concurrency=3, set_as_current=False)",
             "bus.publish('a.b', {}, delay=3, wait=False).result(3).subscriptions",
@@ -110,22 +121,45 @@ class TestUnknownKeywords:
         program.write_text("\n".join(lines) + "\n")
         done = subprocess.run(
             [sys.executable, "-m", "mypy", "--strict", "--config-file", str(CHECKOUT / "pyproject.toml"), str(program)],
-            cwd=CHECKOUT, capture_output=True, text=True,
-        )  # fmt: skip
+            cwd=CHECKOUT,
+            capture_output=True,
+            text=True,
+        )
         found = {int(line.split(":")[1]) for line in done.stdout.splitlines() if "error:" in line}
         assert found == set(range(4, 4 + len(wrong))), done.stdout
 
     def test_every_setting_of_celery_is_taken(self) -> None:
         backends = {name for name in SETTING_KEYS if name not in CeleryOptions.__optional_keys__}
         assert {name.partition("_")[0] for name in backends if name != "broker_url"} <= {
-            "arangodb", "azureblockblob", "cache", "cassandra", "control", "cosmosdbsql", "couchbase", "database",
-            "elasticsearch", "event", "gcs", "mongodb", "redis", "s3", "security", "broker",
-        }  # fmt: skip
+            "arangodb",
+            "azureblockblob",
+            "cache",
+            "cassandra",
+            "control",
+            "cosmosdbsql",
+            "couchbase",
+            "database",
+            "elasticsearch",
+            "event",
+            "gcs",
+            "mongodb",
+            "redis",
+            "s3",
+            "security",
+            "broker",
+        }
         bus = Bus(
-            "s", URL, imports=["json"], include=["os"], backend="rpc://", set_as_current=False, timezone="Europe/Rome",
-            worker_prefetch_multiplier=4, broker_transport_options={"visibility_timeout": 9},
+            "s",
+            URL,
+            imports=["json"],
+            include=["os"],
+            backend="rpc://",
+            set_as_current=False,
+            timezone="Europe/Rome",
+            worker_prefetch_multiplier=4,
+            broker_transport_options={"visibility_timeout": 9},
             redis_max_connections=3,  # type: ignore[call-arg] # of a backend, which type checkers are not told of
-        )  # fmt: skip
+        )
         conf = bus.conf
         assert (conf.imports, conf.include, conf.result_backend) == (["json"], ["os"], "rpc://")
         assert (conf.timezone, conf.worker_prefetch_multiplier, conf.redis_max_connections) == ("Europe/Rome", 4, 3)
@@ -137,21 +171,29 @@ class TestOptionsOfTasks:
     @pytest.mark.parametrize(
         ("options", "text"),
         [
-            ({"acks_on_failure_or_timeout": True}, "for one attempt say max_attempts=1"),
-            ({"acks_on_failure": True}, "max_attempts=1"), ({"acks_on_timeout": True}, "max_attempts=1"),
-            ({"ignore_result": False}, "an event has no result"), ({"queue": "fast"}, "give name="),
-            ({"priority": 3}, "the publisher says so"), ({"serializer": "pickle"}, "data are JSON"),
-            ({"base": object}, "Celery's signals"), ({"retry_on_worker_lost": True}, "by its policy"),
-            ({"acks_late": "no"}, "True or False"), ({"rate_limit": "often"}, "'10/m'"),
-            ({"time_limit": "long"}, "time_limit"), ({"autoretry_for": KeyError}, "a tuple of classes"),
-            ({"max_retries": "many"}, "whole number"), ({"max_retries": -1}, "whole number"),
-            ({"retry_backoff": "fast"}, "number of seconds"), ({"retry_kwargs": {"max_retry": 3}}, "max_retries"),
+            ({"acks_on_failure_or_timeout": True}, "for one attempt give max_attempts=1"),
+            ({"acks_on_failure": True}, "max_attempts=1"),
+            ({"acks_on_timeout": True}, "max_attempts=1"),
+            ({"ignore_result": False}, "an event has no result"),
+            ({"queue": "fast"}, "give name="),
+            ({"priority": 3}, "the publisher sets it"),
+            ({"serializer": "pickle"}, "data are JSON"),
+            ({"base": object}, "Celery's signals"),
+            ({"retry_on_worker_lost": True}, "by its policy"),
+            ({"acks_late": "no"}, "True or False"),
+            ({"rate_limit": "often"}, "'10/m'"),
+            ({"time_limit": "long"}, "time_limit"),
+            ({"autoretry_for": KeyError}, "a tuple of classes"),
+            ({"max_retries": "many"}, "whole number"),
+            ({"max_retries": -1}, "whole number"),
+            ({"retry_backoff": "fast"}, "number of seconds"),
+            ({"retry_kwargs": {"max_retry": 3}}, "max_retries"),
             ({"max_attempts": 3, "max_retries": 7}, "give one of them"),
             ({"retry": fixed(1), "retry_backoff": 3}, "give one of them"),
             ({"celery_options": {"acks_late": False}, "acks_late": True}, "given twice"),
             ({"celery_options": ["acks_late"]}, "is a dict"),
         ],
-    )  # fmt: skip
+    )
     def test_what_cannot_hold_is_refused_with_the_remedy(self, options: dict[str, Any], text: str) -> None:
         bus = Bus("s", URL)
         with pytest.raises(InvalidInput, match=text):
@@ -160,12 +202,20 @@ class TestOptionsOfTasks:
     def test_what_holds_already_may_be_said(self) -> None:
         bus = Bus("s", URL)
         bus.subscribe(
-            "a.b", acks_late=True, acks_on_failure_or_timeout=False, ignore_result=True, reject_on_worker_lost=True,
-            throws=(KeyError,), rate_limit="10/m", soft_time_limit=3, time_limit=4, send_events=False,
+            "a.b",
+            acks_late=True,
+            acks_on_failure_or_timeout=False,
+            ignore_result=True,
+            reject_on_worker_lost=True,
+            throws=(KeyError,),
+            rate_limit="10/m",
+            soft_time_limit=3,
+            time_limit=4,
+            send_events=False,
             celery_options={"autoretry_for": (OSError,), "max_retries": 2, "acks_late": True},
-        )(nothing)  # fmt: skip
+        )(nothing)
         handler = bus.subscriptions["s.nothing"]
-        assert (handler.retrying.max_attempts, handler.retrying.errors) == (3, (OSError,))
+        assert (handler.retry_rule.max_attempts, handler.retry_rule.errors) == (3, (OSError,))
         task = bus.tasks["s.nothing"]
         assert (task.rate_limit, task.soft_time_limit, task.time_limit, task.throws) == ("10/m", 3, 4, (KeyError,))
 
@@ -178,7 +228,8 @@ class TestOptionsOfTasks:
 class TestOneBroker:
     def test_broker_url_is_the_broker(self) -> None:
         bus = Bus("s", broker_url="amqp://localhost", dedup="off")
-        assert (bus.broker_url, bus.on_rabbitmq, bus.conf.broker_url) == ("amqp://localhost", True, "amqp://localhost")
+        assert (bus.broker_url, bus.worker_backend.broker) == ("amqp://localhost", "rabbitmq")
+        assert bus.conf.broker_url == "amqp://localhost"
         assert Bus("s", URL, broker_url=URL.replace("redis://", "restante://")).broker_url == URL
         assert BusClient(broker_url=URL).url == URL
         bus_of: Any = lambda **given: Bus("s", **given)  # noqa: E731
@@ -199,10 +250,14 @@ class TestOneBroker:
     @pytest.mark.parametrize(
         "settings",
         [
-            {"broker_url": "amqp://other"}, {"broker_read_url": "redis://other/0"}, {"BROKER_URL": "amqp://other"},
-            {"broker_transport_options": {"global_keyprefix": "x"}}, {"task_queues": []}, {"task_default_queue": "x"},
+            {"broker_url": "amqp://other"},
+            {"broker_read_url": "redis://other/0"},
+            {"BROKER_URL": "amqp://other"},
+            {"broker_transport_options": {"global_keyprefix": "x"}},
+            {"task_queues": []},
+            {"task_default_queue": "x"},
         ],
-    )  # fmt: skip
+    )
     def test_settings_that_part_worker_and_publisher_are_refused(
         self, settings: dict[str, Any], configured: bool
     ) -> None:
@@ -274,8 +329,11 @@ class TestOneBroker:
         given = {"service": "billing", "broker": f"{redis.url}/0", "handlers": ["paid"]}
         done = subprocess.run(
             [sys.executable, "-m", "celery", "-A", "tests.bus.service:bus", "-b", "amqp://elsewhere", "worker"],
-            cwd=CHECKOUT, capture_output=True, text=True, timeout=PATIENCE,
+            cwd=CHECKOUT,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
             env={**os.environ, "SERVICE": json.dumps(given), "LEDGER": str(tmp_path / "ledger")},
-        )  # fmt: skip
+        )
         assert done.returncode != 0
         assert "CELERY_BROKER_URL in the environment is amqp://elsewhere" in done.stdout + done.stderr

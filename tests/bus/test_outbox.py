@@ -45,7 +45,7 @@ def test_a_bad_row_is_set_aside_and_the_others_go_once_and_in_order(
     outbox.create(engine)
     with engine.begin() as connection:
         ids = [outbox.publish(connection, "a.b", number) for number in range(5)]
-        nobody = outbox.publish(connection, "no.such", 5, nobody="raise")
+        nobody = outbox.publish(connection, "no.such", 5, unrouted="raise")
         outbox.publish(connection, "a.b", 6)
         # Rows that were damaged, or written by a program with other ideas.
         table = outbox.table
@@ -58,8 +58,10 @@ def test_a_bad_row_is_set_aside_and_the_others_go_once_and_in_order(
         assert outbox.waiting(connection) == 0
         aside = outbox.aside(connection)
         assert [(one.id, one.error_class) for one in aside] == [
-            (ids[2], "Malformed"), (ids[3], "JSONDecodeError"), (nobody, "Unroutable"),
-        ]  # fmt: skip
+            (ids[2], "Malformed"),
+            (ids[3], "JSONDecodeError"),
+            (nobody, "Unroutable"),
+        ]
         assert [one.topic for one in aside] == ["not a topic!", "a.b", "no.such"]
         assert "nobody has subscribed to no.such" in aside[2].error
         assert all(one.set_aside_at.tzinfo is not None for one in aside)
@@ -70,7 +72,7 @@ def test_rows_set_aside_are_put_back_or_discarded(engine: Engine, client: BusCli
     outbox.create(engine)
     with engine.begin() as connection:
         for number in range(4):
-            outbox.publish(connection, "c.d", number, nobody="raise", id=f"event-{number}")
+            outbox.publish(connection, "c.d", number, unrouted="raise", id=f"event-{number}")
     assert outbox.relay(engine) == 0
     bus = Bus("billing", f"{redis.url}/0")
     bus.subscribe("*.*", name="h")(lambda data: None)
@@ -93,14 +95,16 @@ def test_an_outbox_from_before_gets_its_second_table_when_it_needs_it(
     engine: Engine, client: BusClient, redis: RedisServer
 ) -> None:
     with engine.begin() as connection:
-        connection.execute(text(
-            "create table restante_outbox (number integer primary key, id varchar(200) not null unique, "
-            "envelope text not null, data text not null, options text not null)"
-        ))  # fmt: skip
+        connection.execute(
+            text(
+                "create table restante_outbox (number integer primary key, id varchar(200) not null unique, "
+                "envelope text not null, data text not null, options text not null)"
+            )
+        )
     outbox = Outbox(client)
     with engine.begin() as connection:
         outbox.publish(connection, "a.b", 1)
-        outbox.publish(connection, "no.such", 2, nobody="raise")
+        outbox.publish(connection, "no.such", 2, unrouted="raise")
         outbox.publish(connection, "a.b", 3)
     assert outbox.relay(engine) == 2
     assert inspect(engine).has_table("restante_outbox_aside")

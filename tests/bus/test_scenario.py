@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from restante.bus import BusClient
-from restante.bus.dead import Choice
+from restante.bus.dead import DeadFilter
 from restante.core import errors
 from tests.bus.places import OnRabbitMQ, Place, Service
 from tests.bus.service import Paid, Price
@@ -49,7 +49,7 @@ class TestEvents:
         place.mend()
         letters = place.dead("billing")
         assert letters.replay(dry_run=True) == 1
-        assert letters.replay(Choice(error_class="KeyError")) == 0
+        assert letters.replay(DeadFilter(error_class="KeyError")) == 0
         assert letters.replay() == 1
         row = place.wait_rows(5, "failing", "billing")[-1]
         assert (row["attempts"], row["mended"], row["data"]) == (1, True, {"order": 1, "amount": "0.30"})
@@ -101,7 +101,7 @@ class TestEvents:
             kept = client.publish(topic, {"n": 1})
             assert kept.subscriptions == 0
             with pytest.raises(errors.Unroutable, match=topic):
-                client.publish(topic, {"n": 2}, nobody="raise")
+                client.publish(topic, {"n": 2}, unrouted="raise")
         if isinstance(place, OnRabbitMQ):
             # Other tests leave some there too.
             def ids(channel: Any) -> list[str]:
@@ -233,9 +233,10 @@ class TestFaults:
         publisher.join()
         assert len(ids) == count
         wait_for(
-            lambda: {row["id"] for row in place.rows("slow")} >= set(ids), PATIENCE,
+            lambda: {row["id"] for row in place.rows("slow")} >= set(ids),
+            PATIENCE,
             lambda: f"{len(set(ids) - {row['id'] for row in place.rows('slow')})} missing",
-        )  # fmt: skip
+        )
         wait_for(lambda: place.waiting("billing", "slow") == 0, PATIENCE, lambda: str(place.waiting("billing", "slow")))
         assert {row["id"] for row in place.rows("slow")} == set(ids)  # no phantom either
         by_id: dict[str, list[dict[str, Any]]] = {}
@@ -264,7 +265,7 @@ class TestFaults:
             wait_until(
                 lambda: Counter(row["data"] for row in place.rows("failing")) >= wanted,
                 lambda: f"{place.rows('failing')}\n{billing.stderr[-6000:]}",
-            )  # fmt: skip
+            )
             wait_for(lambda: client.call(Price(sku="x"), timeout=20) == Decimal("10.10"))
         assert billing.returncode is None
 
@@ -352,7 +353,7 @@ class TestCalls:
             with pytest.raises(errors.NoHandler):
                 await client.call(f"nobody.{place.mark}")
             with pytest.raises(errors.Unroutable):
-                await client.publish(f"nobody.{place.mark}", nobody="raise")
+                await client.publish(f"nobody.{place.mark}", unrouted="raise")
             with pytest.raises(errors.CallTimeout):
                 await client.call(Price(sku="slow2"), timeout=0.2)
             sent = await client.publish("shop.order.paid", {"order": 1}, delay=0.5)

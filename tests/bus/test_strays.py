@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from kombu import Connection
 
-from restante.bus.on_rabbitmq import packed
+from restante.bus.client_rabbitmq import amqp_message
 from restante.rabbitmq import shared
-from restante.rabbitmq.declaring import declare, verify
+from restante.rabbitmq.declaration import declare, verify
 from restante.rabbitmq.ladder import GATE, RETURN, TO_QUEUE
-from restante.rabbitmq.topology import UNROUTED, open_gate
+from restante.rabbitmq.topology import UNROUTED, gate_topology
 from tests.bus.places import OnRabbitMQ, Service
 from tests.harness.deadlines import wait_until
 from tests.harness.rabbitmq import RabbitServer
@@ -33,7 +33,7 @@ def place(rabbit: RabbitServer, redis: RedisServer, tmp_path: Path) -> Iterator[
 def put(place: OnRabbitMQ, key: str, data: int, topic: str, **headers: Any) -> None:
     """An event at the foot of the ladder, as a rung leaves it there."""
     envelope = {"cloudEvents_specversion": "1.0", "cloudEvents_id": f"e{data}", "cloudEvents_type": topic}
-    message = packed(b"%d" % data, {**envelope, **headers}, {"delivery_mode": 2, "message_id": f"e{data}"})
+    message = amqp_message(b"%d" % data, {**envelope, **headers}, {"delivery_mode": 2, "message_id": f"e{data}"})
     with Connection(place.url, transport_options={"confirm_publish": True}) as connection:
         connection.channel().basic_publish(message, RETURN, key)
 
@@ -81,5 +81,5 @@ def test_a_broker_that_has_started_has_no_gate_until_somebody_connects(place: On
         assert verify(connection, shared()) == ["exchange ladder:gate"]
         put(place, "~.shop.order.paid", 1, "shop.order.paid")
         assert unrouted(place) == 1
-        declare(connection, open_gate())
+        declare(connection, gate_topology())
         assert verify(connection, shared()) == []

@@ -10,7 +10,7 @@ import pytest
 from kombu import Connection
 
 from restante.rabbitmq import Ladder, shared
-from restante.rabbitmq.declaring import declare
+from restante.rabbitmq.declaration import declare
 from tests.bus.places import OnRabbitMQ, Service
 from tests.harness.deadlines import wait_until
 from tests.harness.rabbitmq import RabbitServer
@@ -33,15 +33,15 @@ def on_channel(place: OnRabbitMQ, verb: Callable[[Any], Any]) -> None:
 def test_a_retry_and_a_dead_letter_that_cannot_be_published_survive_a_killed_worker(
     place: OnRabbitMQ, service: Callable[..., Service]
 ) -> None:
-    """The rung and the archive are gone, so neither verdict can be told; then the worker dies."""
+    """The rung and the archive are gone, so neither can be settled; then the worker dies."""
     doomed = service("billing", "failing", "celery_style", delays=(1, 1, 1), options={"retry": "fixed:"})
     rung, archive = Ladder().rung(1), f"{place.named('billing')}.archive"
     on_channel(place, lambda channel: [channel.queue_delete(queue) for queue in (rung, archive)])
     with place.client() as client:
         retried = client.publish("shop.order.paid", 1)
         dead = client.publish("shop.celery", "os")
-    untold = [f"verdict not told subscription={place.named('billing')}.{name}" for name in ("failing", "celery_style")]
-    wait_until(lambda: all(text in doomed.stderr for text in untold), lambda: doomed.stderr[-3000:])
+    unsettled = [f"not settled subscription={place.named('billing')}.{name}" for name in ("failing", "celery_style")]
+    wait_until(lambda: all(text in doomed.stderr for text in unsettled), lambda: doomed.stderr[-3000:])
     doomed.kill9()
     place.mend()
     with Connection(place.url) as connection:

@@ -13,7 +13,7 @@ from kombu import Exchange, Queue
 
 from restante.bus import Bus
 from restante.bus.adoption import Adoption, adopt
-from restante.bus.dead import opened
+from restante.bus.dead import open_dead_letters
 from restante.cli.entry import run
 from restante.compat.amqp_events.celery import EventsCelery, events_app
 from restante.core.errors import InvalidInput, NotFound, QueueFull, Unavailable
@@ -86,7 +86,7 @@ def test_archived_events_are_listed_and_replayed_as_our_own(old: str, new: str) 
     assert (waiting(old), waiting(new, "till.archive")) == (4, 0)
     assert adopt(old, "till", to=new) == Adoption(adopted=3, unreadable=1)
     assert waiting(old) == 1, "what is no task stays"
-    with opened(new, "till") as letters:
+    with open_dead_letters(new, "till") as letters:
         found = letters.list()
         assert [(one.id, one.topic, one.subscription, one.attempts) for one in found] == [
             (f"id-{number}", "shop.number.drawn", "till.shop-number-drawn", 11) for number in (1, 2, 3)
@@ -111,7 +111,7 @@ def test_a_break_between_confirm_and_ack_doubles_nothing(old: str, new: str, mon
             adopt(old, "till", to=new)
     assert (waiting(old), waiting(new, "till.archive")) == (3, 2)
     assert adopt(old, "till", to=new) == Adoption(adopted=2, known=1, unreadable=1)
-    with opened(new, "till") as letters:
+    with open_dead_letters(new, "till") as letters:
         assert [one.id for one in letters.list()] == ["id-1", "id-2", "id-3"]
 
 
@@ -158,7 +158,7 @@ def test_the_command_says_what_it_moved(old: str, new: str, capsys: pytest.Captu
     said = capsys.readouterr().err
     assert "adopted 3 events" in said
     assert "1 message is not of celery-amqp-events" in said
-    with opened(new, "till") as letters:
+    with open_dead_letters(new, "till") as letters:
         assert {one.subscription for one in letters.list()} == {"till.on_drawn"}
     assert run([*words, "--handler", "wrong"]) == 2
     assert run(words) == 1

@@ -12,8 +12,8 @@ import pytest
 
 from restante.bus import BusClient, Published
 from restante.bus.adoption import POSITIONAL
-from restante.bus.dead import Choice, opened
-from restante.bus.envelope import seal
+from restante.bus.dead import DeadFilter, open_dead_letters
+from restante.bus.envelope import new_envelope
 from restante.compat.amqp_events import defaults
 from restante.compat.amqp_events.celery import EventsCelery, events_app
 from restante.core.errors import InvalidInput, InvalidPayload
@@ -184,15 +184,15 @@ def test_a_failing_event_is_retried_then_archived_and_replayed_to_its_service_al
     shop.wait_rows(6, "lost", parcel="p2")
     for service in ("till", "audit"):
         assert [row["retries"] for row in shop.rows("lost", parcel="p2", service=service)] == [0, 1, 2]
-        with opened(shop.broker, service) as letters:
-            mine = Choice(subscription=f"{service}.shop-parcel-lost")
+        with open_dead_letters(shop.broker, service) as letters:
+            mine = DeadFilter(subscription=f"{service}.shop-parcel-lost")
             wait_for(lambda: letters.list(mine), PATIENCE)  # noqa: B023 - waited for in this turn
             (one,) = letters.list(mine)
         assert (one.topic, one.attempts, one.error_class) == ("shop.parcel.lost", 3, "ConnectionError")
         assert json.loads(one.data) == {"parcel": "p2"}
     shop.mend()
-    with opened(shop.broker, "audit") as letters:
-        assert letters.replay(Choice(subscription="audit.shop-parcel-lost")) == 1
+    with open_dead_letters(shop.broker, "audit") as letters:
+        assert letters.replay(DeadFilter(subscription="audit.shop-parcel-lost")) == 1
     rows = shop.wait_rows(7, "lost", parcel="p2")
     assert [row["service"] for row in rows[6:]] == ["audit"]
 
@@ -219,8 +219,8 @@ class TestWithoutABroker:
     def test_without_options_the_retries_are_ten_at_doubling_delays(self) -> None:
         made = app()
         made.handler("shop.number.drawn")(lambda number: None)
-        retrying = made.subscriptions["till.shop-number-drawn"].retrying
-        delays = [retrying.delay(attempts, OSError()) for attempts in range(1, 12)]
+        retry_rule = made.subscriptions["till.shop-number-drawn"].retry_rule
+        delays = [retry_rule.delay(attempts, OSError()) for attempts in range(1, 12)]
         assert delays == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, None]
         assert made.conf.task_acks_late
         assert made.conf.task_reject_on_worker_lost
@@ -290,7 +290,7 @@ class TestWithoutABroker:
         got: list[Any] = []
 
         def publish(topic: str, data: Any, headers: Any = None) -> Published:
-            envelope = seal(topic, "tests", headers=headers)
+            envelope = new_envelope(topic, "tests", headers=headers)
             made.subscriptions["till.shop-order-placed"].function(None, data, envelope)
             return Published(envelope.id, 1)
 
@@ -339,7 +339,7 @@ class TestWithoutABroker:
 
     def test_the_settings_of_the_archive_become_those_of_the_topology(self, environment: Callable[..., None]) -> None:
         def archive() -> dict[str, Any] | None:
-            found = app().keeper.topology().queues  # type: ignore[attr-defined]  # RabbitMQ's keeper has it
+            found = app().worker_backend.topology().queues  # type: ignore[attr-defined]  # RabbitMQ's keeper has it
             return next((dict(one.arguments) for one in found if one.name == "till.archive"), None)
 
         names = ("AMQP_EVENTS_ARCHIVED_MESSAGE_TTL", "AMQP_EVENTS_ARCHIVED_QUEUE_LENGTH")

@@ -15,7 +15,7 @@ from kombu import Queue
 from pydantic import BaseModel
 
 import restante
-from restante.bus.dead import Choice, opened
+from restante.bus.dead import DeadFilter, open_dead_letters
 from restante.compat.tchu_tchu import TchuClient, TchuEvent, create_topic_dispatcher, registry, subscribe
 from restante.compat.tchu_tchu.django import Celery, setup_celery_queue
 from restante.compat.tchu_tchu.serverless_producer import ServerlessProducer
@@ -281,8 +281,8 @@ def town(broker: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prog
 
 
 def dead(town: Programs, service: str, handler: str, count: int) -> list[Any]:
-    choice = Choice(subscription=f"{service}.{handler}")
-    with opened(town.broker, service) as letters:
+    choice = DeadFilter(subscription=f"{service}.{handler}")
+    with open_dead_letters(town.broker, service) as letters:
         wait_for(lambda: len(letters.list(choice)) >= count, PATIENCE, lambda: str(letters.list()))
         return letters.list(choice)
 
@@ -466,9 +466,9 @@ class TestWithoutABroker:
         made = app()
         made.message_broker("town")
         subscribe("a.b", handler_id="one", celery_options=options)(lambda data: None)
-        retrying = made.subscriptions["town.one"].retrying
-        assert [retrying.delay(attempts, OSError()) for attempts in range(1, len(delays) + 1)] == delays
-        assert retrying.delay(1, KeyError()) is None
+        retry_rule = made.subscriptions["town.one"].retry_rule
+        assert [retry_rule.delay(attempts, OSError()) for attempts in range(1, len(delays) + 1)] == delays
+        assert retry_rule.delay(1, KeyError()) is None
 
     def test_other_task_options_go_to_celery(self) -> None:
         made = app()

@@ -58,7 +58,7 @@ def inner_doors() -> set[tuple[str, str]]:
 
 INTERNAL = {f"{name} of {kind}" for kind, name in inner_doors()} | {
     f"{name} of Bus"
-    for name in ("handles", "handler_of", "knows_begun", "records", "records_of", "keeper", "line", "note", "reply")
+    for name in ("handles", "handler_of", "records", "has_shared_records", "redis", "consumes_tasks", "note", "reply")
 }
 
 

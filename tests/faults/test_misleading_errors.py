@@ -413,7 +413,7 @@ except restante.MissingExtra as error:
         (("uvicorn",), "from restante.server import Serving", "server"),
         (("pyspark",), "import restante.spark", "spark"),
         (("aio_pika",), "from restante.bus import AsyncBusClient; AsyncBusClient('amqp://localhost')", "rabbitmq"),
-        (("kombu",), "import restante.rabbitmq.declaring", "rabbitmq"),
+        (("kombu",), "import restante.rabbitmq.declaration", "rabbitmq"),
         (("sqlalchemy",), "import restante.bus.outbox", "outbox"),
     ],
 )

@@ -13,7 +13,7 @@ import amqp
 from kombu import Connection
 
 from restante.rabbitmq import Subscribed, TopologyOptions, topology
-from restante.rabbitmq.declaring import declare
+from restante.rabbitmq.declaration import declare
 from restante.rabbitmq.ladder import RungType
 from tests.harness.rabbitmq import RabbitServer
 from tests.harness.servers import HOST

@@ -8,7 +8,7 @@ import pytest
 from kombu import Connection
 
 from restante.rabbitmq import Ladder, Subscribed, TopologyOptions, rungs, target_of, topology
-from restante.rabbitmq.declaring import counts, declare
+from restante.rabbitmq.declaration import counts, declare
 from tests.harness.deadlines import took_at_most
 from tests.rabbitmq.conftest import LOW, Wire
 

@@ -16,7 +16,7 @@ import pytest
 from kombu import Connection
 
 from restante.rabbitmq import Subscribed, TopologyOptions, topology
-from restante.rabbitmq.declaring import declare
+from restante.rabbitmq.declaration import declare
 from restante.rabbitmq.leftovers import find, remove
 from tests.cli.conftest import Cli
 from tests.harness.deadlines import PATIENCE
@@ -86,9 +86,10 @@ def _declare_old(channel: Any, longest: int = STEPS[-1][1]) -> None:
             channel.exchange_bind(below, name, "*." * place + "0.#")
             below = name
     rejected = {
-        "x-max-priority": 10, "x-dead-letter-exchange": "billing.rung.1s",
+        "x-max-priority": 10,
+        "x-dead-letter-exchange": "billing.rung.1s",
         "x-dead-letter-routing-key": "0.0.0.1.@.billing.on_paid",
-    }  # fmt: skip
+    }
     channel.queue_declare("billing.on_paid", arguments=rejected, **durable)
     channel.queue_bind("billing.on_paid", "events", "shop.paid")
     channel.queue_bind("billing.on_paid", "events.known", "shop.paid")

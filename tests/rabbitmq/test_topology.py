@@ -120,9 +120,12 @@ def test_quorum_rungs_move_messages_at_least_once_and_have_names_of_their_own() 
     made = topology("billing", [Subscribed("on_paid", "a")], options=TopologyOptions(rungs="quorum", longest_delay=1))
     arguments = {one.name: dict(one.arguments) for one in made.queues}
     assert arguments["ladder:quorum.250ms"] == {
-        "x-queue-type": "quorum", "x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish",
-        "x-message-ttl": 250, "x-dead-letter-exchange": "ladder:quorum.125ms",
-    }  # fmt: skip
+        "x-queue-type": "quorum",
+        "x-dead-letter-strategy": "at-least-once",
+        "x-overflow": "reject-publish",
+        "x-message-ttl": 250,
+        "x-dead-letter-exchange": "ladder:quorum.125ms",
+    }
     assert not [name for name in arguments if name.startswith("ladder:classic")]
     assert Binding("billing.rung.1s", "#", "ladder:quorum.1s", True) in made.bindings
     assert Binding("billing.rung.1s", "#", "ladder:classic.1s", True) in made.unbound
@@ -306,8 +309,10 @@ def test_people_see_one_line_per_rung_and_programs_see_everything() -> None:
     told = json.loads(json.dumps(made.json()))
     assert told["service"] == "billing"
     assert [len(told[name]) for name in ("exchanges", "queues", "bindings")] == [
-        len(made.exchanges), len(made.queues), len(made.bindings),
-    ]  # fmt: skip
+        len(made.exchanges),
+        len(made.queues),
+        len(made.bindings),
+    ]
     events = {"name": "events", "type": "topic", "durable": True, "arguments": {"alternate-exchange": UNROUTED}}
     assert events in told["exchanges"]
     assert {"name": GATE, "type": "fanout", "durable": False, "arguments": {}} in told["exchanges"]

@@ -1,6 +1,6 @@
 """Events and calls between services, the same on Redis and on RabbitMQ; handlers are Celery tasks.
 
-The words of the systems it unites end at this door:
+The words of the systems that it replaces, and Restante's own:
 
 | there | Restante |
 |---|---|
@@ -9,11 +9,11 @@ The words of the systems it unites end at this door:
 | celery_options, autoretry_for, retry_backoff, max_retries | retry policy and task options |
 | rpc, the is_rpc flag | call: a message with a reply address |
 | service, app name | service |
-| task id as a guard against doubles | a record of (event id, subscription) |
+| task id, to skip duplicates | a record of (event id, subscription) |
 | archive | dead |
 
-On failure: bad input raises before anything is sent, a failed handler's event stays with the broker, and what cannot
-be delivered is kept where an operator finds it.
+On failure: bad input raises before anything is sent, the broker keeps the event of a failed handler, and events that
+cannot be delivered are kept where an operator finds them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["Answer", "AsyncBusClient", "Bus", "BusClient", "Envelope", "Event", 
 
 
 def __getattr__(name: str) -> Any:
-    """The bus itself needs Celery; publishers do not and must not pay for its import."""
+    """Imports `Bus` on first use: it needs Celery, which publishers do not need and must not pay for."""
     if name == "Bus":
         with needs_extra("bus", "restante.Bus"):
             from restante.bus.app import Bus

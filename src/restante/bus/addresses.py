@@ -1,4 +1,4 @@
-"""Which broker a URL names, and how the core and Celery each write it."""
+"""Broker URLs: which broker a URL names, and the URL in the forms of the core and of Celery."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ from restante.core.errors import InvalidInput
 AMQP = ("amqp", "amqps", "pyamqp")
 
 
-def chosen(url: str | None, broker_url: str | None = None) -> str:
-    """The URL given, by either of its names, RESTANTE_BROKER, RESTANTE_URL, or an embedded server."""
-    for one in (url, broker_url):
-        if one is not None and not isinstance(one, str):
-            raise InvalidInput(f"the broker is one URL, such as restante://localhost or amqp://localhost, not {one!r}")
+def choose_broker_url(url: str | None, broker_url: str | None = None) -> str:
+    """The broker's URL: `url`, `broker_url`, RESTANTE_BROKER, RESTANTE_URL, or an embedded server, in this order."""
+    for given in (url, broker_url):
+        if given is not None and not isinstance(given, str):
+            raise InvalidInput(
+                f"the broker is one URL, such as restante://localhost or amqp://localhost, not {given!r}"
+            )
     if url and broker_url and celery_url(url) != celery_url(broker_url):
         raise InvalidInput(
-            f"broker and broker_url are the same option, and say {shown(url)} and {shown(broker_url)}: give one"
+            f"broker and broker_url are the same option, not {shown(url)} and {shown(broker_url)}: give one"
         )
-    found = url or broker_url or os.environ.get("RESTANTE_BROKER") or os.environ.get("RESTANTE_URL")
-    if not found:
+    chosen = url or broker_url or os.environ.get("RESTANTE_BROKER") or os.environ.get("RESTANTE_URL")
+    if not chosen:
         tell_private_server(Path(DEFAULT_DIRECTORY).absolute())
-    return found if found and found != EMBEDDED else "restante+embedded://"
+    return chosen if chosen and chosen != EMBEDDED else "restante+embedded://"
 
 
 def is_rabbitmq(url: str) -> bool:
-    """Whether a URL names RabbitMQ rather than Redis; InvalidInput where it names neither."""
+    """Whether a URL names RabbitMQ (True) or Redis (False); InvalidInput where it names neither."""
     scheme = urlsplit(url).scheme
     if scheme in AMQP:
         return True
@@ -41,7 +43,7 @@ def is_rabbitmq(url: str) -> bool:
 
 
 def core_url(url: str) -> str:
-    """A Redis broker's URL as the core has it; `embedded://folder` for an embedded server."""
+    """A Redis broker's URL in the core's form; `embedded://folder` for an embedded server."""
     parts = urlsplit(url)
     first, _, rest = parts.scheme.partition("+")
     tls = first in ("restantes", "rediss")
@@ -55,7 +57,7 @@ def core_url(url: str) -> str:
 
 
 def celery_url(url: str) -> str:
-    """A broker's URL as Celery has it."""
+    """A broker's URL in Celery's form."""
     parts = urlsplit(url)
     first, _, rest = parts.scheme.partition("+")
     if first in AMQP or first in ("restante", "restantes"):
@@ -70,6 +72,6 @@ def celery_url(url: str) -> str:
 
 
 def shown(url: str) -> str:
-    """The URL without its password, for texts."""
+    """The URL without login, query and fragment, for texts."""
     parts = urlsplit(url)
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))

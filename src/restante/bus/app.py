@@ -1,7 +1,7 @@
-"""The bus: a Celery app by the name of a service, whose handlers are tasks and whose events and calls are messages.
+"""The bus of a service: a Celery app whose handlers are tasks and whose events and calls are messages.
 
-An ordinary `celery -A module worker` runs it. On failure to reach or to match the broker it does not start, and says
-what is wrong and how to mend it.
+An ordinary `celery -A module worker` runs it. If the broker cannot be reached, or its queues differ, the worker does
+not start and names the cause and the remedy.
 """
 
 from __future__ import annotations
@@ -10,48 +10,43 @@ import functools
 import inspect
 import logging
 import os
-import platform
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, Never, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, Never, TypeVar, Unpack, overload
 
-import orjson
 from celery import Celery, Task
 from celery.exceptions import Retry
 from celery.utils.time import rate
 from kombu import Queue
 
-from restante.bus import running
-from restante.bus.addresses import celery_url, chosen, is_rabbitmq, shown
+from restante.bus import executor
+from restante.bus.addresses import celery_url, choose_broker_url, is_rabbitmq, shown
 from restante.bus.batch import Batch, Publishing
-from restante.bus.broker import CALLS, Answer, Published, Sending
+from restante.bus.broker import Answer, Published, SendOptions, WorkerBackend
 from restante.bus.celery_settings import CeleryOptions
-from restante.bus.client import AsyncBusClient, BusClient, Topic, open_post, say
-from restante.bus.delivery import Delivery
-from restante.bus.handlers import Handler, Retrying
-from restante.bus.keeping import Keeper, RedisKeeper
-from restante.bus.once import WINDOW, MemoryRecords, NoRecords, Records, RedisRecords
+from restante.bus.client import AsyncBusClient, BusClient, Topic, make_outgoing, open_redis
+from restante.bus.dedup import WINDOW, Records, open_records
+from restante.bus.delivery import Delivery, purpose_of
+from restante.bus.handler import Handler, RetryRule
 from restante.bus.options import (
     CallOptions,
     CallTaskOptions,
-    LadderOptions,
     ManyOptions,
     PublishOptions,
     TaskOptions,
     task_options,
 )
+from restante.bus.registry import register
 from restante.bus.schema import Event as EventClass
 from restante.bus.settings import Settings, agree_with_environment, celery_keywords
-from restante.bus.worker import Declared, Handing, Request
+from restante.bus.worker import DeclareStep, HandlerStep, Request
 from restante.core.errors import InvalidInput, RestanteError
-from restante.core.journal import Line
-from restante.core.keys import QUEUES, SUBSCRIPTIONS
 from restante.core.keywords import check_keywords
 from restante.core.message import JournalEvent, State
 from restante.core.retry import RetryPolicy, exponential, seconds
 from restante.core.topics import valid_pattern, valid_topic, valid_word
-from restante.rabbitmq.topology import TopologyOptions, valid_service
+from restante.rabbitmq.topology import RESERVED_HANDLERS, TopologyOptions, call_queue, calls_queue, valid_service
 
 if TYPE_CHECKING:
     from restante.core.queue import Client
@@ -59,11 +54,11 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 log = logging.getLogger("restante")
 
-#: Deliveries of an event to a handler before it is dead, and the delays between them, unless said otherwise.
+#: Default deliveries of an event to a handler before it is dead, and the delays between them.
 MAX_ATTEMPTS = 11
 RETRY = exponential(1, cap=600)
-#: Handler names that a service needs for itself.
-TAKEN = frozenset(("archive", "return", "rung", "calls", "tasks"))
+#: Handler names that a service's own queues have.
+RESERVED_NAMES = RESERVED_HANDLERS | {"tasks"}
 
 
 class HandlerTask(Task):
@@ -72,114 +67,121 @@ class HandlerTask(Task):
     Request = Request
     handler: Handler
     typing = False
-    #: Its own request gives the verdict on a failure.
+    #: `Request` settles failures, not Celery's dead letters.
     dead_letters = False
 
     @classmethod
     def on_bound(cls, app: Any) -> None:
-        """Whether acks are early, by option, setting or annotation, is known now.
-
-        On Redis the message stays leased meanwhile: once acked, nothing could be retried. A record says instead that
-        the handler was begun.
-        """
+        """Sets the handler's `early`: only now are option, setting and annotation known."""
         handler = cls.__dict__.get("handler")
         if handler is not None:
             handler.early = handler.early or not cls.acks_late
-            if handler.early and handler.answers is None and not app.on_rabbitmq:
+            if handler.early and handler.answers is None and app.worker_backend.always_acks_late:
                 cls.acks_late = True
 
     def retry(
-        self, args: Any = None, kwargs: Any = None, exc: BaseException | None = None, throw: bool = True,
-        eta: Any = None, countdown: float | None = None, max_retries: int | None = None, **options: Any,
-    ) -> Any:  # fmt: skip
-        """Ends this attempt; the event waits at the broker and comes back to this handler alone."""
+        self,
+        args: Any = None,
+        kwargs: Any = None,
+        exc: BaseException | None = None,
+        throw: bool = True,
+        eta: Any = None,
+        countdown: float | None = None,
+        max_retries: int | None = None,
+        **options: Any,
+    ) -> Any:
+        """Ends this attempt: the broker delivers the event to this handler again after a delay."""
         attempts = (self.request.retries or 0) + 1
         error = exc or RuntimeError("retry")
-        most = self.handler.retrying.max_attempts if max_retries is None else max_retries + 1
-        delay = countdown if countdown is not None else self.handler.retrying.policy.next(attempts)
+        most = self.handler.retry_rule.max_attempts if max_retries is None else max_retries + 1
+        delay = countdown if countdown is not None else self.handler.retry_rule.policy.next(attempts)
         if attempts >= most or delay is None:
             raise error
-        made = Retry(f"{type(error).__name__}: {error}"[:500], exc=error, when=delay)
+        retry = Retry(f"{type(error).__name__}: {error}"[:500], exc=error, when=delay)
         if throw:
-            raise made
-        return made
+            raise retry
+        return retry
 
 
 class Bus(Celery):
     """A service's bus: `bus = Bus("billing", broker="restante://…")`, or `amqp://…`.
 
-    `retry` and `max_attempts` hold for handlers that say nothing else. `dedup` says where it is kept what has run:
-    "redis" (the broker's own, or for RabbitMQ the one at `store`), "memory" or "off"; for `window` seconds.
+    `retry` and `max_attempts` are the defaults of its handlers. `dedup` decides where records of handled events are
+    kept for `window` seconds: "redis" (the broker's own, or for RabbitMQ the one at `store`), "memory" or "off".
     `broker_url` is another name of `broker`. All other keywords are arguments of a Celery app or Celery's settings.
     """
 
     def __init__(
-        self, service: str, broker: str | None = None, *, broker_url: str | None = None, store: str | None = None,
-        dedup: Literal["redis", "memory", "off"] = "redis", window: float | timedelta = WINDOW,
-        retry: RetryPolicy = RETRY, max_attempts: int = MAX_ATTEMPTS, prefix: str = "",
-        rabbitmq: Mapping[str, Any] | None = None, **celery: Unpack[CeleryOptions],
-    ) -> None:  # fmt: skip
+        self,
+        service: str,
+        broker: str | None = None,
+        *,
+        broker_url: str | None = None,
+        store: str | None = None,
+        dedup: Literal["redis", "memory", "off"] = "redis",
+        window: float | timedelta = WINDOW,
+        retry: RetryPolicy = RETRY,
+        max_attempts: int = MAX_ATTEMPTS,
+        prefix: str = "",
+        rabbitmq: Mapping[str, Any] | None = None,
+        **celery: Unpack[CeleryOptions],
+    ) -> None:
         given = celery_keywords(celery)
         self.service = valid_service(service)
-        self.broker_url = chosen(broker, broker_url)
+        self.broker_url = choose_broker_url(broker, broker_url)
         if not (broker or broker_url) and os.environ.get("CELERY_BROKER_URL") and "RESTANTE_BROKER" not in os.environ:
-            # Celery's worker would read from there whatever else is said.
+            # Celery's worker would read from there in any case.
             self.broker_url = os.environ["CELERY_BROKER_URL"]
-        self.on_rabbitmq = is_rabbitmq(self.broker_url)
         if dedup not in ("redis", "memory", "off"):
             raise InvalidInput(f"dedup must be redis, memory or off, not {dedup!r}")
-        if self.on_rabbitmq and dedup == "redis" and store is None:
+        self.worker_backend = worker_backend(self, store, seconds(window, "window"), prefix, rabbitmq or {})
+        if dedup == "redis" and self.worker_backend.store_url is None:
             raise InvalidInput(
-                "on RabbitMQ the records of what has run need a Redis: name it by store='redis://…', or choose "
+                "on RabbitMQ the records of handled events need a Redis: name it by store='redis://…', or choose "
                 "dedup='memory' (this process alone) or dedup='off'"
             )
-        self._usual = Retrying(retry, max_attempts)
+        self._usual = RetryRule(retry, max_attempts)
         self._dedup, self._window, self._store_url, self._prefix = dedup, seconds(window, "window"), store, prefix
-        self._rabbitmq_options = dict(rabbitmq or {})
-        check_keywords(self._rabbitmq_options, {one.name for one in fields(TopologyOptions)}, "Bus(rabbitmq={…})")
         #: Handlers of events, by the name of their subscription.
         self.subscriptions: dict[str, Handler] = {}
         #: Handlers of calls, by topic.
         self.answered: dict[str, Handler] = {}
         options = dict(given.pop("broker_transport_options", None) or {})
-        if not self.on_rabbitmq:
-            if options.get("global_keyprefix", prefix) != prefix:
-                raise InvalidInput("the prefix of keys is said by Bus(prefix=…), not by global_keyprefix")
-            if prefix:
-                options["global_keyprefix"] = prefix
-        else:
-            options.setdefault("confirm_publish", True)
+        self.worker_backend.prepare_transport(options)
         agree_with_environment(self.broker_url)
         super().__init__(service, broker=celery_url(self.broker_url), **given)
         self._queues = [Queue(f"{service}.tasks", routing_key=f"{service}.tasks")]
         self._settings = Settings(self, self.broker_url, self._queues, options)
-        if not self.on_rabbitmq:
-            from restante.celery import install
+        self.worker_backend.install()
+        self.steps["worker"].add(DeclareStep)
+        self.steps["consumer"].add(HandlerStep)
 
-            install(self)
-        self.steps["worker"].add(Declared)
-        self.steps["consumer"].add(Handing)
-
-    # -- declaring -----------------------------------------------------------------------------------------------
+    # -- handlers ------------------------------------------------------------------------------------------------
 
     def subscribe(
-        self, topic: str | type[EventClass], *, name: str | None = None, retry: RetryPolicy | None = None,
-        max_attempts: int | None = None, bind: bool = False, celery_options: TaskOptions | None = None,
+        self,
+        topic: str | type[EventClass],
+        *,
+        name: str | None = None,
+        retry: RetryPolicy | None = None,
+        max_attempts: int | None = None,
+        bind: bool = False,
+        celery_options: TaskOptions | None = None,
         **options: Unpack[TaskOptions],
-    ) -> Callable[[F], F]:  # fmt: skip
+    ) -> Callable[[F], F]:
         """Makes a function the handler of a topic or of a pattern of topics (`*` one word, `#` none or more).
 
-        It gets the data alone, or what its annotation asks for: a model, an event's class, and an `Envelope` where a
-        parameter is annotated so. Each handler is retried on its own. Celery's task options are taken by name or as
-        `celery_options`: those of retries (autoretry_for, retry_backoff, max_retries, …) become its policy.
-        With `acks_late=False` an event is not run again after its process was killed; a failure is retried as usual.
+        Its first parameter gets the data: a model or an event's class if annotated so. A parameter annotated `Envelope`
+        gets the envelope. Each handler is retried on its own. Celery's task options are given by name or as
+        `celery_options`; those of retries (autoretry_for, retry_backoff, max_retries, …) become its policy.
+        With `acks_late=False` an event does not run again after its process was killed; a failure is retried as usual.
         """
-        told = task_options({**options, "celery_options": celery_options}, TaskOptions.__optional_keys__, "subscribe")
+        task = task_options({**options, "celery_options": celery_options}, TaskOptions.__optional_keys__, "subscribe")
         pattern = valid_pattern(topic.topic if isinstance(topic, type) else topic)
         hint = topic if isinstance(topic, type) else None
 
         def register(function: F) -> F:
-            handler = self._handler(function, name, hint, retry, max_attempts, bind, told, pattern=pattern)
+            handler = self._handler(function, name, hint, retry, max_attempts, bind, task, pattern=pattern)
             self.subscriptions[handler.subscription] = handler
             self._add_queue(handler.subscription)
             return function
@@ -187,27 +189,34 @@ class Bus(Celery):
         return register
 
     def answer(
-        self, topic: str | type[EventClass], *, name: str | None = None, bind: bool = False,
-        celery_options: CallTaskOptions | None = None, **options: Unpack[CallTaskOptions],
-    ) -> Callable[[F], F]:  # fmt: skip
-        """Makes a function answer the calls of a topic: what it returns goes back, and so does `Declined` data.
+        self,
+        topic: str | type[EventClass],
+        *,
+        name: str | None = None,
+        bind: bool = False,
+        celery_options: CallTaskOptions | None = None,
+        **options: Unpack[CallTaskOptions],
+    ) -> Callable[[F], F]:
+        """Makes a function answer the calls of a topic: its result, or the data of `Declined`, goes to the caller.
 
         Every instance of every service that answers the topic takes calls in turn. Calls are not retried.
         """
-        told = task_options({**options, "celery_options": celery_options}, CallTaskOptions.__optional_keys__, "answer")
-        found = valid_topic(topic.topic if isinstance(topic, type) else topic)
+        task = task_options({**options, "celery_options": celery_options}, CallTaskOptions.__optional_keys__, "answer")
+        answered_topic = valid_topic(topic.topic if isinstance(topic, type) else topic)
         hint = topic if isinstance(topic, type) else None
 
         def register(function: F) -> F:
-            if found in self.answered:
-                other = self.answered[found].name
-                raise InvalidInput(f"{self.service} answers {found} by {other} already: a call has one answer")
-            made = name or str(getattr(function, "__name__", ""))
-            if name is None and f"{self.service}.{made}" in self.subscriptions:
-                made = f"answer_{made}"  # one function may do both
-            self.answered[found] = self._handler(function, made, hint, None, None, bind, told, answers=found)
-            self._add_queue(f"call:{found}")
-            self._add_queue(f"{self.service}.calls")
+            if answered_topic in self.answered:
+                other = self.answered[answered_topic].name
+                raise InvalidInput(f"{self.service} answers {answered_topic} by {other} already: a call has one answer")
+            handler_name = name or str(getattr(function, "__name__", ""))
+            if name is None and f"{self.service}.{handler_name}" in self.subscriptions:
+                handler_name = f"answer_{handler_name}"  # one function may do both
+            self.answered[answered_topic] = self._handler(
+                function, handler_name, hint, None, None, bind, task, answers=answered_topic
+            )
+            self._add_queue(call_queue(answered_topic))
+            self._add_queue(calls_queue(self.service))
             return function
 
         return register
@@ -215,10 +224,12 @@ class Bus(Celery):
     def event(
         self, topic: str, *, version: str = "", **unknown: Never
     ) -> Callable[[Callable[..., Any]], Callable[..., Published]]:
-        """Makes a function an event: calling it runs the body, which may raise, and then publishes what it returns, or
-        its arguments by name where it returns nothing."""
+        """Makes a function publish: a call runs its body and publishes the result, or the arguments where that is None.
+
+        If the body raises, nothing is published.
+        """
         check_keywords(unknown, ("version",), "event")
-        found = valid_topic(topic)
+        event_topic = valid_topic(topic)
 
         def register(function: Callable[..., Any]) -> Callable[..., Published]:
             signature = inspect.signature(function)
@@ -229,40 +240,49 @@ class Bus(Celery):
                 bound.apply_defaults()
                 data = function(*args, **kwargs)
                 data = dict(bound.arguments) if data is None else data
-                said = say(found, data, self.service, version=version)
-                return self.client.send(said, Sending())
+                outgoing = make_outgoing(event_topic, data, self.service, version=version)
+                return self.client.send(outgoing, SendOptions())
 
             return publish
 
         return register
 
     def _handler(
-        self, function: Callable[..., Any], name: str | None, hint: Any, retry: RetryPolicy | None,
-        max_attempts: int | None, bind: bool, options: dict[str, Any], **what: Any,
-    ) -> Handler:  # fmt: skip
-        made = valid_word(name or str(getattr(function, "__name__", "")), "handler")
-        full = f"{self.service}.{made}"
-        if made in TAKEN:
-            raise InvalidInput(f"a handler cannot be called {made}, which the service's own queues are: give name=")
-        known = {one.subscription for one in (*self.subscriptions.values(), *self.answered.values())}
+        self,
+        function: Callable[..., Any],
+        name: str | None,
+        hint: Any,
+        retry: RetryPolicy | None,
+        max_attempts: int | None,
+        bind: bool,
+        options: dict[str, Any],
+        **what: Any,
+    ) -> Handler:
+        handler_name = valid_word(name or str(getattr(function, "__name__", "")), "handler")
+        full = f"{self.service}.{handler_name}"
+        if handler_name in RESERVED_NAMES:
+            raise InvalidInput(
+                f"a handler cannot be called {handler_name}, the name of a queue that the service has: give name="
+            )
+        known = {handler.subscription for handler in (*self.subscriptions.values(), *self.answered.values())}
         if full in known:
-            raise InvalidInput(f"{self.service} has a handler {made} already: give this one another name=")
+            raise InvalidInput(f"{self.service} has a handler {handler_name} already: give this one another name=")
         try:
             rate(options.get("rate_limit"))
         except (KeyError, ValueError, TypeError):
             limit = options["rate_limit"]
             raise InvalidInput(f"rate_limit is a number per second, or text such as '10/m', not {limit!r}") from None
-        retrying = Retrying.of(retry, max_attempts, options, self._usual)
-        handler = Handler(self.service, made, function, bound=bind, retrying=retrying, hint=hint, **what)
+        retry_rule = RetryRule.of(retry, max_attempts, options, self._usual)
+        handler = Handler(self.service, handler_name, function, bound=bind, retry_rule=retry_rule, hint=hint, **what)
 
         def run(task: Any, packed: str, text: str) -> None:
-            running.run(self, handler, task, packed, text)
+            executor.run(self, handler, task, packed, text)
 
-        # Not by the handler's name, from which Celery would write a function: a name may have dashes or be a keyword.
+        # Not named as the handler: Celery writes a function of that name, and it may have dashes or be a keyword.
         run.__doc__ = function.__doc__
-        # Of this app alone: Celery would hand a task on to every other app of the process.
-        told = {"ignore_result": True, "shared": False, **options}
-        self.task(run, name=full, base=HandlerTask, bind=True, handler=handler, **told)
+        # Not shared: Celery would add the task to every other app of the process.
+        settings = {"ignore_result": True, "shared": False, **options}
+        self.task(run, name=full, base=HandlerTask, bind=True, handler=handler, **settings)
         return handler
 
     def _add_queue(self, name: str) -> None:
@@ -272,31 +292,31 @@ class Bus(Celery):
         if "queues" in self.amqp.__dict__:
             self.amqp.queues.add(self._queues[-1])
 
-    # -- speaking ------------------------------------------------------------------------------------------------
+    # -- publishing ----------------------------------------------------------------------------------------------
 
     @functools.cached_property
     def client(self) -> BusClient:
-        """What publishes and calls for this service."""
+        """The client that publishes and calls for this service."""
         self._settings.check()
         return BusClient(
-            self.broker_url, source=self.service, store=self._store_url, prefix=self._prefix, **self._ladder
+            self.broker_url,
+            source=self.service,
+            store=self._store_url,
+            prefix=self._prefix,
+            **self.worker_backend.client_options,
         )
 
     @functools.cached_property
     def aio(self) -> AsyncBusClient:
-        """The same with await: `await bus.aio.publish(…)`, `await bus.aio.call(…)`."""
+        """The asyncio client: `await bus.aio.publish(…)`, `await bus.aio.call(…)`."""
         self._settings.check()
         return AsyncBusClient(
-            self.broker_url, source=self.service, store=self._store_url, prefix=self._prefix, **self._ladder
+            self.broker_url,
+            source=self.service,
+            store=self._store_url,
+            prefix=self._prefix,
+            **self.worker_backend.client_options,
         )
-
-    @property
-    def _ladder(self) -> LadderOptions:
-        """What decides on RabbitMQ where a delayed event waits."""
-        if not self.on_rabbitmq:
-            return {}
-        names = LadderOptions.__optional_keys__
-        return cast(LadderOptions, {name: value for name, value in self._rabbitmq_options.items() if name in names})
 
     @overload
     def publish(
@@ -335,78 +355,42 @@ class Bus(Celery):
     # -- for the worker ------------------------------------------------------------------------------------------
 
     @functools.cached_property
-    def _post(self) -> Client | None:
-        """The Redis that keeps the records, and on Redis everything else."""
-        if not self.on_rabbitmq:
-            return open_post(self.broker_url)
-        return open_post(self._store_url) if self._store_url else None
+    def redis(self) -> Client | None:
+        """The Redis of the records: the broker itself, or the store."""
+        url = self.worker_backend.store_url
+        return open_redis(url) if url else None
 
     @functools.cached_property
     def records(self) -> Records:
-        """What has run."""
-        if self._dedup == "off":
-            return NoRecords() if self._post is None or not self.on_rabbitmq else _Journal(self._post, self._prefix)
-        if self._dedup == "memory":
-            return MemoryRecords(self._window)
-        assert self._post is not None
-        return RedisRecords(self._post.connection, self._window, self._prefix)
-
-    @functools.cached_property
-    def _begun(self) -> Records:
-        """What was begun by handlers with early acks, on Redis."""
-        assert self._post is not None
-        return RedisRecords(self._post.connection, self._window, self._prefix)
-
-    def records_of(self, handler: Handler) -> Records:
-        """Where it is kept what a handler has run."""
-        return self._begun if handler.early and not self.on_rabbitmq else self.records
+        """The records of handled events."""
+        return open_records(self._dedup, self.redis, self._window, self._prefix)
 
     @property
-    def knows_begun(self) -> bool:
-        """Whether a record tells every process that a message was begun."""
+    def has_shared_records(self) -> bool:
+        """Whether a record tells every process that a handler has begun a message."""
         return self._dedup == "redis"
 
-    @functools.cached_property
-    def keeper(self) -> Keeper:
-        """The broker's side of the worker."""
-        if self.on_rabbitmq:
-            from restante.bus.keeping_rabbitmq import RabbitKeeper
-
-            return RabbitKeeper(self, self._rabbitmq_options)
-        assert self._post is not None
-        return RedisKeeper(self, self._post, self._prefix)
-
     def handles(self, queue: str) -> bool:
-        """Whether a queue is one of events or calls."""
-        return queue in self.subscriptions or queue == f"{self.service}.calls" or queue[:5] == "call:"
+        """Whether a queue holds events or calls."""
+        return queue in self.subscriptions or purpose_of(queue, self.service) != "event"
 
     def handler_of(self, queue: str, topic: str) -> Handler | None:
-        """Who is to have a message."""
+        """The handler of a message, None where there is none."""
         return self.subscriptions.get(queue) or self.answered.get(topic)
 
-    def line(self, delivery: Delivery, event: JournalEvent, state: State | str, **more: Any) -> Line | None:
-        """A line for the journal, where the broker does not write its own."""
-        if not self.on_rabbitmq or self._post is None:
-            return None
-        return delivery.line(event, state, self._consumer, **more)
-
     def note(self, delivery: Delivery, event: JournalEvent, state: State | str, **more: Any) -> None:
-        """Writes such a line; that it cannot be written holds nothing up."""
-        line = self.line(delivery, event, state, **more)
+        """Writes a line to the journal where the broker does not; a failure to write is logged and holds nothing up."""
+        line = self.worker_backend.line(delivery, event, state, **more)
         if line is not None:
             try:
                 self.records.note(delivery.queue, delivery.envelope.id, delivery.envelope.attempts, line)
             except RestanteError as error:
                 log.warning("not journalled queue=%s error=%s", delivery.queue, error)
 
-    @property
-    def _consumer(self) -> str:
-        return f"{platform.node() or 'host'}:{os.getpid()}"
-
     def reply(self, delivery: Delivery, answer: Answer) -> None:
-        """Answers a call."""
+        """Sends the answer of a call; a failure is logged, and the caller's time runs out."""
         try:
-            self.keeper.reply(delivery, answer)
+            self.worker_backend.reply(delivery, answer)
         except RestanteError as error:
             log.warning("not answered topic=%s id=%s error=%s", delivery.envelope.topic, delivery.envelope.id, error)
 
@@ -414,78 +398,48 @@ class Bus(Celery):
         """Declares the queues and bindings of this service, on RabbitMQ also the ladder. A worker does it too."""
         self._settings.check()
         self.finalize()
-        self._leave_tasks_out()
         for queue in self._queues:
-            queue.queue_arguments = self.keeper.arguments(queue.name)
-        removed = self.keeper.declare()
-        for one in removed:
-            log.info("unsubscribed %s", one)
-        if self._post is not None:
-            self._register(self._post)
+            queue.queue_arguments = self.worker_backend.arguments(queue.name)
+        removed = self.worker_backend.declare()
+        for binding in removed:
+            log.info("unsubscribed %s", binding)
+        if self.redis is not None:
+            handlers = (*self.subscriptions.values(), *self.answered.values())
+            register(self.redis, self.service, handlers, self.worker_backend, self._prefix)
         log.info(
-            "declared service=%s broker=%s subscriptions=%d calls=%d", self.service, shown(self.broker_url),
-            len(self.subscriptions), len(self.answered),
-        )  # fmt: skip
+            "declared service=%s broker=%s subscriptions=%d calls=%d",
+            self.service,
+            shown(self.broker_url),
+            len(self.subscriptions),
+            len(self.answered),
+        )
 
-    def _leave_tasks_out(self) -> None:
-        """A service without tasks of its own needs no queue for them: a worker that listens would make one."""
-        own = [one for name, one in self.tasks.items() if name[:7] != "celery." and not isinstance(one, HandlerTask)]
-        chosen = self.amqp.queues._consume_from  # by -Q; whoever names the queue gets it
-        if self.on_rabbitmq and not own and chosen is None and len(self._queues) > 1:
-            self.amqp.queues.deselect(f"{self.service}.tasks")
-
-    def _register(self, post: Client) -> None:
-        """Tells pages and commands who has subscribed to what; what this service no longer has is taken out."""
-        command = post.connection.command
-        flat = command("HGETALL", SUBSCRIPTIONS, key=SUBSCRIPTIONS)
-        before = {flat[at].decode(): orjson.loads(flat[at + 1]) for at in range(0, len(flat), 2)}
-        broker = "rabbitmq" if self.on_rabbitmq else "redis"
-        now: dict[str, dict[str, Any]] = {}
-        for handler in (*self.subscriptions.values(), *self.answered.values()):
-            queue = handler.subscription if handler.answers is None else f"call:{handler.answers}"
-            now[self._prefix + handler.subscription] = {
-                "service": self.service, "handler": handler.name, "topic": handler.pattern, "answers": handler.answers,
-                "queue": self._prefix + queue, "retry": handler.retrying.policy.text(),
-                "max_attempts": handler.retrying.max_attempts, "broker": broker,
-                "archive_length": self.keeper.archive_length,
-            }  # fmt: skip
-        for name, card in now.items():
-            if before.get(name) != card:
-                command("HSET", SUBSCRIPTIONS, name, orjson.dumps(card), key=SUBSCRIPTIONS)
-            command("SADD", QUEUES, card["queue"], key=QUEUES)
-        for name, card in before.items():
-            if card["service"] == self.service and card["broker"] == broker and name not in now:
-                command("HDEL", SUBSCRIPTIONS, name, key=SUBSCRIPTIONS)
-                log.warning("no longer subscribed %s: its queue and what waits there stays until it is dropped", name)
-                answered = {one["answers"] for other, one in before.items() if other != name}
-                if card["answers"] and broker == "redis" and card["answers"] not in answered:
-                    from restante.bus.on_redis import bind
-
-                    bind(post, self._prefix, CALLS, "direct", [], (f"call:{card['answers']}",))
+    @property
+    def consumes_tasks(self) -> bool:
+        """Whether the worker reads the queue of plain tasks: it has such tasks, nothing else, or names queues by -Q."""
+        own = [task for name, task in self.tasks.items() if name[:7] != "celery." and not isinstance(task, HandlerTask)]
+        return bool(own) or self.amqp.queues._consume_from is not None or len(self._queues) == 1
 
     def close(self) -> None:
         """Closes this process's connections."""
-        for name in ("client", "keeper", "_post"):
+        self.worker_backend.close()
+        for name in ("client", "redis"):
             opened = self.__dict__.pop(name, None)
             if opened is not None:
                 opened.close()
         super().close()
 
 
-class _Journal(NoRecords):
-    """No deduplication, but the journal."""
+def worker_backend(
+    bus: Bus, store: str | None, window: float, prefix: str, rabbitmq: Mapping[str, Any]
+) -> WorkerBackend:
+    """The broker's side of a bus, by its URL; it opens no connection yet."""
+    check_keywords(rabbitmq, {option.name for option in fields(TopologyOptions)}, "Bus(rabbitmq={…})")
+    if is_rabbitmq(bus.broker_url):
+        from restante.bus.worker_rabbitmq import RabbitWorker
 
-    def __init__(self, post: Client, prefix: str) -> None:
-        self._lines = RedisRecords(post.connection, prefix=prefix)
+        return RabbitWorker(bus, store, rabbitmq)
 
-    def take(self, subscription: str, id: str, attempts: int, line: Line | None = None, *, seize: bool = False) -> Any:
-        if line is not None:
-            self.note(subscription, id, attempts, line)
-        return super().take(subscription, id, attempts)
+    from restante.bus.worker_redis import RedisWorker
 
-    def confirm(self, subscription: str, id: str, attempts: int, line: Line | None = None) -> None:
-        if line is not None:
-            self.note(subscription, id, attempts, line)
-
-    def note(self, subscription: str, id: str, attempts: int, line: Line) -> None:
-        self._lines.note(subscription, id, attempts, line)
+    return RedisWorker(bus, bus.broker_url, window, prefix)

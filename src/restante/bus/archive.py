@@ -1,6 +1,7 @@
-"""The archive of a service on RabbitMQ: read without taking out, and put back into the queue an event died in.
+"""A service's archive on RabbitMQ: lists dead events, and replays them into the queue they died in.
 
-On failure between putting back and taking out, the event is in both places and runs once where the bus keeps records.
+A replay publishes first and removes afterwards. On failure in between the event is in both places, and runs once where
+the bus keeps records.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ from typing import Any
 import amqp
 from kombu import Connection
 
-from restante.bus.dead import PAGE, Choice, DeadEvent
-from restante.bus.on_rabbitmq import CONFIRM, Links, from_headers, unreachable
+from restante.bus.client_rabbitmq import CONFIRM, ConnectionPool, from_headers, unreachable
+from restante.bus.dead import PAGE, DeadEvent, DeadFilter
 from restante.core.errors import NotFound, Unavailable
 from restante.rabbitmq.topology import archive_name
 
-#: What the archive adds to a message, and a replay takes away.
-_OURS = ("restante_attempts", "restante_subscription", "restante_archived_at", "restante_error_class")
+#: Headers that the archive adds to a message, and a replay removes.
+_ADDED = ("restante_attempts", "restante_subscription", "restante_archived_at", "restante_error_class")
 
 
-class RabbitDead:
+class RabbitDeadLetters:
     """Dead events in a service's archive."""
 
     def __init__(self, broker: str, service: str) -> None:
@@ -32,17 +33,17 @@ class RabbitDead:
 
     @contextmanager
     def _channel(self) -> Iterator[Any]:
-        """A channel of its own: what it got and did not ack goes back to its place when it closes."""
+        """A new channel: messages that it got and did not ack return to their places when it closes."""
         try:
             with Connection(self._url, transport_options={"confirm_publish": True}, connect_timeout=5) as connection:
                 yield connection.channel()
         except amqp.exceptions.NotFound:
             raise NotFound(f"RabbitMQ has no archive {self._queue}: no service {self.service} has started") from None
-        except Links.LOST as error:
+        except ConnectionPool.LOST as error:
             raise unreachable(self._url, error) from None
 
     def _each(self, channel: Any) -> Iterator[tuple[Any, DeadEvent]]:
-        """Every message that is there now, once: what is put back or arrives meanwhile comes behind."""
+        """Every message that is there now, once: those that arrive meanwhile are behind the count."""
         count = channel.queue_declare(self._queue, passive=True).message_count
         for _ in range(count):
             message = channel.basic_get(self._queue)
@@ -54,37 +55,37 @@ class RabbitDead:
         with self._channel() as channel:
             return {self._queue: channel.queue_declare(self._queue, passive=True).message_count}
 
-    def list(self, choice: Choice = Choice(), limit: int = PAGE) -> list[DeadEvent]:  # noqa: B008 - a frozen value
+    def list(self, choice: DeadFilter = DeadFilter(), limit: int = PAGE) -> list[DeadEvent]:  # noqa: B008 - a frozen value
         with self._channel() as channel:
-            made = []
-            for _, one in self._each(channel):
-                if choice.fits(one):
-                    made.append(one)
-                    if len(made) >= limit:
+            events = []
+            for _, event in self._each(channel):
+                if choice.matches(event):
+                    events.append(event)
+                    if len(events) >= limit:
                         break
-            return made
+            return events
 
     def replay(
         self,
-        choice: Choice = Choice(),  # noqa: B008 - a frozen value
+        choice: DeadFilter = DeadFilter(),  # noqa: B008 - a frozen value
         *,
         dry_run: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> int:
         with self._channel() as channel:
             returned: list[Any] = []
-            channel.events["basic_return"].add(lambda *told: returned.append(told))
+            channel.events["basic_return"].add(lambda *returns: returned.append(returns))
             done = 0
-            for message, one in self._each(channel):
-                if not choice.fits(one):
+            for message, event in self._each(channel):
+                if not choice.matches(event):
                     continue
                 if not dry_run:
                     again = _again(message)
-                    channel.basic_publish(again, "", one.subscription, mandatory=True, confirm_timeout=CONFIRM)
+                    channel.basic_publish(again, "", event.subscription, mandatory=True, confirm_timeout=CONFIRM)
                     if returned:
                         raise Unavailable(
-                            f"the queue {one.subscription} is gone, and {one.id} stays in the archive: start the "
-                            "service that has this handler, or replay the others by --subscription"
+                            f"the queue {event.subscription} is gone, and {event.id} stays in the archive: start the "
+                            "service with this handler, or choose others by --subscription"
                         )
                     channel.basic_ack(message.delivery_tag)
                 done += 1
@@ -97,7 +98,7 @@ class RabbitDead:
 
 
 def _dead(message: Any) -> DeadEvent:
-    headers: Mapping[str, Any] = from_headers(message.headers or {})  # somebody else's message may have none
+    headers: Mapping[str, Any] = from_headers(message.headers or {})  # a foreign message may have none
     errors = headers.get("restante_errors") or [{}]
     archived = headers.get("restante_archived_at")
     body = message.body if isinstance(message.body, str) else bytes(message.body).decode(errors="replace")
@@ -116,11 +117,11 @@ def _dead(message: Any) -> DeadEvent:
 
 
 def _again(message: Any) -> amqp.Message:
-    """The event as it was, but for its history: attempts begin anew."""
+    """The event without its history, so that its attempts start at one."""
     headers = {
         name: value
         for name, value in (message.headers or {}).items()
-        if name not in _OURS and not name.startswith("x-")
+        if name not in _ADDED and not name.startswith("x-")
     }
     headers["restante_replays"] = int(headers.get("restante_replays") or 0) + 1
     kept = {

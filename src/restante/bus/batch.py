@@ -1,7 +1,7 @@
-"""Publishing without waiting for each confirm: futures of events on their way, and blocks that wait for all of them.
+"""Publishing without waiting for each confirm: futures of events, and blocks that wait for all of their events.
 
 On failure the block raises `BatchFailed` at its end, with the id, topic and error of every event that was not
-published. What the broker has confirmed stays published.
+published. Events that the broker has confirmed stay published.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from contextvars import ContextVar
 from typing import Any, Protocol, Self
 
-from restante.bus.broker import Published, Sending
+from restante.bus.broker import Published, SendOptions
 from restante.bus.envelope import Envelope
 from restante.core.errors import BatchFailed, RestanteError, Unavailable, Unconfirmed
 
@@ -26,18 +26,18 @@ Failure = tuple[str, str, Exception]
 
 
 class Publishing(Future[Published]):
-    """An event on its way: `result()` waits until the broker has it, and raises what `publish` would have raised.
+    """The future of an event: `result()` waits until the broker has it, and raises what `publish` would have raised.
 
-    It is settled without anybody waiting for it. Every `Future` method but `cancel()` has its usual meaning: an event
-    that was handed over cannot be taken back.
+    It is settled even if nobody waits for it. Every `Future` method but `cancel()` has its usual meaning: an event that
+    was handed over cannot be taken back.
     """
 
-    def __init__(self, envelope: Envelope, text: bytes, how: Sending) -> None:
+    def __init__(self, envelope: Envelope, text: bytes, options: SendOptions) -> None:
         super().__init__()
-        self.envelope, self.text, self.how = envelope, text, how
-        #: Whether a batch reports its failure, so that nobody else has to.
+        self.envelope, self.text, self.options = envelope, text, options
+        #: Whether a batch reports its failure, so that it is not logged.
         self.reported = False
-        #: Moves it on while somebody waits for it: up to so many seconds.
+        #: Sends and reads confirms for up to so many seconds, while somebody waits.
         self._drive: Callable[[float], None] | None = None
 
     @property
@@ -51,7 +51,7 @@ class Publishing(Future[Published]):
         return self.envelope.topic
 
     def driven_by(self, drive: Callable[[float], None]) -> None:
-        """Names what moves it on."""
+        """Sets the function that sends and reads confirms while somebody waits."""
         self._drive = drive
 
     def cancel(self) -> bool:
@@ -73,21 +73,21 @@ class Publishing(Future[Published]):
             self._drive(float("inf") if timeout is None else timeout)
 
     def settled(self, subscriptions: int | None) -> None:
-        """The broker has it."""
+        """Ends it with success: the broker has the event."""
         self.set_result(Published(self.id, subscriptions))
 
     def failed(self, error: Exception) -> None:
-        """It was not published, or nobody knows."""
+        """Ends it with an error: the event was not published, or its fate is unknown."""
         if not self.reported:
             log.error("not published topic=%s id=%s error=%s", self.topic, self.id, error)
         self.set_exception(error)
 
 
 class Sender(Protocol):
-    """Publishes without waiting."""
+    """Publishes events without waiting for their confirms."""
 
     def begin(self, publishing: Publishing) -> None:
-        """Hands an event over; waits only while too many are on their way."""
+        """Hands an event over; waits only while too many are unconfirmed."""
 
     def settle(self, publishings: Sequence[Publishing]) -> None:
         """Waits until each of them is published or has failed."""
@@ -96,54 +96,56 @@ class Sender(Protocol):
 class Batch:
     """A block whose events are published without waiting for each: `with bus.batch():`.
 
-    It concerns the thread that opened it. `publish()` in the block returns at once, with `subscriptions` None; the end
-    of the block waits for all confirms. If the broker stays away for longer than the client's patience, the next
-    `publish()` in the block raises `Unavailable`.
+    It applies to the thread that opened it. `publish()` in the block returns at once, with `subscriptions` None, and
+    the end of the block waits for all confirms. If the broker stays away for longer than the client's patience, the
+    next `publish()` in the block raises `Unavailable`.
     """
 
     def __init__(self, sender: Sender, opened: threading.local) -> None:
         self._sender = sender
         self._opened = opened
         self._pid = os.getpid()
-        self._made: deque[Publishing] = deque()
+        self._pending: deque[Publishing] = deque()
         self._failures: list[Failure] = []
         self._away: Exception | None = None
 
     @property
     def holds(self) -> bool:
-        """Whether the block is this process's own: a child that was forked inside it publishes for itself."""
+        """Whether this process opened the block: a child forked inside it publishes on its own."""
         return self._pid == os.getpid()
 
     def add(self, publishing: Publishing) -> None:
-        """Publishes as a part of the batch."""
+        """Publishes an event as a part of the batch."""
         self._gather()
         if self._away is not None:
             raise Unavailable(f"the broker stayed away, and events of this batch were not published: {self._away}")
         publishing.reported = True
-        self._made.append(publishing)
+        self._pending.append(publishing)
         try:
             self._sender.begin(publishing)
         except Exception:
-            self._made.remove(publishing)  # refused, so that nobody would ever settle it
+            self._pending.remove(publishing)  # refused, so it would never be settled
             raise
 
     def wait(self) -> None:
         """Waits until everything published in the block so far is settled, and raises for what has failed."""
-        self._sender.settle(self._made)
+        self._sender.settle(self._pending)
         self._gather()
-        self._failures += [(one.id, one.topic, Unconfirmed(ids=(one.id,))) for one in self._made]
-        self._made.clear()
+        self._failures += [
+            (publishing.id, publishing.topic, Unconfirmed(ids=(publishing.id,))) for publishing in self._pending
+        ]
+        self._pending.clear()
         if self._failures:
             failures, self._failures = self._failures, []
             raise BatchFailed(failures=failures)
 
     def _gather(self) -> None:
-        """Forgets what is published, so that a batch of millions holds no more than is on its way."""
-        while self._made and self._made[0].done():
-            one = self._made.popleft()
-            error = one.exception()
+        """Drops settled events, so that a batch of millions holds only those that are unconfirmed."""
+        while self._pending and self._pending[0].done():
+            settled = self._pending.popleft()
+            error = settled.exception()
             if isinstance(error, Exception):
-                self._failures.append((one.id, one.topic, error))
+                self._failures.append((settled.id, settled.topic, error))
                 if isinstance(error, Unavailable | Unconfirmed):
                     self._away = error
 
@@ -158,7 +160,7 @@ class Batch:
         except BatchFailed as failed:
             if error is None or isinstance(error, Exception):
                 raise failed from error
-            # An interrupt must not become an ordinary error, which the program might catch and go on.
+            # An interrupt must not become an ordinary error, which the program might catch.
             error.add_note(str(failed))
             log.error("batch interrupted: %s", failed)
 
@@ -170,7 +172,7 @@ def opened_batch(opened: threading.local) -> Batch | None:
 
 
 class AsyncBatch:
-    """The same for asyncio: `async with client.batch():`. It concerns the task that opened it and tasks made inside."""
+    """A batch for asyncio, `async with client.batch():`, for the task that opened it and tasks created inside."""
 
     def __init__(self, opened: ContextVar[AsyncBatch | None], at_once: int) -> None:
         self._opened = opened
@@ -178,7 +180,7 @@ class AsyncBatch:
         self._tasks: set[asyncio.Task[Published]] = set()
         self._failures: list[Failure] = []
         self._away: Exception | None = None
-        #: Whether it is a block that reports what fails; else, for events on their own, failures are logged.
+        #: Whether it is a block, which reports failures at its end; otherwise failures are logged.
         self.open = False
 
     async def add(
@@ -210,7 +212,7 @@ class AsyncBatch:
         """Waits until everything published in the block so far is settled, and raises for what has failed."""
         while self._tasks:
             await asyncio.wait(self._tasks)
-            await asyncio.sleep(0)  # what a task leaves behind is noted by the loop, right after its end
+            await asyncio.sleep(0)  # the loop runs a task's callbacks right after its end
         if self._failures:
             failures, self._failures = self._failures, []
             raise BatchFailed(failures=failures)
@@ -233,28 +235,29 @@ class AsyncBatch:
             self.open = False
 
 
-class AtOnce:
-    """The sender of a broker whose single publish is quick: several go by one call, each alone where that fails."""
+class GroupedSender:
+    """Sends events in groups: one call for several, and each alone where that call fails."""
 
-    #: Events of one call. More make a longer pause before any of them is published.
-    MOST = 100
+    #: Events of one call. More delay the first of them.
+    MAX_GROUP = 100
 
     def __init__(
-        self, publish: Callable[[Envelope, bytes, Sending], int | None],
-        many: Callable[[Sequence[tuple[Envelope, bytes]], Sending], list[int | None]],
-    ) -> None:  # fmt: skip
+        self,
+        publish: Callable[[Envelope, bytes, SendOptions], int | None],
+        many: Callable[[Sequence[tuple[Envelope, bytes]], SendOptions], list[int | None]],
+    ) -> None:
         self._publish, self._many = publish, many
         self._waiting: list[Publishing] = []
-        #: Any thread may wait for a result, and thereby send.
+        #: Any thread may wait for a result, which sends.
         self._lock = threading.RLock()
 
     def begin(self, publishing: Publishing) -> None:
         publishing.driven_by(lambda seconds: self._send())
         with self._lock:
-            if self._waiting and self._waiting[0].how != publishing.how:
+            if self._waiting and self._waiting[0].options != publishing.options:
                 self._send()
             self._waiting.append(publishing)
-            if len(self._waiting) >= self.MOST:
+            if len(self._waiting) >= self.MAX_GROUP:
                 self._send()
 
     def settle(self, publishings: Sequence[Publishing]) -> None:
@@ -264,23 +267,25 @@ class AtOnce:
         with self._lock:
             waiting, self._waiting = self._waiting, []
             away: RestanteError | None = None
-            if len(waiting) > 1 and waiting[0].how.nobody == "keep":
+            if len(waiting) > 1 and waiting[0].options.unrouted == "keep":
                 try:
-                    counts = self._many([(one.envelope, one.text) for one in waiting], waiting[0].how)
+                    counts = self._many(
+                        [(publishing.envelope, publishing.text) for publishing in waiting], waiting[0].options
+                    )
                 except RestanteError as error:
                     away = error
                 else:
-                    for one, count in zip(waiting, counts, strict=True):
-                        one.settled(count)
+                    for publishing, count in zip(waiting, counts, strict=True):
+                        publishing.settled(count)
                     return
-            for one in waiting:
+            for publishing in waiting:
                 try:
-                    # The client's patience is spent once, not on each of a hundred events.
+                    # The client's patience is spent once, not once per event.
                     if isinstance(away, Unconfirmed):
-                        raise Unconfirmed(ids=(one.id,))
+                        raise Unconfirmed(ids=(publishing.id,))
                     if isinstance(away, Unavailable):
                         raise away
-                    one.settled(self._publish(one.envelope, one.text, one.how))
+                    publishing.settled(self._publish(publishing.envelope, publishing.text, publishing.options))
                 except RestanteError as error:
                     away = error
-                    one.failed(error)
+                    publishing.failed(error)

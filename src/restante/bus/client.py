@@ -1,6 +1,7 @@
-"""Publishing and calling without Celery: a light client for web processes, scripts and short-lived jobs.
+"""A light client that publishes and calls without Celery: for web processes, scripts and short-lived jobs.
 
-On failure a typed error; what was not confirmed may be published again with the same id, and runs once.
+On failure it raises a typed error. An event that was not confirmed may be published again with the same id: it runs
+once.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, cast, overload
 
-from restante.bus.addresses import chosen, core_url, is_rabbitmq
+from restante.bus.addresses import choose_broker_url, core_url, is_rabbitmq
 from restante.bus.batch import AsyncBatch, Batch, Publishing, opened_batch
-from restante.bus.broker import Answer, AsyncBroker, Broker, Published, Sending
-from restante.bus.envelope import Envelope, seal
+from restante.bus.broker import Answer, AsyncBroker, Broker, Published, SendOptions
+from restante.bus.envelope import Envelope, new_envelope
 from restante.bus.options import (
     CallOptions,
     ConnectionOptions,
@@ -34,17 +35,17 @@ from restante.core.settings import ClientOptions, ClientSettings
 if TYPE_CHECKING:
     from restante.core.queue import Client
 
-#: Keywords of publish, as candidates for what was meant.
+#: Keywords of publish, for the hint in the error about an unknown one.
 _PUBLISH = PublishOptions.__optional_keys__ | {"wait"}
-#: What may stand for a topic: its name, an event's class, or an event.
+#: A topic is given by its name, an event's class, or an event.
 Topic = str | type[Event] | Event
 #: Seconds a call waits for its answer.
 TIMEOUT = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """Something to send, checked and encoded."""
+class Outgoing:
+    """An event or a call, checked and encoded, ready to send."""
 
     envelope: Envelope
     text: bytes
@@ -52,51 +53,64 @@ class Said:
     declined: Any = None
 
 
-def say(
-    topic: Topic, data: Any, source: str, *, id: str | None = None, headers: Mapping[str, Any] | None = None,
-    expires: float | None = None, version: str = "",
-) -> Said:  # fmt: skip
-    """The envelope and the text of an event or a call; raises before anything is sent."""
+def make_outgoing(
+    topic: Topic,
+    data: Any,
+    source: str,
+    *,
+    id: str | None = None,
+    headers: Mapping[str, Any] | None = None,
+    expires: float | None = None,
+    version: str = "",
+) -> Outgoing:
+    """Checks and encodes an event or a call; raises before anything is sent."""
     hint: Any = None
     if isinstance(topic, Event):
         if data is not None:
-            raise InvalidInput("an event brings its own data: publish(event), without a second argument")
+            raise InvalidInput("an event has its own data: publish(event), without a second argument")
         data, topic = topic, type(topic)
     if isinstance(topic, type):
         if not issubclass(topic, Event) or not topic.topic:
             raise InvalidInput(f"{topic.__name__} has no topic: class {topic.__name__}(Event, topic='shop.order.paid')")
         hint, kind = topic, topic
         text = encode(data, hint)
-        made = seal(kind.topic, source, id=id, version=kind.version, headers=headers, expires_at=_end(expires))
-        return Said(made, text, kind.response, kind.error)
-    made = seal(topic, source, id=id, version=version, headers=headers, expires_at=_end(expires))
-    return Said(made, encode(data))
+        envelope = new_envelope(
+            kind.topic, source, id=id, version=kind.version, headers=headers, expires_at=_end(expires)
+        )
+        return Outgoing(envelope, text, kind.response, kind.error)
+    envelope = new_envelope(topic, source, id=id, version=version, headers=headers, expires_at=_end(expires))
+    return Outgoing(envelope, encode(data))
 
 
 def _end(expires: float | None) -> datetime | None:
     return None if expires is None else datetime.now(UTC) + timedelta(seconds=expires)
 
 
-def _how(options: Mapping[str, Any], known: Collection[str], where: str) -> Sending:
-    """How to send, from a caller's keywords."""
+def _send_options(options: Mapping[str, Any], known: Collection[str], where: str) -> SendOptions:
+    """The checked options of a publish, from a caller's keywords."""
     check_keywords(options, known, where)
     get = options.get
-    return Sending.checked(get("delay", 0), get("priority", 0), get("expires"), get("nobody", "keep"))
+    return SendOptions.checked(get("delay", 0), get("priority", 0), get("expires"), get("unrouted", "keep"))
 
 
-def sending(
-    topic: Topic, data: Any, source: str, options: Mapping[str, Any],
+def prepare_publish(
+    topic: Topic,
+    data: Any,
+    source: str,
+    options: Mapping[str, Any],
     known: Collection[str] = PublishOptions.__optional_keys__,
-) -> tuple[Said, Sending]:  # fmt: skip
-    """What to publish and how, from a caller's keywords; raises before anything is sent."""
-    how = _how(options, known, "publish")
-    said = say(topic, data, source, id=options.get("id"), headers=options.get("headers"), expires=how.lifetime)
-    return said, how
+) -> tuple[Outgoing, SendOptions]:
+    """The event and its options, from a caller's arguments; raises before anything is sent."""
+    send_options = _send_options(options, known, "publish")
+    outgoing = make_outgoing(
+        topic, data, source, id=options.get("id"), headers=options.get("headers"), expires=send_options.lifetime
+    )
+    return outgoing, send_options
 
 
-def _call(topic: Topic, data: Any, source: str, options: Mapping[str, Any]) -> tuple[Said, float]:
+def _prepare_call(topic: Topic, data: Any, source: str, options: Mapping[str, Any]) -> tuple[Outgoing, float]:
     check_keywords(options, CallOptions.__optional_keys__, "call")
-    return say(topic, data, source, headers=options.get("headers")), allowed(options.get("timeout", TIMEOUT))
+    return make_outgoing(topic, data, source, headers=options.get("headers")), allowed(options.get("timeout", TIMEOUT))
 
 
 def _check_settings(url: str, settings: Mapping[str, Any], where: str) -> None:
@@ -111,7 +125,7 @@ def _check_settings(url: str, settings: Mapping[str, Any], where: str) -> None:
 
 
 def allowed(timeout: float | timedelta) -> float:
-    """How long a call may take."""
+    """Seconds that a call may take."""
     return seconds(timeout, "timeout", least=0.001)
 
 
@@ -119,24 +133,30 @@ class BusClient:
     """Publishes and calls over one broker; safe to share between threads. Close it when done."""
 
     def __init__(
-        self, broker: str | None = None, *, broker_url: str | None = None, source: str = "", store: str | None = None,
-        prefix: str = "", **settings: Unpack[ConnectionOptions],
-    ) -> None:  # fmt: skip
-        self.url = chosen(broker, broker_url)
+        self,
+        broker: str | None = None,
+        *,
+        broker_url: str | None = None,
+        source: str = "",
+        store: str | None = None,
+        prefix: str = "",
+        **settings: Unpack[ConnectionOptions],
+    ) -> None:
+        self.url = choose_broker_url(broker, broker_url)
         self.source = source
         self._broker: Broker
-        #: The batches that each thread is in.
+        #: The open batches of each thread.
         self._opened = threading.local()
         _check_settings(self.url, settings, type(self).__name__)
         if is_rabbitmq(self.url):
             with needs_extra("rabbitmq", "a client of RabbitMQ"):
-                from restante.bus.on_rabbitmq import RabbitBroker
+                from restante.bus.client_rabbitmq import RabbitBroker
 
             self._broker = RabbitBroker(self.url, store=store, **cast(RabbitOptions, settings))
         else:
-            from restante.bus.on_redis import RedisBroker
+            from restante.bus.client_redis import RedisBroker
 
-            self._broker = RedisBroker(open_post(self.url, **cast(ClientOptions, settings)), prefix)
+            self._broker = RedisBroker(open_redis(self.url, **cast(ClientOptions, settings)), prefix)
 
     @overload
     def publish(
@@ -156,23 +176,24 @@ class BusClient:
     def publish(
         self, topic: Topic, data: Any = None, *, wait: bool = True, **options: Unpack[PublishOptions]
     ) -> Published | Publishing:
-        """Hands an event to every subscription of its topic; returns once the broker has it.
+        """Sends an event to every subscription of its topic; returns once the broker has it.
 
-        `delay` seconds pass at the broker. `expires` seconds after it is due the event is not handled any more. Where
-        nobody has subscribed it is kept in `events.unrouted`, or with `nobody="raise"` refused with `Unroutable`. The
-        same `id` again is the same event: each subscription handles it once. `wait=False` returns a future at once. In
-        a block of `batch()` it returns at once too, with `subscriptions` None, and the block's end waits.
+        The broker holds the event for `delay` seconds. It is not handled later than `expires` seconds after it is due.
+        If no service has subscribed, it is kept in `events.unrouted`; with `unrouted="raise"`, `Unroutable` is raised
+        instead. Publishing the same `id` twice is one event: each subscription handles it once. `wait=False` returns a
+        future at once. Inside a block of `batch()` it also returns at once, with `subscriptions` None, and the block's
+        end waits.
         """
-        said, how = sending(topic, data, self.source, options, _PUBLISH)
+        outgoing, send_options = prepare_publish(topic, data, self.source, options, _PUBLISH)
         if wait:
-            return self.send(said, how)
-        return self._begin(Publishing(said.envelope, said.text, how))
+            return self.send(outgoing, send_options)
+        return self._begin(Publishing(outgoing.envelope, outgoing.text, send_options))
 
-    def send(self, said: Said, how: Sending) -> Published:
-        """Publishes what was checked: as a part of this thread's batch, or waiting for the broker."""
+    def send(self, outgoing: Outgoing, send_options: SendOptions) -> Published:
+        """Publishes a checked event: as a part of this thread's batch, or waiting for the broker."""
         if opened_batch(self._opened) is None:
-            return Published(said.envelope.id, self._broker.publish(said.envelope, said.text, how))
-        return Published(self._begin(Publishing(said.envelope, said.text, how)).id, None)
+            return Published(outgoing.envelope.id, self._broker.publish(outgoing.envelope, outgoing.text, send_options))
+        return Published(self._begin(Publishing(outgoing.envelope, outgoing.text, send_options)).id, None)
 
     def _begin(self, publishing: Publishing) -> Publishing:
         batch = opened_batch(self._opened)
@@ -185,39 +206,46 @@ class BusClient:
     def batch(self) -> Batch:
         """A block whose events this thread publishes without waiting for each: `with client.batch():`.
 
-        The end of the block waits until the broker has them all, and raises `BatchFailed` with every event that it has
-        not. What was published before an error in the block stays published. Events whose confirm was lost with a
-        connection go again under their ids, which subscriptions handle once.
+        The end of the block waits until the broker has all events, and raises `BatchFailed` with those it lacks. Events
+        that were published before an error in the block stay published. Events whose confirm was lost with a
+        connection are published again under their ids, and subscriptions handle them once.
         """
         return Batch(self._broker.sender(), self._opened)
 
     def publish_many(
         self, events: Iterable[Event | tuple[Topic, Any]], **options: Unpack[ManyOptions]
     ) -> list[Published]:
-        """Publishes events, or pairs of topic and data, and waits for all confirms at once: many times as fast."""
-        how, headers = _how(options, ManyOptions.__optional_keys__, "publish_many"), options.get("headers")
-        pairs = [one if isinstance(one, tuple) else (one, None) for one in events]
-        said = [say(topic, data, self.source, headers=headers, expires=how.lifetime) for topic, data in pairs]
-        counts = self._broker.publish_many([(one.envelope, one.text) for one in said], how)
-        return [Published(one.envelope.id, count) for one, count in zip(said, counts, strict=True)]
+        """Publishes events, or pairs of topic and data, and waits for all confirms together: many times as fast."""
+        send_options, headers = (
+            _send_options(options, ManyOptions.__optional_keys__, "publish_many"),
+            options.get("headers"),
+        )
+        pairs = [event if isinstance(event, tuple) else (event, None) for event in events]
+        outgoing = [
+            make_outgoing(topic, data, self.source, headers=headers, expires=send_options.lifetime)
+            for topic, data in pairs
+        ]
+        counts = self._broker.publish_many([(event.envelope, event.text) for event in outgoing], send_options)
+        return [Published(event.envelope.id, count) for event, count in zip(outgoing, counts, strict=True)]
 
-    def forward(self, envelope: Envelope, text: bytes, how: Sending) -> Published:
-        """Publishes what was sealed before, by an outbox or another broker; waits, also in a batch."""
-        return Published(envelope.id, self._broker.publish(envelope, text, how))
+    def forward(self, envelope: Envelope, text: bytes, send_options: SendOptions) -> Published:
+        """Publishes an event that already has an envelope, of an outbox or another broker; waits, also in a batch."""
+        return Published(envelope.id, self._broker.publish(envelope, text, send_options))
 
     def call(self, topic: Topic, data: Any = None, **options: Unpack[CallOptions]) -> Any:
-        """Asks the services that answer a topic: one instance of one of them answers, once.
+        """Calls a topic: one instance of one of the services that answer it runs the handler once and replies.
 
-        Raises `NoHandler` at once where none does, `Declined` with data where the handler says no, `CallFailed` where
-        it fails and `CallTimeout` where the time is over; a call not begun by then is not begun any more.
+        Raises `NoHandler` at once if no service answers the topic, `Declined` with data if the handler declines,
+        `CallFailed` if it fails and `CallTimeout` if no answer came in time. A call that has not begun by then never
+        begins.
         """
-        said, timeout = _call(topic, data, self.source, options)
-        return self._broker.call(said.envelope, said.text, timeout).value(said.response, said.declined)
+        outgoing, timeout = _prepare_call(topic, data, self.source, options)
+        return self._broker.call(outgoing.envelope, outgoing.text, timeout).value(outgoing.response, outgoing.declined)
 
     def call_all(self, topic: Topic, data: Any = None, **options: Unpack[CallOptions]) -> dict[str, Answer]:
-        """Asks every service that answers a topic; the answers that came in time, by service."""
-        said, timeout = _call(topic, data, self.source, options)
-        return by_service(self._broker.call_all(said.envelope, said.text, timeout))
+        """Calls every service that answers a topic; returns the answers that came in time, by service."""
+        outgoing, timeout = _prepare_call(topic, data, self.source, options)
+        return by_service(self._broker.call_all(outgoing.envelope, outgoing.text, timeout))
 
     def close(self) -> None:
         """Waits for events on their way, then closes the connections; a closed client cannot be used again."""
@@ -231,32 +259,38 @@ class BusClient:
 
 
 class AsyncBusClient:
-    """The same for asyncio."""
+    """`BusClient` for asyncio."""
 
     def __init__(
-        self, broker: str | None = None, *, broker_url: str | None = None, source: str = "", store: str | None = None,
-        prefix: str = "", **settings: Unpack[ConnectionOptions],
-    ) -> None:  # fmt: skip
-        self.url = chosen(broker, broker_url)
+        self,
+        broker: str | None = None,
+        *,
+        broker_url: str | None = None,
+        source: str = "",
+        store: str | None = None,
+        prefix: str = "",
+        **settings: Unpack[ConnectionOptions],
+    ) -> None:
+        self.url = choose_broker_url(broker, broker_url)
         self.source = source
         self._broker: AsyncBroker
-        #: The batch that the current task is in.
+        #: The open batch of the current task.
         self._opened: ContextVar[AsyncBatch | None] = ContextVar("restante_batch", default=None)
         _check_settings(self.url, settings, type(self).__name__)
         if is_rabbitmq(self.url):
             with needs_extra("rabbitmq", "an asyncio client of RabbitMQ"):
-                from restante.bus.on_rabbitmq_aio import AsyncRabbitBroker
+                from restante.bus.client_rabbitmq_aio import AsyncRabbitBroker
 
             self._broker = AsyncRabbitBroker(self.url, store=store, **cast(RabbitOptions, settings))
         else:
-            from restante.bus.on_redis import AsyncRedisBroker
+            from restante.bus.client_redis import AsyncRedisBroker
             from restante.core.queue import AsyncClient
 
             url, on_close = _resolved(self.url)
             self._broker = AsyncRedisBroker(
                 AsyncClient(url, ClientSettings.parse(cast(ClientOptions, settings)), on_close=on_close), prefix
             )
-        self._alone = self.batch()
+        self._unbatched = self.batch()
 
     @overload
     async def publish(
@@ -272,37 +306,39 @@ class AsyncBusClient:
         self, topic: Topic, data: Any = None, *, wait: bool = True, **options: Unpack[PublishOptions]
     ) -> Published | asyncio.Task[Published]:
         """`BusClient.publish` with await; `wait=False` returns a task, whose name is the event's id."""
-        said, how = sending(topic, data, self.source, options, _PUBLISH)
+        outgoing, send_options = prepare_publish(topic, data, self.source, options, _PUBLISH)
 
         async def send() -> Published:
-            return Published(said.envelope.id, await self._broker.publish(said.envelope, said.text, how))
+            return Published(
+                outgoing.envelope.id, await self._broker.publish(outgoing.envelope, outgoing.text, send_options)
+            )
 
         batch = self._opened.get()
         if batch is not None and not batch.open:
-            batch = None  # a task that outlived the block it was made in
+            batch = None  # this task outlived the block that created it
         if wait and batch is None:
             return await send()
-        task = await (batch or self._alone).add(said.envelope.id, said.envelope.topic, send)
-        return Published(said.envelope.id, None) if wait else task
+        task = await (batch or self._unbatched).add(outgoing.envelope.id, outgoing.envelope.topic, send)
+        return Published(outgoing.envelope.id, None) if wait else task
 
     def batch(self) -> AsyncBatch:
-        """`BusClient.batch` with await: `async with client.batch():`. It holds for this task and those made inside."""
+        """`BusClient.batch` with await: `async with client.batch():`, for this task and tasks created inside."""
         return AsyncBatch(self._opened, self._broker.at_once)
 
     async def call(self, topic: Topic, data: Any = None, **options: Unpack[CallOptions]) -> Any:
         """`BusClient.call` with await."""
-        said, timeout = _call(topic, data, self.source, options)
-        answer = await self._broker.call(said.envelope, said.text, timeout)
-        return answer.value(said.response, said.declined)
+        outgoing, timeout = _prepare_call(topic, data, self.source, options)
+        answer = await self._broker.call(outgoing.envelope, outgoing.text, timeout)
+        return answer.value(outgoing.response, outgoing.declined)
 
     async def call_all(self, topic: Topic, data: Any = None, **options: Unpack[CallOptions]) -> dict[str, Answer]:
         """`BusClient.call_all` with await."""
-        said, timeout = _call(topic, data, self.source, options)
-        return by_service(await self._broker.call_all(said.envelope, said.text, timeout))
+        outgoing, timeout = _prepare_call(topic, data, self.source, options)
+        return by_service(await self._broker.call_all(outgoing.envelope, outgoing.text, timeout))
 
     async def close(self) -> None:
         """Waits for events on their way, then closes the connections; a closed client cannot be used again."""
-        await self._alone.wait()
+        await self._unbatched.wait()
         await self._broker.close()
 
     async def __aenter__(self) -> Self:
@@ -314,18 +350,18 @@ class AsyncBusClient:
 
 def by_service(answers: list[Answer]) -> dict[str, Answer]:
     """The first answer of each service."""
-    made: dict[str, Answer] = {}
+    first: dict[str, Answer] = {}
     for answer in answers:
-        made.setdefault(answer.service, answer)
-    return made
+        first.setdefault(answer.service, answer)
+    return first
 
 
-def open_post(url: str, **settings: Unpack[ClientOptions]) -> Client:
-    """The core's client for a Redis broker."""
+def open_redis(url: str, **settings: Unpack[ClientOptions]) -> Client:
+    """Opens the core's client for a Redis broker's URL."""
     from restante.core.queue import Client
 
-    found, on_close = _resolved(url)
-    return Client(found, ClientSettings.parse(settings), on_close=on_close)
+    resolved, on_close = _resolved(url)
+    return Client(resolved, ClientSettings.parse(settings), on_close=on_close)
 
 
 def _resolved(url: str) -> tuple[str, Any]:

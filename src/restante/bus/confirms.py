@@ -1,7 +1,7 @@
-"""Publishes to RabbitMQ with many confirms on their way at a time, over one connection of its own.
+"""Publishes to RabbitMQ with many unconfirmed events at a time, over one connection of its own.
 
-On failure of the connection everything unconfirmed goes again, under its id and in its order, over a new one. An event
-fails alone where the broker refuses it, and with all others where the broker stays away for longer than the client's
+If the connection fails, all unconfirmed events are published again over a new one, with their ids and in their order.
+An event fails alone if the broker refuses it, and with all others if the broker stays away for longer than the client's
 patience. Threads may share it.
 """
 
@@ -19,76 +19,75 @@ from typing import TYPE_CHECKING, Any
 import amqp
 
 from restante.bus.batch import Publishing
-from restante.bus.broker import EVENTS
-from restante.bus.on_rabbitmq import (
+from restante.bus.client_rabbitmq import (
     CONFIRM,
-    Link,
-    Links,
-    full,
-    packed,
+    ConnectionPool,
+    RabbitConnection,
+    amqp_message,
+    event_refused,
+    ladder_gone,
+    no_subscription,
     properties_of,
-    refused,
+    queue_full,
     route,
     to_headers,
-    unheard,
-    unlisted,
     unreachable,
 )
 from restante.core.errors import InvalidInput, RestanteError, Unavailable, Unconfirmed
 from restante.rabbitmq.ladder import Ladder
-from restante.rabbitmq.topology import shared
+from restante.rabbitmq.topology import EVENTS, shared
 
 if TYPE_CHECKING:
     from restante.bus.registry import Registry
 
 log = logging.getLogger("restante")
 
-#: Events that wait for their confirms at a time. More go again after a lost connection, fewer leave the broker idle.
+#: Unconfirmed events at a time. More are repeated after a lost connection, fewer leave the broker idle.
 WINDOW = 1000
-#: Bytes of such events: large ones fill the broker's memory long before the window is full.
+#: Bytes of unconfirmed events: large ones fill the broker's memory long before the window is full.
 WINDOW_BYTES = 16 * 1024 * 1024
-#: Writes between two looks at what was confirmed. Each look is a system call.
+#: Writes between two reads of confirms. Each read is a system call.
 LOOK_EVERY = 50
-#: Events that are noted in the journal together, where there is one. The last ones of a pause wait for the watcher.
+#: Events that are written to the journal together, if there is one. The last ones before a pause wait for the watcher.
 NOTE_TOGETHER = 50
-#: Seconds between two looks of the thread that settles what nobody waits for.
+#: Seconds between two rounds of the thread that settles events nobody waits for.
 WATCH_EVERY = 0.1
-#: Seconds one turn of a waiting thread takes, so that others get theirs.
+#: Seconds a waiting thread holds the lock for, so that others get it.
 TURN = 0.05
-#: Connections that an event may end while it is the only one on its way, before it is given up alone.
+#: Connections that fail while an event is the only unconfirmed one, before it fails as the cause.
 FATAL = 3
 
 
 class _Entry:
-    """An event, its message, and how far it has come."""
+    """An event, its message and its progress."""
 
     __slots__ = ("deaths", "exchange", "key", "message", "noted", "publishing", "returned", "size", "written")
 
     def __init__(self, publishing: Publishing, ladder: Ladder) -> None:
         self.publishing = publishing
         envelope = publishing.envelope
-        self.message = packed(publishing.text, to_headers(envelope), properties_of(envelope, publishing.how))
-        self.exchange, self.key = route(envelope, publishing.how, ladder)
+        self.message = amqp_message(publishing.text, to_headers(envelope), properties_of(envelope, publishing.options))
+        self.exchange, self.key = route(envelope, publishing.options, ladder)
         self.size = len(publishing.text)
         self.noted: int | None = None
-        #: Whether it was written to any connection: the broker may have it.
+        #: Whether it was written to a connection, so that the broker may have it.
         self.written = False
-        #: Whether the broker has sent it back because no queue took it.
+        #: Whether the broker has returned it because no queue took it.
         self.returned = False
         self.deaths = 0
 
 
 class Confirms:
-    """The events of one client that are on their way to RabbitMQ."""
+    """The unconfirmed events of one client of RabbitMQ."""
 
-    def __init__(self, links: Links, registry: Registry | None = None) -> None:
-        self._links = links
+    def __init__(self, pool: ConnectionPool, registry: Registry | None = None) -> None:
+        self._pool = pool
         self._registry = registry
         self._lock = threading.RLock()
         self.pid = os.getpid()
-        self._link: Link | None = None
+        self._connection: RabbitConnection | None = None
         self._channel: Any = None
-        #: To be noted in the journal, to be written, and by delivery tag what was written and not confirmed.
+        #: Events to write to the journal, events to publish, and by delivery tag those published and not confirmed.
         self._unnoted: list[_Entry] = []
         self._queue: deque[_Entry] = deque()
         self._pending: dict[int, _Entry] = {}
@@ -96,25 +95,25 @@ class Confirms:
         self._tag = 0
         self._since_look = 0
         self._confirmed_at = 0.0
-        #: Since when nothing was confirmed although it was tried; None while all is well.
+        #: Since when publishing has failed without a confirm; None while it succeeds.
         self._down_since: float | None = None
         self._retry_at = 0.0
         self._pause = 0.05
-        #: How many events still go one at a time, to find the one that ends connections.
+        #: How many events are still published one at a time, to find one that ends connections.
         self._careful = 0
         self._watcher: threading.Thread | None = None
         self._closed = False
         atexit.register(self.close)
 
-    # -- for those who publish -----------------------------------------------------------------------------------
+    # -- publishing ---------------------------------------------------------------------------------------------
 
     def begin(self, publishing: Publishing) -> None:
-        """Hands an event over; waits only while too many are on their way."""
-        entry = _Entry(publishing, self._links.ladder)
+        """Hands an event over; waits only while too many are unconfirmed."""
+        entry = _Entry(publishing, self._pool.ladder)
         publishing.driven_by(lambda seconds: self._drive([publishing], seconds))
         with self._lock:
             if self._closed:
-                raise Unavailable("this client is closed: make a new one")
+                raise Unavailable("this client is closed: open a new one")
             if self._registry is not None:
                 self._unnoted.append(entry)
                 if len(self._unnoted) >= NOTE_TOGETHER:
@@ -136,7 +135,7 @@ class Confirms:
         self._drive(publishings, float("inf"))
 
     def close(self) -> None:
-        """Waits until nothing is on its way, and closes the connection. What fails is logged."""
+        """Waits until every event is settled, and closes the connection. Failures are logged."""
         if self.pid != os.getpid():
             return
         atexit.unregister(self.close)
@@ -145,9 +144,9 @@ class Confirms:
                 self._note()
                 self._work(TURN)
             self._closed = True
-            self._drop_link()
+            self._drop_connection()
 
-    # -- moving on -----------------------------------------------------------------------------------------------
+    # -- writing and reading --------------------------------------------------------------------------------------
 
     @property
     def _left(self) -> int:
@@ -159,10 +158,10 @@ class Confirms:
 
     def _drive(self, publishings: Sequence[Publishing], seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        for one in publishings:
-            while not one.done() and time.monotonic() < deadline:
+        for publishing in publishings:
+            while not publishing.done() and time.monotonic() < deadline:
                 with self._lock:
-                    if not one.done():
+                    if not publishing.done():
                         self._note()
                         self._work(min(TURN, max(0.0, deadline - time.monotonic())))
 
@@ -177,21 +176,21 @@ class Confirms:
                     self._note()
                     self._since_look = LOOK_EVERY
                     self._work(0)
-                except Exception:  # the thread must live on, or nobody settles what nobody waits for
+                except Exception:  # the thread must live on, or events nobody waits for are never settled
                     log.exception("confirms not read")
 
     def _note(self) -> None:
-        """Notes events in the journal before they can be received, many by one call."""
+        """Writes events to the journal before they can be received, many in one call."""
         if self._unnoted:
             assert self._registry is not None
             entries, self._unnoted = self._unnoted, []
-            told = [(one.publishing.envelope, one.size, one.publishing.how) for one in entries]
-            for entry, count in zip(entries, self._registry.sent_many(told), strict=True):
+            events = [(entry.publishing.envelope, entry.size, entry.publishing.options) for entry in entries]
+            for entry, count in zip(entries, self._registry.sent_many(events), strict=True):
                 entry.noted = count
             self._queue.extend(entries)
 
     def _work(self, block: float) -> None:
-        """Writes what there is room for and reads what was confirmed, waiting for it no longer than `block`."""
+        """Publishes as many events as the window allows and reads confirms, waiting up to `block` seconds for them."""
         now = time.monotonic()
         if now < self._retry_at:
             time.sleep(min(block, self._retry_at - now))
@@ -207,12 +206,12 @@ class Confirms:
         except amqp.exceptions.NotFound as error:
             self._lost(error)
             self._declare()
-        except Links.LOST as error:
+        except ConnectionPool.LOST as error:
             self._lost(error)
 
     def _open(self) -> None:
-        self._link = Link(self._links.url)
-        channel = self._link.connection.connection.channel()
+        self._connection = RabbitConnection(self._pool.url)
+        channel = self._connection.kombu.connection.channel()
         channel.events["basic_return"].add(self._on_return)
         channel.events["basic_ack"].add(self._on_ack)
         channel.events["basic_nack"].add(self._on_nack)
@@ -224,24 +223,24 @@ class Confirms:
             self._confirmed_at = time.monotonic()
         self._tag += 1
         self._since_look += 1
-        # Noted before it is written: a connection may be lost in the middle of a message.
+        # Set before the write: a connection may be lost in the middle of a message.
         self._pending[self._tag] = entry
         entry.written = True
         try:
-            # The connection makes every channel wait for confirms; the class's own method does not.
+            # amqp replaces the channel's method by one that waits for the confirm; the class's own does not.
             type(self._channel).basic_publish(self._channel, entry.message, entry.exchange, entry.key, True)
-        except Links.LOST:
+        except ConnectionPool.LOST:
             raise
         except Exception as error:
-            # The broker and this side may count differently now, so that a confirm would be for another event.
+            # The broker and this client may count differently now, so that a confirm would be for another event.
             del self._pending[self._tag]
             self._end(entry, InvalidInput(f"the event cannot be written as AMQP: {error}"))
             raise ConnectionError("an event could not be written") from error
 
     def _read(self, block: float) -> None:
         self._since_look = 0
-        assert self._link is not None
-        drain = self._link.connection.connection.drain_events
+        assert self._connection is not None
+        drain = self._connection.kombu.connection.drain_events
         try:
             while self._pending:
                 drain(timeout=block)
@@ -250,7 +249,7 @@ class Confirms:
             if self._pending and time.monotonic() - self._confirmed_at > CONFIRM:
                 raise
 
-    # -- what the broker says ------------------------------------------------------------------------------------
+    # -- confirms ------------------------------------------------------------------------------------------------
 
     def _on_return(self, error: Any, exchange: str, key: str, message: Any) -> None:
         id = message.properties.get("message_id")
@@ -260,36 +259,36 @@ class Confirms:
                 return
 
     def _on_ack(self, tag: int, multiple: bool) -> None:
-        for entry in self._taken(tag, multiple):
+        for entry in self._pop_confirmed(tag, multiple):
             if not entry.returned:
                 self._end(entry, 0 if entry.exchange == EVENTS else entry.noted or None)
-            elif entry.publishing.how.delay:
-                self._end(entry, unlisted(entry.exchange))
+            elif entry.publishing.options.delay:
+                self._end(entry, ladder_gone(entry.exchange))
             elif entry.exchange == EVENTS:
                 self._end(entry, 0)
-            elif entry.publishing.how.nobody == "raise":
-                self._end(entry, unheard(entry.publishing.topic))
+            elif entry.publishing.options.unrouted == "raise":
+                self._end(entry, no_subscription(entry.publishing.topic))
             else:
-                # By the exchange that keeps what nobody wants; whoever has subscribed meanwhile gets it there too.
+                # EVENTS keeps events without a subscription; a service that has subscribed meanwhile gets it too.
                 entry.exchange, entry.returned = EVENTS, False
                 self._queue.append(entry)
 
     def _on_nack(self, tag: int, multiple: bool) -> None:
-        for entry in self._taken(tag, multiple):
-            self._end(entry, full(entry.publishing.id))
+        for entry in self._pop_confirmed(tag, multiple):
+            self._end(entry, queue_full(entry.publishing.id))
 
-    def _taken(self, tag: int, multiple: bool) -> list[_Entry]:
-        """What a confirm is about. Tags grow, and a dict keeps their order."""
+    def _pop_confirmed(self, tag: int, multiple: bool) -> list[_Entry]:
+        """Removes and returns the events of a confirm. Tags grow, and a dict keeps their order."""
         self._confirmed_at = time.monotonic()
         self._down_since, self._pause = None, 0.05
         tags = [tag]
         if multiple:
             tags = []
-            for one in self._pending:
-                if one > tag:
+            for pending in self._pending:
+                if pending > tag:
                     break
-                tags.append(one)
-        return [self._pending.pop(one) for one in tags if one in self._pending]
+                tags.append(pending)
+        return [self._pending.pop(taken) for taken in tags if taken in self._pending]
 
     def _end(self, entry: _Entry, outcome: int | RestanteError | None) -> None:
         self._bytes -= entry.size
@@ -301,43 +300,43 @@ class Confirms:
         else:
             entry.publishing.settled(outcome)
 
-    # -- when the broker is away ---------------------------------------------------------------------------------
+    # -- lost connections ----------------------------------------------------------------------------------------
 
     def _lost(self, error: BaseException) -> None:
-        """What was not confirmed goes again; after the client's patience it fails."""
-        self._drop_link()
-        again = list(self._pending.values())
+        """Queues unconfirmed events again; after the client's patience they fail."""
+        self._drop_connection()
+        unconfirmed = list(self._pending.values())
         self._pending.clear()
         now = time.monotonic()
         if self._down_since is None:
             self._down_since = now
-        elif again:
+        elif unconfirmed:
             # Two connections in a row without a single confirm: perhaps one of these events ends them.
-            if len(again) == 1:
-                again[0].deaths += 1
-                if again[0].deaths >= FATAL:
-                    self._end(again.pop(), refused(error))
-            self._careful = max(self._careful, len(again) + len(self._queue))
-        for entry in again:
+            if len(unconfirmed) == 1:
+                unconfirmed[0].deaths += 1
+                if unconfirmed[0].deaths >= FATAL:
+                    self._end(unconfirmed.pop(), event_refused(error))
+            self._careful = max(self._careful, len(unconfirmed) + len(self._queue))
+        for entry in unconfirmed:
             entry.returned = False
-        self._queue.extendleft(reversed(again))
+        self._queue.extendleft(reversed(unconfirmed))
         self._retry_at = now + self._pause
-        if self._retry_at > self._down_since + self._links.patience:
+        if self._retry_at > self._down_since + self._pool.patience:
             log.warning("broker away events=%d error=%s", len(self._queue), type(error).__name__)
             for entry in list(self._queue):
                 id = entry.publishing.id
-                self._end(entry, Unconfirmed(ids=(id,)) if entry.written else unreachable(self._links.url, error))
+                self._end(entry, Unconfirmed(ids=(id,)) if entry.written else unreachable(self._pool.url, error))
             self._queue.clear()
             self._down_since, self._retry_at, self._pause, self._careful = None, 0.0, 0.05, 0
         self._pause = min(1.0, self._pause * 2)
 
     def _declare(self) -> None:
         try:
-            self._links.declare(shared(self._links.options))
+            self._pool.declare(shared(self._pool.options))
         except RestanteError as error:
             log.debug("not declared error=%s", error)  # the next write says the same
 
-    def _drop_link(self) -> None:
-        link, self._link, self._channel = self._link, None, None
-        if link is not None:
-            link.close()
+    def _drop_connection(self) -> None:
+        connection, self._connection, self._channel = self._connection, None, None
+        if connection is not None:
+            connection.close()

@@ -1,7 +1,7 @@
-"""A service's dead events, the same on both brokers: list, show, and replay to that service alone.
+"""A service's dead events on either broker: list, show, and replay to that service alone.
 
 A replayed event goes to the subscription it died in, with its attempts reset. On failure it is in one place or in two,
-never in none: what was put back twice runs once, where the bus keeps records.
+never in none: an event that was put back twice runs once where the bus keeps records.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from restante.bus.addresses import is_rabbitmq
-from restante.bus.client import open_post
-from restante.bus.registry import Card, cards
+from restante.bus.client import open_redis
+from restante.bus.registry import HandlerInfo, registered_handlers
 from restante.core.admin import Admin
 from restante.core.errors import NotFound
 from restante.core.message import Message, State
 from restante.core.queue import Client
 
-#: Dead events one list shows.
+#: Dead events that a list shows by default.
 PAGE = 100
 
 
@@ -45,18 +45,18 @@ class DeadEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """Which of them are meant: all, or those that fit."""
+class DeadFilter:
+    """Selects dead events; a field that is None selects all."""
 
     ids: Sequence[str] | None = None
     subscription: str | None = None
     error_class: str | None = None
 
-    def fits(self, one: DeadEvent) -> bool:
+    def matches(self, event: DeadEvent) -> bool:
         return (
-            (self.ids is None or one.id in self.ids)
-            and (self.subscription is None or one.subscription == self.subscription)
-            and (self.error_class is None or one.error_class == self.error_class)
+            (self.ids is None or event.id in self.ids)
+            and (self.subscription is None or event.subscription == self.subscription)
+            and (self.error_class is None or event.error_class == self.error_class)
         )
 
 
@@ -67,92 +67,94 @@ class DeadLetters(Protocol):
 
     def counts(self) -> dict[str, int]: ...
 
-    def list(self, choice: Choice = ..., limit: int = ...) -> list[DeadEvent]: ...
+    def list(self, choice: DeadFilter = ..., limit: int = ...) -> list[DeadEvent]: ...
 
     def replay(
-        self, choice: Choice = ..., *, dry_run: bool = ..., progress: Callable[[int], None] | None = ...
+        self, choice: DeadFilter = ..., *, dry_run: bool = ..., progress: Callable[[int], None] | None = ...
     ) -> int: ...
 
     def close(self) -> None: ...
 
 
 def dead_letters(broker: str, service: str, *, operator: str | None = None) -> DeadLetters:
-    """The dead events of a service on the broker at a URL."""
+    """Opens the dead events of a service on the broker at a URL."""
     if is_rabbitmq(broker):
-        from restante.bus.archive import RabbitDead
+        from restante.bus.archive import RabbitDeadLetters
 
-        return RabbitDead(broker, service)
-    return RedisDead(open_post(broker), service, operator=operator)
+        return RabbitDeadLetters(broker, service)
+    return RedisDeadLetters(open_redis(broker), service, operator=operator)
 
 
-def found(letters: DeadLetters, id: str) -> DeadEvent:
-    """One of them; NotFound where it is not there."""
-    for one in letters.list(Choice(ids=(id,)), limit=1):
-        return one
+def find_dead_event(letters: DeadLetters, id: str) -> DeadEvent:
+    """The dead event with this id; NotFound where there is none."""
+    for event in letters.list(DeadFilter(ids=(id,)), limit=1):
+        return event
     raise NotFound(f"{letters.service} has no dead event {id}: see `restante dead ls --service {letters.service}`")
 
 
-class RedisDead:
+class RedisDeadLetters:
     """Dead messages in the queues of a service's subscriptions."""
 
-    def __init__(self, post: Client, service: str, *, operator: str | None = None) -> None:
+    def __init__(self, redis: Client, service: str, *, operator: str | None = None) -> None:
         self.service = service
-        self._post = post
-        self._admin = Admin(post, operator=operator)
+        self._redis = redis
+        self._admin = Admin(redis, operator=operator)
 
-    def _cards(self) -> list[Card]:
-        mine = [card for card in cards(self._post) if card.service == self.service and card.topic is not None]
+    def _handler_infos(self) -> list[HandlerInfo]:
+        mine = [
+            info for info in registered_handlers(self._redis) if info.service == self.service and info.topic is not None
+        ]
         if not mine:
-            known = sorted({card.service for card in cards(self._post)})
+            known = sorted({info.service for info in registered_handlers(self._redis)})
             hint = f"there are {', '.join(known)}" if known else "no service has started yet"
             raise NotFound(f"no service {self.service} has subscribed to anything; {hint}")
-        return [card for card in mine if card.broker == "redis"]
+        return [info for info in mine if info.broker == "redis"]
 
     def counts(self) -> dict[str, int]:
-        made: dict[str, int] = {}
-        for card in self._cards():
+        counts: dict[str, int] = {}
+        for info in self._handler_infos():
             try:
-                made[card.name] = self._admin.counts(card.queue).dead
+                counts[info.name] = self._admin.counts(info.queue).dead
             except NotFound:
-                made[card.name] = 0
-        return made
+                counts[info.name] = 0
+        return counts
 
-    def list(self, choice: Choice = Choice(), limit: int = PAGE) -> list[DeadEvent]:  # noqa: B008 - a frozen value
-        made: list[DeadEvent] = []
-        for card in self._cards():
-            if choice.subscription not in (None, card.name):
+    def list(self, choice: DeadFilter = DeadFilter(), limit: int = PAGE) -> list[DeadEvent]:  # noqa: B008 - a frozen value
+        events: list[DeadEvent] = []
+        for info in self._handler_infos():
+            if choice.subscription not in (None, info.name):
                 continue
-            for message in self._walk(card):
-                one = _dead(card.name, message)
-                if choice.fits(one):
-                    made.append(one)
-                    if len(made) >= limit:
-                        return made
-        return made
+            for message in self._walk(info):
+                event = _dead(info.name, message)
+                if choice.matches(event):
+                    events.append(event)
+                    if len(events) >= limit:
+                        return events
+        return events
 
-    def _walk(self, card: Card) -> Iterator[Message]:
+    def _walk(self, info: HandlerInfo) -> Iterator[Message]:
         try:
-            yield from self._admin.walk(card.queue, State.DEAD, newest_first=True)
+            yield from self._admin.walk(info.queue, State.DEAD, newest_first=True)
         except NotFound:
             return
 
     def replay(
         self,
-        choice: Choice = Choice(),  # noqa: B008 - a frozen value
+        choice: DeadFilter = DeadFilter(),  # noqa: B008 - a frozen value
         *,
         dry_run: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> int:
         done = 0
-        for card in self._cards():
-            if choice.subscription not in (None, card.name):
+        for info in self._handler_infos():
+            if choice.subscription not in (None, info.name):
                 continue
             try:
-                if not self._admin.counts(card.queue).dead:
+                if not self._admin.counts(info.queue).dead:
                     continue
                 before = done
                 task = self._admin.replay(
-                    card.queue,
+                    info.queue,
                     ids=None if choice.ids is None else list(choice.ids),
                     error_class=choice.error_class,
                     dry_run=dry_run,
@@ -164,21 +166,28 @@ class RedisDead:
         return done
 
     def close(self) -> None:
-        self._post.close()
+        self._redis.close()
 
 
 def _dead(subscription: str, message: Message) -> DeadEvent:
     last = message.history[-1] if message.history else None
     return DeadEvent(
-        message.id, subscription, message.kind, str(message.headers.get("source", "")), message.attempts,
-        last.ended_at if last else None, last.error_class if last else "", last.error if last else "",
-        message.stored.body[:10_000].decode(errors="replace"), message.replays,
-    )  # fmt: skip
+        message.id,
+        subscription,
+        message.kind,
+        str(message.headers.get("source", "")),
+        message.attempts,
+        last.ended_at if last else None,
+        last.error_class if last else "",
+        last.error if last else "",
+        message.stored.body[:10_000].decode(errors="replace"),
+        message.replays,
+    )
 
 
 @contextmanager
-def opened(broker: str, service: str, *, operator: str | None = None) -> Iterator[DeadLetters]:
-    """The same, closed at the end."""
+def open_dead_letters(broker: str, service: str, *, operator: str | None = None) -> Iterator[DeadLetters]:
+    """`dead_letters`, closed at the end of the block."""
     letters = dead_letters(broker, service, operator=operator)
     try:
         yield letters

@@ -1,9 +1,9 @@
-"""The services of a RabbitMQ broker and their handlers, kept on the broker itself: for servers and commands that know
-its address and no store.
+"""The list of a RabbitMQ broker's services and handlers, kept on the broker itself: for servers and commands that know
+its URL and no store.
 
-Each service has one message in the queue `SERVICES`, which it replaces when it starts with other handlers. Whoever
-reads or writes is the queue's only consumer meanwhile and takes nothing out: what it was given goes back when its
-channel closes. On failure to get the queue within `PATIENCE` seconds, `Unavailable`.
+Each service has one message in the queue `SERVICES`, which it replaces when it starts with other handlers. A reader or
+writer is the queue's exclusive consumer and acknowledges nothing it only reads: those messages return when its channel
+closes. If it does not get the queue within `PATIENCE` seconds, it raises `Unavailable`.
 """
 
 from __future__ import annotations
@@ -18,50 +18,52 @@ import amqp
 import orjson
 from kombu import Connection
 
-from restante.bus.on_rabbitmq import CONFIRM, Links, packed, unreachable
-from restante.bus.registry import Card
+from restante.bus.client_rabbitmq import CONFIRM, ConnectionPool, amqp_message, unreachable
+from restante.bus.registry import HandlerInfo
 from restante.core.errors import Unavailable
 from restante.rabbitmq.topology import SERVICES
 
-#: Seconds to wait for whoever reads or writes at the same time; each takes milliseconds.
+#: Seconds to wait for others that read or write at the same time; each takes milliseconds.
 PATIENCE = 5.0
-#: Seconds between two tries.
+#: Seconds between two attempts to consume the queue.
 AGAIN = 0.05
 
 
-def announce(url: str, service: str, cards: Sequence[Card]) -> None:
-    """Says which handlers a service has, instead of what it said before."""
-    text = orjson.dumps({"service": service, "cards": [asdict(card) for card in cards]})
-    with _held(url) as (channel, messages):
-        before = [one for one in messages if one.properties.get("message_id") == service]
-        if [_bytes(one) for one in before] == [text]:
+def announce(url: str, service: str, handlers: Sequence[HandlerInfo]) -> None:
+    """Writes a service's handlers to the list, in place of those it wrote before."""
+    text = orjson.dumps({"service": service, "cards": [asdict(info) for info in handlers]})
+    with _locked(url) as (channel, messages):
+        before = [message for message in messages if message.properties.get("message_id") == service]
+        if [_bytes(message) for message in before] == [text]:
             return
-        message = packed(text, {}, {"message_id": service, "delivery_mode": 2})
-        channel.basic_publish(message, "", SERVICES, mandatory=True, confirm_timeout=CONFIRM)
-        for one in before:
-            channel.basic_ack(one.delivery_tag)
+        new = amqp_message(text, {}, {"message_id": service, "delivery_mode": 2})
+        channel.basic_publish(new, "", SERVICES, mandatory=True, confirm_timeout=CONFIRM)
+        for old in before:
+            channel.basic_ack(old.delivery_tag)
 
 
-def announced(url: str) -> list[Card]:
-    """The handlers of all services that have started on a broker, by name; none where none has."""
+def announced_handlers(url: str) -> list[HandlerInfo]:
+    """The handlers of all services that have started on a broker, by name."""
     try:
-        with _held(url) as (_, messages):
-            told = [_bytes(one) for one in messages]
+        with _locked(url) as (_, messages):
+            texts = [_bytes(message) for message in messages]
     except amqp.exceptions.NotFound:
         return []
-    found: dict[str, list[Card]] = {}
-    for text in told:
+    services: dict[str, list[HandlerInfo]] = {}
+    for text in texts:
         try:
-            said = orjson.loads(text)
-            found[said["service"]] = [Card.read(card.pop("name"), card) for card in said["cards"]]
+            announcement = orjson.loads(text)
+            services[announcement["service"]] = [
+                HandlerInfo.read(stored.pop("name"), stored) for stored in announcement["cards"]
+            ]
         except (ValueError, KeyError, TypeError, AttributeError):
-            continue  # Somebody else's message. It stays, and says nothing of services.
-    return sorted((card for cards in found.values() for card in cards), key=lambda card: card.name)
+            continue  # A foreign message stays, and is ignored.
+    return sorted((info for handlers in services.values() for info in handlers), key=lambda info: info.name)
 
 
 @contextmanager
-def _held(url: str) -> Iterator[tuple[Any, list[Any]]]:
-    """A channel that alone has the queue, and everything in it."""
+def _locked(url: str) -> Iterator[tuple[Any, list[Any]]]:
+    """An exclusive channel of the queue, and all its messages."""
     deadline = time.monotonic() + PATIENCE
     try:
         with Connection(url, transport_options={"confirm_publish": True}, connect_timeout=5) as connection:
@@ -77,13 +79,13 @@ def _held(url: str) -> Iterator[tuple[Any, list[Any]]]:
                             f"the list of services on RabbitMQ cannot be read: {error.reply_text}"
                         ) from None
                     time.sleep(AGAIN)
-            # Answered after the deliveries, which are all there are: nothing limits how many are given at once.
+            # The reply comes after all deliveries, since no prefetch limits them.
             channel.queue_declare(SERVICES, passive=True)
             yield channel, list(messages)
             channel.close()
     except amqp.exceptions.NotFound:
         raise
-    except Links.LOST as error:
+    except ConnectionPool.LOST as error:
         raise unreachable(url, error) from None
 
 

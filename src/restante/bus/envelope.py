@@ -1,6 +1,6 @@
-"""What travels with an event: CloudEvents' attributes, and where they lie in a message's headers.
+"""The envelope of an event: CloudEvents' attributes, and how a message's headers carry them.
 
-A header that is not as it should be raises `Malformed`: such a message is dead at once, with this as its error.
+An invalid header raises `Malformed`: such a message is dead at once, with this as its error.
 """
 
 from __future__ import annotations
@@ -19,21 +19,38 @@ from restante.core.stored import encode_json
 from restante.core.topics import valid_topic
 
 SPECVERSION = "1.0"
-#: Attributes that are ours to set; a caller's own headers may not have these names.
-RESERVED = frozenset((
-    "specversion", "id", "type", "source", "time", "schemaversion", "traceparent", "tracestate", "expires_at",
-    "reply_to", "deadline_seconds", "attempts", "replays", "subscription", "error", "error_class", "archived_at",
-    "kombu",
-))  # fmt: skip
+#: Attributes that the bus sets; a caller's own headers may not have these names.
+RESERVED = frozenset(
+    (
+        "specversion",
+        "id",
+        "type",
+        "source",
+        "time",
+        "schemaversion",
+        "traceparent",
+        "tracestate",
+        "expires_at",
+        "reply_to",
+        "deadline_seconds",
+        "attempts",
+        "replays",
+        "subscription",
+        "error",
+        "error_class",
+        "archived_at",
+        "kombu",
+    )
+)
 
 
 class Malformed(RestanteError):
-    """The message is not an event: its headers or its body cannot be read. Mend the publisher, then send it again."""
+    """The message is not an event: its headers or its body cannot be read. Fix the publisher, then send it again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """Who says what when: the attributes of one event or call, by CloudEvents' names but for `topic` (type)."""
+    """The attributes of an event or a call, named as in CloudEvents, but `topic` for type."""
 
     id: str
     topic: str
@@ -41,32 +58,35 @@ class Envelope:
     time: datetime | None = None
     #: The version of the data's schema, as the publisher gave it.
     version: str = ""
-    #: W3C trace context, where the publisher had one.
+    #: W3C trace context, if the publisher had one.
     trace: Mapping[str, str] = field(default_factory=dict)
     #: The publisher's own headers.
     headers: Mapping[str, Any] = field(default_factory=dict)
     #: Deliveries to this subscription so far, this one included.
     attempts: int = 1
-    #: When the event is worth nothing any more.
+    #: When the event expires.
     expires_at: datetime | None = None
 
     def attributes(self) -> dict[str, Any]:
-        """The headers of a message that carries it."""
-        made: dict[str, Any] = {
-            "specversion": SPECVERSION, "id": self.id, "type": self.topic, "source": self.source,
+        """The attributes as headers of a message."""
+        attributes: dict[str, Any] = {
+            "specversion": SPECVERSION,
+            "id": self.id,
+            "type": self.topic,
+            "source": self.source,
             "time": (self.time or datetime.now(UTC)).isoformat(timespec="milliseconds"),
-        }  # fmt: skip
+        }
         if self.version:
-            made["schemaversion"] = self.version
+            attributes["schemaversion"] = self.version
         if self.expires_at is not None:
-            made["expires_at"] = self.expires_at.isoformat(timespec="milliseconds")
-        return {**self.headers, **made, **self.trace}
+            attributes["expires_at"] = self.expires_at.isoformat(timespec="milliseconds")
+        return {**self.headers, **attributes, **self.trace}
 
     @classmethod
     def read(cls, headers: Mapping[str, Any], *, id: str = "", topic: str = "", attempts: int = 1) -> Envelope:
-        """The attributes of a received message; `id` and `topic` stand in where the message has none."""
+        """Reads a message's headers; `id` and `topic` are used where the headers have none."""
         try:
-            found = cls(
+            return cls(
                 id=valid_name(str(headers.get("id") or id), "event id"),
                 topic=valid_topic(str(headers.get("type") or topic)),
                 source=str(headers.get("source") or ""),
@@ -79,22 +99,21 @@ class Envelope:
             )
         except (ValueError, TypeError, AttributeError) as error:
             raise Malformed(f"not an event: {error}") from None
-        return found
 
     @property
     def is_over(self) -> bool:
-        """Whether its time has passed."""
+        """Whether the event has expired, by this machine's clock."""
         return self.expires_at is not None and datetime.now(UTC) >= self.expires_at
 
     def following(self) -> AbstractContextManager[Any]:
-        """The publisher's trace as the current one, where OpenTelemetry is in use."""
+        """Makes the publisher's trace the current one, if OpenTelemetry is in use."""
         if not self.trace or "opentelemetry" not in sys.modules:
             return nullcontext()
         return _Trace(self.trace)
 
 
 class _Trace:
-    """Makes what a handler does a part of the publisher's trace."""
+    """Makes a handler's work a part of the publisher's trace."""
 
     def __init__(self, carrier: Mapping[str, str]) -> None:
         self._carrier = carrier
@@ -111,7 +130,7 @@ class _Trace:
 
 
 def current_trace() -> dict[str, str]:
-    """The trace this thread is in, where OpenTelemetry is in use."""
+    """The trace context of this thread, if OpenTelemetry is in use."""
     if "opentelemetry" not in sys.modules:
         return {}
     from opentelemetry import propagate
@@ -121,11 +140,16 @@ def current_trace() -> dict[str, str]:
     return {name: value for name, value in carrier.items() if name in ("traceparent", "tracestate")}
 
 
-def seal(
-    topic: str, source: str, *, id: str | None = None, version: str = "", headers: Mapping[str, Any] | None = None,
+def new_envelope(
+    topic: str,
+    source: str,
+    *,
+    id: str | None = None,
+    version: str = "",
+    headers: Mapping[str, Any] | None = None,
     expires_at: datetime | None = None,
-) -> Envelope:  # fmt: skip
-    """An envelope for something that is about to be sent, checked."""
+) -> Envelope:
+    """A checked envelope for a new event or call."""
     own = dict(headers or {})
     if taken := sorted(RESERVED & own.keys()):
         raise InvalidInput(f"headers cannot have the names {', '.join(taken)}: they are set by the bus")
@@ -148,5 +172,5 @@ def seal(
 def _moment(text: Any) -> datetime | None:
     if not text:
         return None
-    found = text if isinstance(text, datetime) else datetime.fromisoformat(str(text))
-    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+    moment = text if isinstance(text, datetime) else datetime.fromisoformat(str(text))
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)

@@ -1,6 +1,6 @@
-"""What lies on a RabbitMQ broker: queues of handlers, archives and rungs, with how much is in them.
+"""Counts the messages on a RabbitMQ broker: in the queues of handlers, the archives and the rungs.
 
-Asked by passive declarations over AMQP, so that no management plugin is needed. On failure to reach the broker,
+It asks by passive declarations over AMQP, which need no management plugin. If the broker cannot be reached, it raises
 `Unavailable`.
 """
 
@@ -11,20 +11,21 @@ from dataclasses import dataclass
 
 from kombu import Connection
 
-from restante.bus.directory import announced
-from restante.bus.on_rabbitmq import Links, unreachable
-from restante.bus.registry import Card
-from restante.rabbitmq.declaring import Channels
+from restante.bus.client_rabbitmq import ConnectionPool, unreachable
+from restante.bus.directory import announced_handlers
+from restante.bus.registry import HandlerInfo
+from restante.rabbitmq.declaration import Channels
 from restante.rabbitmq.ladder import MOST_RUNGS, RUNG_TYPES, SMALLEST, Ladder, RungType
 from restante.rabbitmq.topology import UNROUTED, archive_name
 
-#: The share of its limit from which an archive is nearly full. Beyond the limit it refuses, and retries go on for ever.
+#: The share of its limit from which an archive is nearly full. A full archive refuses dead events, which then wait on
+#: the ladder again and again.
 NEARLY_FULL = 0.8
 
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """A rung of the ladder."""
+    """A rung of the ladder, with its messages."""
 
     queue: str
     type: RungType
@@ -35,18 +36,18 @@ class Rung:
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """The dead of a service."""
+    """The archive of a service, with its messages."""
 
     service: str
     queue: str
-    #: None where the service keeps no archive.
+    #: None if the service keeps no archive.
     messages: int | None
-    #: How many it takes; None where the service has not said.
+    #: How many it takes; None if the service has not announced it.
     limit: int | None
 
     @property
     def fill(self) -> float | None:
-        """The share of its limit that is taken."""
+        """The used share of its limit."""
         return None if self.messages is None or not self.limit else self.messages / self.limit
 
     @property
@@ -56,10 +57,10 @@ class Archive:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """Everything at one moment."""
+    """Handlers and counts at one moment."""
 
-    cards: tuple[Card, ...] = ()
-    #: Messages ready in the queue of each handler.
+    handlers: tuple[HandlerInfo, ...] = ()
+    #: Ready messages by queue.
     waiting: dict[str, int | None] | None = None
     archives: tuple[Archive, ...] = ()
     rungs: tuple[Rung, ...] = ()
@@ -69,37 +70,40 @@ class Inventory:
         return (self.waiting or {}).get(queue)
 
 
-def take_inventory(url: str, known: Iterable[Card] = ()) -> Inventory:
-    """Counts what is there. Services are those that the broker lists, and those of `known` that are on RabbitMQ."""
-    cards = {card.name: card for card in announced(url)}
-    cards = {card.name: card for card in known if card.broker == "rabbitmq"} | cards
+def take_inventory(url: str, known: Iterable[HandlerInfo] = ()) -> Inventory:
+    """Counts the messages of the services that the broker lists, and of those of `known` that are on RabbitMQ."""
+    handlers = {info.name: info for info in announced_handlers(url)}
+    handlers = {info.name: info for info in known if info.broker == "rabbitmq"} | handlers
     try:
         with Connection(url, connect_timeout=3) as connection, Channels(connection) as broker:
-            counts = {queue: broker.counts(queue) for queue in sorted({card.queue for card in cards.values()})}
-            waiting = {queue: None if one is None else one[0] for queue, one in counts.items()}
+            counts = {queue: broker.counts(queue) for queue in sorted({info.queue for info in handlers.values()})}
+            waiting = {queue: None if count is None else count[0] for queue, count in counts.items()}
             archives = []
-            for service in sorted({card.service for card in cards.values() if card.topic}):
-                limit = next((c.archive_length for c in cards.values() if c.service == service and c.topic), None)
-                found = broker.counts(archive_name(service))
-                archives.append(Archive(service, archive_name(service), None if found is None else found[0], limit))
+            for service in sorted({info.service for info in handlers.values() if info.topic}):
+                limit = next((c.archive_length for c in handlers.values() if c.service == service and c.topic), None)
+                count = broker.counts(archive_name(service))
+                archives.append(Archive(service, archive_name(service), None if count is None else count[0], limit))
             unrouted = broker.counts(UNROUTED)
             return Inventory(
-                tuple(sorted(cards.values(), key=lambda card: card.name)), waiting, tuple(archives),
-                tuple(_rungs(broker)), unrouted[0] if unrouted else 0,
-            )  # fmt: skip
-    except Links.LOST as error:
+                tuple(sorted(handlers.values(), key=lambda info: info.name)),
+                waiting,
+                tuple(archives),
+                tuple(_rungs(broker)),
+                unrouted[0] if unrouted else 0,
+            )
+    except ConnectionPool.LOST as error:
         raise unreachable(url, error) from None
 
 
 def _rungs(broker: Channels) -> list[Rung]:
-    """Shortest first. A ladder has no gaps, so that the first rung that is not there ends it."""
-    made = []
+    """The rungs of each ladder, shortest first. A ladder has no gaps, so the first missing rung ends it."""
+    rungs = []
     for type in RUNG_TYPES:
         ladder = Ladder(type)
         for place in range(MOST_RUNGS):
             seconds = SMALLEST * 2**place
-            found = broker.counts(ladder.rung(seconds))
-            if found is None:
+            count = broker.counts(ladder.rung(seconds))
+            if count is None:
                 break
-            made.append(Rung(ladder.rung(seconds), type, seconds, found[0]))
-    return made
+            rungs.append(Rung(ladder.rung(seconds), type, seconds, count[0]))
+    return rungs

@@ -1,4 +1,4 @@
-"""Which keywords each door of the bus takes: for type checkers, and to refuse what is unknown before it is sent."""
+"""The keywords of the bus's functions: for type checkers, and to refuse unknown ones before anything is sent."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from restante.bus.broker import Nobody
+from restante.bus.broker import Unrouted
 from restante.core.errors import InvalidInput
 from restante.core.keywords import check_keywords
 from restante.core.retry import seconds
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ManyOptions(TypedDict, total=False):
-    """How events are published: `delay` and `expires` in seconds, `priority` 0–255."""
+    """Options of `publish_many`: `delay` and `expires` in seconds, `priority` 0–255."""
 
     delay: float | timedelta
     priority: int
@@ -25,34 +25,34 @@ class ManyOptions(TypedDict, total=False):
 
 
 class PublishOptions(ManyOptions, total=False):
-    """The same for one event, with its `id` and what to do where nobody has subscribed."""
+    """Options of `publish`: those of `publish_many`, the event's `id`, and what to do if no service has subscribed."""
 
     id: str | None
-    nobody: Nobody
+    unrouted: Unrouted
 
 
 class CallOptions(TypedDict, total=False):
-    """How a call is made: how long it may take, and the caller's own headers."""
+    """Options of a call: its timeout and the caller's own headers."""
 
     timeout: float | timedelta
     headers: Mapping[str, Any] | None
 
 
 class LadderOptions(TypedDict, total=False):
-    """Where a delayed event waits on RabbitMQ; as the services' own `Bus(rabbitmq={…})`."""
+    """The ladder on which delayed events wait on RabbitMQ; as in the services' own `Bus(rabbitmq={…})`."""
 
     rungs: RungType
     longest_delay: float
 
 
 class RabbitOptions(LadderOptions, total=False):
-    """How a client keeps to RabbitMQ."""
+    """A client's options for RabbitMQ."""
 
     patience: float
 
 
 class ConnectionOptions(RabbitOptions, total=False):
-    """How a client keeps to its broker: to RabbitMQ by `RabbitOptions`, to Redis by those below and `patience`."""
+    """A client's options for its broker: `RabbitOptions` on RabbitMQ; those below and `patience` on Redis."""
 
     connect_timeout: float
     socket_timeout: float
@@ -61,7 +61,7 @@ class ConnectionOptions(RabbitOptions, total=False):
 
 
 class RetryOptions(TypedDict, total=False):
-    """Celery's words for retries, which become the handler's retry policy."""
+    """Celery's options of retries, which become the handler's retry rule."""
 
     autoretry_for: Sequence[type[BaseException]]
     dont_autoretry_for: Sequence[type[BaseException]]
@@ -76,7 +76,7 @@ class RetryOptions(TypedDict, total=False):
 class CallTaskOptions(TypedDict, total=False):
     """Celery's task options that have a meaning for a handler of calls.
 
-    The flags behind `acks_late` may only say what holds already.
+    The flags after `acks_late` accept only the value that holds anyway.
     """
 
     acks_late: bool
@@ -98,14 +98,14 @@ class TaskOptions(RetryOptions, CallTaskOptions, total=False):
     """Celery's task options that have a meaning for a handler of events."""
 
 
-#: Task options that are Celery's and mean nothing for a handler, and what to do instead.
+#: Celery's task options that have no meaning for a handler, and what to do instead.
 INSTEAD = {
     **dict.fromkeys(
         ("queue", "exchange", "exchange_type", "routing_key", "delivery_mode"),
         "a handler's queue is its own, service.handler: give name= for another",
     ),
     **dict.fromkeys(
-        ("priority", "expires", "countdown", "eta", "compression"), "the publisher says so: publish(…, priority=, …)"
+        ("priority", "expires", "countdown", "eta", "compression"), "the publisher sets it: publish(…, priority=, …)"
     ),
     **dict.fromkeys(
         ("serializer", "pydantic", "pydantic_strict", "pydantic_context", "pydantic_dump_kwargs", "typing"),
@@ -121,37 +121,37 @@ INSTEAD = {
     ),
     "retry_on_worker_lost": "an event whose process was killed is tried again by its policy",
 }
-#: Flags that must be as they are, and why.
+#: Flags that have one allowed value, and why.
 _FIXED = {
     "ignore_result": (True, "an event has no result, and a call's goes to its caller"),
-    "acks_on_failure": (False, "a failed event is tried again and then dead; for one attempt say max_attempts=1"),
+    "acks_on_failure": (False, "a failed event is retried and then dead; for one attempt give max_attempts=1"),
 }
 _FIXED["acks_on_failure_or_timeout"] = _FIXED["acks_on_timeout"] = _FIXED["acks_on_failure"]
 
 
 def task_options(given: Mapping[str, Any], known: Iterable[str], where: str) -> dict[str, Any]:
-    """Celery's task options of a handler, checked; those inside `celery_options` are taken out of it."""
-    made = dict(given)
-    more = made.pop("celery_options", None) or {}
+    """Checks Celery's task options of a handler, and merges those inside `celery_options`."""
+    options = dict(given)
+    more = options.pop("celery_options", None) or {}
     if not isinstance(more, Mapping):
         raise InvalidInput(f"celery_options is a dict of Celery's task options, not {more!r}")
-    if twice := sorted(name for name in made.keys() & more.keys() if made[name] != more[name]):
+    if twice := sorted(name for name in options.keys() & more.keys() if options[name] != more[name]):
         raise InvalidInput(f"{twice[0]} is given twice, in celery_options too: give it once")
-    made.update(more)
+    options.update(more)
     known = set(known)
-    for name in made:
+    for name in options:
         if name in INSTEAD:
             raise InvalidInput(f"{where} does not take Celery's {name}: {INSTEAD[name]}")
         if name in RetryOptions.__optional_keys__ and name not in known:
             raise InvalidInput(f"{where} does not take {name}: calls are not retried, the caller calls again")
-    check_keywords(made, known | {"celery_options"}, where)
+    check_keywords(options, known | {"celery_options"}, where)
     for name, (value, why) in _FIXED.items():
-        if made.pop(name, value) is not value:
+        if options.pop(name, value) is not value:
             raise InvalidInput(f"{where} takes {name}={value} alone: {why}")
     for name in ("acks_late", "reject_on_worker_lost"):
-        if not isinstance(made.get(name, True), bool):
-            raise InvalidInput(f"{name} is True or False, not {made[name]!r}")
+        if not isinstance(options.get(name, True), bool):
+            raise InvalidInput(f"{name} is True or False, not {options[name]!r}")
     for name in ("time_limit", "soft_time_limit"):
-        if made.get(name) is not None:
-            seconds(made[name], name)
-    return made
+        if options.get(name) is not None:
+            seconds(options[name], name)
+    return options

@@ -1,8 +1,8 @@
-"""A transactional outbox for SQLAlchemy: an event is written in the user's transaction and published after it.
+"""A transactional outbox for SQLAlchemy: writes an event in the user's transaction, and publishes it after the commit.
 
-Either both happen or neither. A relay that dies between publishing and noting it publishes again under the same id,
-which subscriptions handle once. On a broker that is away the rows wait, in order. A row that cannot be published is set
-aside with its error, and the rows behind it go on.
+A relay that dies between publishing and removing a row publishes it again under the same id, which subscriptions handle
+once. While the broker is away the rows wait, in order. A row that cannot be published is set aside with its error, and
+the rows behind it are published.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ with needs_extra("outbox", "the outbox"):
     from sqlalchemy import func as sql
     from sqlalchemy import insert as sql_insert
 
-from restante.bus.broker import Sending
-from restante.bus.client import BusClient, Topic, sending
+from restante.bus.broker import SendOptions
+from restante.bus.client import BusClient, Topic, prepare_publish
 from restante.bus.envelope import Envelope, Malformed
 from restante.bus.options import PublishOptions
 from restante.core.errors import InvalidInput, RestanteError, Unroutable
@@ -45,23 +45,21 @@ from restante.core.keywords import check_keywords
 
 log = logging.getLogger("restante")
 
-#: Rows published by one transaction. More hold their locks longer.
+#: Rows published in one transaction. More hold their locks longer.
 BATCH = 100
-#: Seconds between two looks at an empty outbox.
+#: Seconds between two reads of an empty outbox.
 EVERY = 0.5
-
-
 #: Characters of an error that are kept with a row.
 LONGEST_ERROR = 2000
-#: What is written of an event.
-_WRITTEN = ("id", "envelope", "data", "options")
-#: What is the row's own fault, or its topic's. All other errors are the broker's, and the rows wait for it.
-_BAD = (InvalidInput, Malformed, Unroutable, ValueError, TypeError, KeyError, AttributeError)
+#: The columns of an event.
+_COLUMNS = ("id", "envelope", "data", "options")
+#: Errors that a row or its topic causes. All others are the broker's, and the rows wait for it.
+_ROW_ERRORS = (InvalidInput, Malformed, Unroutable, ValueError, TypeError, KeyError, AttributeError)
 
 
 @dataclass(frozen=True, slots=True)
 class SetAside:
-    """A row that could not be published."""
+    """A row that could not be published, with its error."""
 
     id: str
     topic: str
@@ -89,24 +87,24 @@ class Outbox:
         check_keywords(unknown, ("name", "metadata"), "Outbox")
         self._client: BusClient = getattr(client, "client", client)
         metadata = metadata if metadata is not None else MetaData()
-        # SQLite counts by itself in this type alone.
-        counted = BigInteger().with_variant(Integer, "sqlite")
+        # SQLite increments this type alone.
+        number = BigInteger().with_variant(Integer, "sqlite")
         #: For migrations: the table, in the metadata that was given.
         self.table = Table(
             name,
             metadata,
-            Column("number", counted, primary_key=True, autoincrement=True),
+            Column("number", number, primary_key=True, autoincrement=True),
             Column("id", String(200), nullable=False, unique=True),
             Column("envelope", Text, nullable=False),
             Column("data", Text, nullable=False),
             Column("options", Text, nullable=False),
         )
-        #: For migrations too: rows that could not be published. A relay that needs it makes it where it is missing.
+        #: For migrations too: rows that could not be published. A relay that needs the table creates it.
         self.aside_table = Table(
             f"{name}_aside",
             metadata,
-            # Of its own: databases give numbers of removed rows again.
-            Column("number", counted, primary_key=True, autoincrement=True),
+            # Not the row's number in the other table: databases reuse numbers of removed rows.
+            Column("number", number, primary_key=True, autoincrement=True),
             Column("id", String(200), nullable=False),
             Column("envelope", Text, nullable=False),
             Column("data", Text, nullable=False),
@@ -117,33 +115,33 @@ class Outbox:
         )
 
     def create(self, engine: Engine) -> None:
-        """Makes the tables where they are missing; projects with migrations make them there."""
+        """Creates the tables that are missing; projects with migrations create them there."""
         self.table.create(engine, checkfirst=True)
         self.aside_table.create(engine, checkfirst=True)
 
-    def publish(
-        self, session: Executes, topic: Topic, data: Any = None, **options: Unpack[PublishOptions]
-    ) -> str:  # fmt: skip
-        """Writes an event in the session's transaction and returns its id; it is published if that commits."""
-        said, how = sending(topic, data, self._client.source, options)
+    def publish(self, session: Executes, topic: Topic, data: Any = None, **options: Unpack[PublishOptions]) -> str:
+        """Writes an event in the session's transaction and returns its id; the relay publishes it after the commit."""
+        outgoing, send_options = prepare_publish(topic, data, self._client.source, options)
         row = {
-            "id": said.envelope.id,
-            "envelope": orjson.dumps(said.envelope.attributes()).decode(),
-            "data": said.text.decode(),
-            "options": orjson.dumps([how.delay, how.priority, how.expires, how.nobody]).decode(),
+            "id": outgoing.envelope.id,
+            "envelope": orjson.dumps(outgoing.envelope.attributes()).decode(),
+            "data": outgoing.text.decode(),
+            "options": orjson.dumps(
+                [send_options.delay, send_options.priority, send_options.expires, send_options.unrouted]
+            ).decode(),
         }
         session.execute(sql_insert(self.table).values(**row))
-        return said.envelope.id
+        return outgoing.envelope.id
 
     def waiting(self, session: Executes) -> int:
-        """How many events wait to be published."""
+        """The number of events that wait to be published."""
         return int(session.execute(select(sql.count()).select_from(self.table)).scalar_one())
 
     def relay(self, engine: Engine) -> int:
-        """Publishes one batch in the order it was written; says how many.
+        """Publishes one batch of rows in the order they were written; returns how many.
 
-        A row that cannot be published is set aside. Where the broker is away its error is raised, after the rows that
-        went before are removed.
+        A row that cannot be published is set aside. If the broker is away its error is raised, after the rows published
+        before are removed.
         """
         away: RestanteError | None = None
         bad: list[tuple[Any, Exception]] = []
@@ -154,9 +152,9 @@ class Outbox:
             ).all()
             for row in rows:
                 try:
-                    how = Sending(*orjson.loads(row.options))
-                    self._client.forward(Envelope.read(orjson.loads(row.envelope)), row.data.encode(), how)
-                except _BAD as error:
+                    send_options = SendOptions(*orjson.loads(row.options))
+                    self._client.forward(Envelope.read(orjson.loads(row.envelope)), row.data.encode(), send_options)
+                except _ROW_ERRORS as error:
                     bad.append((row, error))
                 except RestanteError as error:
                     away = error
@@ -174,13 +172,15 @@ class Outbox:
             self.aside_table.create(connection, checkfirst=True)
         for row, error in bad:
             log.error("outbox set aside id=%s error=%s: %s", row.id, type(error).__name__, error)
-            kept = {name: getattr(row, name) for name in _WRITTEN}
+            kept = {name: getattr(row, name) for name in _COLUMNS}
             connection.execute(
                 sql_insert(self.aside_table).values(
-                    **kept, error_class=type(error).__name__, error=str(error)[:LONGEST_ERROR],
+                    **kept,
+                    error_class=type(error).__name__,
+                    error=str(error)[:LONGEST_ERROR],
                     set_aside_at=datetime.now(UTC),
                 )
-            )  # fmt: skip
+            )
 
     def _remove(self, connection: Connection, numbers: list[int]) -> None:
         if numbers:
@@ -194,24 +194,24 @@ class Outbox:
         ]
 
     def retry(self, session: Executes, ids: Collection[str] | None = None) -> int:
-        """Puts rows that were set aside back, all or those with these ids, behind what waits; says how many."""
+        """Puts rows that were set aside behind the waiting ones, all or those with these ids; returns how many."""
         rows = self._chosen(session, ids)
         for row in rows:
-            kept = {name: getattr(row, name) for name in _WRITTEN}
-            session.execute(delete(self.table).where(self.table.c.id == row.id))  # written again meanwhile: one event
+            kept = {name: getattr(row, name) for name in _COLUMNS}
+            session.execute(delete(self.table).where(self.table.c.id == row.id))  # written again meanwhile
             session.execute(sql_insert(self.table).values(**kept))
         self._forget(session, rows)
         return len(rows)
 
     def discard(self, session: Executes, ids: Collection[str]) -> int:
-        """Removes rows that were set aside, by their ids; says how many."""
+        """Removes rows that were set aside, by their ids; returns how many."""
         rows = self._chosen(session, ids)
         self._forget(session, rows)
         return len(rows)
 
     def _chosen(self, session: Executes, ids: Collection[str] | None) -> list[Any]:
         if isinstance(ids, str):
-            raise InvalidInput("ids is a list of ids, not one: give [id]")
+            raise InvalidInput("ids is a list of ids, not a single id: give [id]")
         wanted = select(self.aside_table).order_by(self.aside_table.c.number)
         if ids is not None:
             wanted = wanted.where(self.aside_table.c.id.in_(list(ids)))
@@ -222,7 +222,7 @@ class Outbox:
             session.execute(delete(self.aside_table).where(self.aside_table.c.number == row.number))
 
     def run(self, engine: Engine, stop: threading.Event | None = None) -> None:
-        """Publishes what is written, until told to stop."""
+        """Publishes rows as they are written, until `stop` is set."""
         stop = stop or threading.Event()
         while not stop.is_set():
             try:
@@ -235,7 +235,7 @@ class Outbox:
 
 
 def _topic(envelope: str) -> str:
-    """The topic of a row, empty where the row cannot be read."""
+    """The topic of a row, empty if the row cannot be read."""
     try:
         return str(orjson.loads(envelope)["type"])
     except (ValueError, TypeError, KeyError):

@@ -1,6 +1,6 @@
-"""What is said: data by pydantic models, by type hints or as plain JSON, the same after the journey as before.
+"""The data of events: encodes and decodes pydantic models, type hints and plain JSON.
 
-Data that would not arrive as it is raises `InvalidPayload` before anything is sent.
+Data that would change on the way raises `InvalidPayload` before anything is sent.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from restante.core.keywords import check_keywords
 from restante.core.stored import decode_json, encode_json
 from restante.core.topics import valid_topic
 
-#: Hints that say no more than JSON does.
+#: Hints that add nothing to JSON.
 _PLAIN = (None, Any, dict, list, str, int, float, bool, object)
 
 
 class Event(BaseModel):
     """An event as a class: `class Paid(Event, topic="shop.order.paid")` with the data as fields.
 
-    `response` and `error` are what a call of it answers and what it declines with: models or any type hints. A handler
-    gets an instance, whose `envelope` says where it comes from.
+    `response` and `error` are the types of a call's answer and of its refusal: models or any type hints. A handler gets
+    an instance with its `envelope`.
     """
 
     topic: ClassVar[str] = ""
@@ -36,10 +36,15 @@ class Event(BaseModel):
     _envelope: Envelope | None = PrivateAttr(default=None)
 
     def __init_subclass__(
-        cls, *, topic: str | None = None, version: str | None = None, response: Any = None, error: Any = None,
+        cls,
+        *,
+        topic: str | None = None,
+        version: str | None = None,
+        response: Any = None,
+        error: Any = None,
         **config: Any,
-    ) -> None:  # fmt: skip
-        # Pydantic has taken its own words out already.
+    ) -> None:
+        # Pydantic has removed its own keywords already.
         check_keywords(config, ("topic", "version", "response", "error"), f"class {cls.__name__}(Event)")
         super().__init_subclass__()
         if topic is not None:
@@ -52,14 +57,14 @@ class Event(BaseModel):
             cls.error = error
 
     def received_in(self, envelope: Envelope) -> None:
-        """Notes the envelope this event was received in."""
+        """Sets the envelope this event was received in."""
         self._envelope = envelope
 
     @property
     def envelope(self) -> Envelope:
-        """Id, time, source, version, attempts of a received event."""
+        """The id, time, source, version and attempts of a received event."""
         if self._envelope is None:
-            raise InvalidInput("this event was made here and not received: it has no envelope yet")
+            raise InvalidInput("this event was created here and not received: it has no envelope")
         return self._envelope
 
 
@@ -69,12 +74,12 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
         return TypeAdapter(hint)
     except (PydanticSchemaGenerationError, PydanticUserError) as error:
         raise InvalidInput(
-            f"{hint!r} is no schema: use a pydantic model, a dataclass or a type hint of JSON values ({error.message})"
+            f"{hint!r} is not a schema: use a pydantic model, a dataclass or a hint of JSON values ({error.message})"
         ) from None
 
 
 def encode(value: Any, hint: Any = None) -> bytes:
-    """The JSON text of a value; by its model, its dataclass or the hint where there is one, strictly where not."""
+    """The JSON text of a value, by its model, its dataclass or the hint; otherwise of plain JSON values alone."""
     if isinstance(value, BaseModel) or (hasattr(value, "__dataclass_fields__") and not isinstance(value, type)):
         hint = type(value)
     elif hint in _PLAIN:
@@ -82,9 +87,9 @@ def encode(value: Any, hint: Any = None) -> bytes:
     adapter = _adapter(hint)
     try:
         text = adapter.dump_json(adapter.validate_python(value))
-        # NaN and infinity become null on the way; so would the next thing that JSON has no word for.
+        # pydantic writes values that JSON does not have, such as NaN and infinity, as null.
         if b"null" in text and adapter.validate_json(text) != adapter.validate_python(value):
-            raise InvalidPayload(f"data of {_name(hint)} would not arrive as it is: NaN and infinity have no JSON")
+            raise InvalidPayload(f"data of {_name(hint)} would change on the way: JSON has no NaN, no infinity")
     except ValidationError as error:
         raise InvalidPayload(f"data is not {_name(hint)}: {_first(error)}") from None
     except (ValueError, TypeError) as error:
@@ -95,7 +100,7 @@ def encode(value: Any, hint: Any = None) -> bytes:
 
 
 def decode(text: bytes | str, hint: Any = None) -> Any:
-    """The value of JSON text by a hint; InvalidPayload names what does not fit."""
+    """The value of JSON text by a hint; InvalidPayload names the part that does not fit."""
     if hint in (None, Any, object):
         return decode_json(text.encode() if isinstance(text, str) else text)
     try:
@@ -105,7 +110,7 @@ def decode(text: bytes | str, hint: Any = None) -> Any:
 
 
 def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """A function's annotations as types; those that cannot be resolved are left out."""
+    """A function's annotations as types; empty if one cannot be resolved."""
     target = function if hasattr(function, "__annotations__") else type(function).__call__
     try:
         return get_type_hints(target)
@@ -118,7 +123,7 @@ def _name(hint: Any) -> str:
 
 
 def _first(error: ValidationError) -> str:
-    found = error.errors(include_url=False, include_input=False)
-    where = ".".join(str(part) for part in found[0]["loc"]) or "the whole"
-    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-    return f"{where}: {found[0]['msg']}{more}"
+    errors = error.errors(include_url=False, include_input=False)
+    where = ".".join(str(part) for part in errors[0]["loc"]) or "the whole"
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    return f"{where}: {errors[0]['msg']}{more}"

@@ -1,8 +1,8 @@
-"""How an ordinary Celery worker runs handlers: its queues are made sure of, its messages become tasks, and verdicts
-are the broker's own: a retry waits there, a failure is dead there.
+"""Runs handlers in an ordinary Celery worker: declares the queues, turns messages into tasks, and settles them with the
+broker, where retries wait and dead events are kept.
 
-On failure to declare, the worker says what is wrong and does not start. A verdict that cannot be told leaves the
-message with the broker, which delivers it again.
+If declaring fails, the worker names the cause and does not start. If a message cannot be settled, it stays with the
+broker, which delivers it again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from celery.worker import request as celery_request
 
 from restante.bus.broker import Answer
 from restante.bus.envelope import Malformed
-from restante.bus.running import release
+from restante.bus.executor import release
 from restante.core.errors import RestanteError
 from restante.core.message import RemoteError
 
@@ -32,32 +32,32 @@ log = logging.getLogger("restante")
 #: The part of a task message that Celery's canvas uses, and a handler does not.
 _EMBED = '{"callbacks":null,"errbacks":null,"chain":null,"chord":null}'
 _LOST = (WorkerLostError, CeleryWorkerLost)
-#: Seconds between two tries to tell the verdict on an event that was acknowledged early.
-INSIST = 1.0
+#: Seconds between two attempts to settle an event that was acknowledged early.
+SETTLE_EVERY = 1.0
 
 
-class Declared(bootsteps.StartStopStep):
-    """Makes sure of the broker's part before the worker asks for messages; what is wrong there stops it."""
+class DeclareStep(bootsteps.StartStopStep):
+    """Declares queues and bindings before the worker consumes; an error stops the worker."""
 
     def start(self, worker: Any) -> None:
         worker.app.declare()
 
 
-class Handing(bootsteps.StartStopStep):
-    """Turns what arrives in a subscription's queue into the task of its handler."""
+class HandlerStep(bootsteps.StartStopStep):
+    """Puts `handler_receiver` before Celery's receiver of messages."""
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
     def start(self, c: Any) -> None:
-        c.app.keeper.connected()
-        if not hasattr(c, "restante_handing"):
-            c.restante_handing = True
+        c.app.worker_backend.connected()
+        if not hasattr(c, "restante_receiver"):
+            c.restante_receiver = True
             make = c.create_task_handler
-            c.create_task_handler = lambda *args, **kwargs: handing(c, make(*args, **kwargs))
+            c.create_task_handler = lambda *args, **kwargs: handler_receiver(c, make(*args, **kwargs))
 
 
-def handing(c: Any, inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Celery's receiver of messages with ours in front."""
+def handler_receiver(c: Any, inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A receiver that turns events and calls into tasks and hands them, with all other messages, to Celery's own."""
     bus = c.app
     queues: dict[str, str] = {}
 
@@ -70,18 +70,18 @@ def handing(c: Any, inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
             queue = queues.get(tag, "")
         if not bus.handles(queue):
             return inner(message)
-        if bus.keeper.put_off(queue, message):
+        if bus.worker_backend.defer(queue, message):
             return None
         try:
             prepare(bus, queue, message)
         except (Malformed, Spent) as error:
             log.error("buried queue=%s error=%s", queue, error)
             try:
-                bus.keeper.bury(message, None, RemoteError(type(error).__name__, str(error)))
+                bus.worker_backend.bury(message, None, RemoteError(type(error).__name__, str(error)))
             except (RestanteError, OSError) as failure:
-                # Given back, or its place among those at hand would be taken for good; on RabbitMQ by the ladder.
+                # Else the message would hold its place among those of the prefetch limit for good.
                 log.error("not buried queue=%s error=%s", queue, failure)
-                message.reject_log_error(log, c.connection_errors, requeue=not bus.on_rabbitmq)
+                bus.worker_backend.give_back(message, c.connection_errors)
             return None
         return inner(message)
 
@@ -89,11 +89,11 @@ def handing(c: Any, inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 class Spent(RestanteError):
-    """The attempts of this message are spent, some of them by processes that ended without a word."""
+    """The attempts of this message are spent, some of them by processes that were killed."""
 
 
 def prepare(bus: Any, queue: str, message: Any) -> None:
-    """Makes a task message of an event or call, in place; what it was stays with it for the verdict."""
+    """Turns the message of an event or call into a task message, in place; the original stays on it for the verdict."""
     message.restante_queue = queue
     body = message.body if isinstance(message.body, bytes) else str(message.body).encode()
     if (message.content_type or "application/json") != "application/json":
@@ -103,36 +103,41 @@ def prepare(bus: Any, queue: str, message: Any) -> None:
         text = body.decode()
     except ValueError as error:
         raise Malformed(f"the body is not JSON: {error}") from None
-    delivery = bus.keeper.delivery(queue, message, len(body))
+    delivery = bus.worker_backend.delivery(queue, message, len(body))
     handler = bus.handler_of(queue, delivery.envelope.topic)
     if handler is None:
         raise Malformed(f"no handler of {queue} is for {delivery.envelope.topic}")
     message.restante = (message.headers, message.body, delivery, handler)
-    if delivery.way == "event" and delivery.envelope.attempts > handler.retrying.max_attempts:
+    if delivery.purpose == "event" and delivery.envelope.attempts > handler.retry_rule.max_attempts:
         raise Spent()
-    args = orjson.dumps([delivery.packed(), text]).decode()
+    args = orjson.dumps([delivery.pack(), text]).decode()
     message.body = f"[{args},{{}},{_EMBED}]"
     message.content_type, message.content_encoding = "application/json", "utf-8"
     message._decoded_cache = None
     message.headers = {
-        "lang": "py", "task": handler.subscription, "id": delivery.envelope.id, "root_id": delivery.envelope.id,
-        "retries": delivery.envelope.attempts - 1, "argsrepr": f"({delivery.envelope.topic})", "kwargsrepr": "{}",
+        "lang": "py",
+        "task": handler.subscription,
+        "id": delivery.envelope.id,
+        "root_id": delivery.envelope.id,
+        "retries": delivery.envelope.attempts - 1,
+        "argsrepr": f"({delivery.envelope.topic})",
+        "kwargsrepr": "{}",
         "ignore_result": True,
-    }  # fmt: skip
+    }
 
 
 class Request(celery_request.Request):
-    """A delivery in the worker's main process, whose verdict is given by the broker's own means.
+    """A delivery in the worker's main process, which settles it with the broker.
 
-    A handler with early acks has lost the delivery on RabbitMQ by the time it fails: the verdict is published then,
-    until it is confirmed.
+    With early acks on RabbitMQ the delivery is gone by the time the handler fails: the retry or the dead event is then
+    published until the broker confirms it.
     """
 
-    #: Whether the verdict was given.
-    judged = False
+    #: Whether the delivery was settled, or is being settled.
+    has_verdict = False
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
-        if not soft and not self.judged:
+        if not soft and not self.has_verdict:
             self._verdict(TimeLimitExceeded(timeout), None)
         super().on_timeout(soft, timeout)
 
@@ -140,7 +145,7 @@ class Request(celery_request.Request):
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
-        if not self.judged and isinstance(error, Exception) and not isinstance(error, Ignore):
+        if not self.has_verdict and isinstance(error, Exception) and not isinstance(error, Ignore):
             self._verdict(error, exc_info)
         return super().on_failure(exc_info, send_failed_event, return_ok)
 
@@ -148,54 +153,56 @@ class Request(celery_request.Request):
         """Settles the message with the broker, so that Celery treats it as acknowledged."""
         message = self._message
         bus, (_, _, delivery, handler) = self._app, message.restante
-        self.judged = True
-        if delivery.way != "event":
+        self.has_verdict = True
+        if delivery.purpose != "event":
             failed = Answer(handler.service, "failed", error_class=type(error).__name__, error=str(error)[:1000])
             bus.reply(delivery, failed)
             self.acknowledge()
             return
         delay, name = self._decide(error, delivery, handler)
-        told = RemoteError(name, str(info.traceback if info is not None else f"{name}: {error}"))
+        reason = RemoteError(name, str(info.traceback if info is not None else f"{name}: {error}"))
         try:
-            self._tell(delay, told)
+            self._settle(delay, reason)
             self.acknowledged = True
         except (RestanteError, OSError) as failure:
-            log.error("verdict not told subscription=%s error=%s", handler.subscription, failure)
+            log.error("not settled subscription=%s error=%s", handler.subscription, failure)
             if self.acknowledged:
-                # Acknowledged early, so the broker has it no more: this process must not let go of it.
-                threading.Thread(target=self._insist, args=(delay, told), name="restante-verdict", daemon=True).start()
+                # Acknowledged early: the broker no longer has it, so this process must keep trying.
+                threading.Thread(
+                    target=self._settle_until_done, args=(delay, reason), name="restante-verdict", daemon=True
+                ).start()
             else:
-                # The broker has it still: given back it comes again, and if that fails too, with its lease's end.
+                # The broker still has it and delivers it again: at once, or if that fails too, when its lease ends.
                 self.reject(requeue=True)
 
     def _decide(self, error: BaseException, delivery: Any, handler: Any) -> tuple[float | None, str]:
-        """Seconds until the next attempt, None for dead; and the name of the error."""
+        """Seconds until the next attempt, or None for dead; and the error's name."""
         attempts = delivery.envelope.attempts
         if isinstance(error, Retry):
             delay = error.when if isinstance(error.when, int | float) else 0.0
             return delay, type(error.exc).__name__ if error.exc is not None else "Retry"
-        if isinstance(error, Reject) and error.requeue and attempts < handler.retrying.max_attempts:
+        if isinstance(error, Reject) and error.requeue and attempts < handler.retry_rule.max_attempts:
             return 0.0, type(error).__name__
         if isinstance(error, TimeLimitExceeded):
-            return handler.retrying.delay(attempts, RuntimeError(str(error))), type(error).__name__
+            return handler.retry_rule.delay(attempts, RuntimeError(str(error))), type(error).__name__
         if isinstance(error, _LOST) and self.task.reject_on_worker_lost and not handler.early:
-            return handler.retrying.delay(attempts, RuntimeError(str(error))), type(error).__name__
+            return handler.retry_rule.delay(attempts, RuntimeError(str(error))), type(error).__name__
         return None, type(error).__name__
 
-    def _tell(self, delay: float | None, told: RemoteError) -> None:
+    def _settle(self, delay: float | None, reason: RemoteError) -> None:
         message = self._message
         bus, (_, _, delivery, handler) = self._app, message.restante
         if delay is None:
-            # A process that ended without a word left its record: a replay must not find it at work.
+            # A killed process left its record taken, which would make a replay wait.
             release(bus, handler, delivery)
-            bus.keeper.bury(message, self, told)
+            bus.worker_backend.bury(message, self, reason)
         else:
-            bus.keeper.retry(message, self, delay, told)
+            bus.worker_backend.retry(message, self, delay, reason)
 
-    def _insist(self, delay: float | None, told: RemoteError) -> None:
+    def _settle_until_done(self, delay: float | None, reason: RemoteError) -> None:
         while True:
             try:
-                return self._tell(delay, told)
+                return self._settle(delay, reason)
             except (RestanteError, OSError) as failure:
-                log.error("verdict not told yet task=%s error=%s", self.name, failure)
-                time.sleep(INSIST)
+                log.error("not settled yet task=%s error=%s", self.name, failure)
+                time.sleep(SETTLE_EVERY)

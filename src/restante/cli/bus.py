@@ -16,7 +16,7 @@ from restante.core.stored import decode_json
 
 if TYPE_CHECKING:
     from restante.bus.dead import DeadEvent
-    from restante.bus.registry import Card
+    from restante.bus.registry import HandlerInfo
 
 Broker = Annotated[
     str | None,
@@ -82,7 +82,7 @@ def publish(
     """Publish an event to every service that subscribes to its topic."""
     session = context.obj
     with _client(session, broker) as client:
-        event = client.publish(topic, _parse_data(data), delay=delay, id=id, nobody="raise" if must_route else "keep")
+        event = client.publish(topic, _parse_data(data), delay=delay, id=id, unrouted="raise" if must_route else "keep")
     if session.json:
         return session.emit({"id": event.id, "subscriptions": event.subscriptions})
     count = event.subscriptions
@@ -122,16 +122,16 @@ def call(
 def topics(context: Context, broker: Broker = None) -> None:
     """List subscriptions and calls, with their counts of waiting and dead messages. With the URL of a RabbitMQ
     (--broker or RESTANTE_BROKER) also its queues, its archives and the rungs that hold messages."""
-    from restante.bus.registry import cards
+    from restante.bus.registry import registered_handlers
 
     session = context.obj
     url = _broker_url(session, broker)
     if url.startswith(("amqp://", "amqps://")):
-        known = cards(session.post) if _has_store(session) else []
+        known = registered_handlers(session.post) if _has_store(session) else []
         rows, more = _rows_on_rabbitmq(url, known)
         rows += _rows_on_redis(session, [card for card in known if card.broker == "redis"])
     else:
-        rows, more = _rows_on_redis(session, cards(session.post)), {}
+        rows, more = _rows_on_redis(session, registered_handlers(session.post)), {}
     if session.json:
         return session.emit({"subscriptions": rows, **more})
     if not rows:
@@ -161,7 +161,7 @@ def _has_store(session: Session) -> bool:
     return bool(session.url or os.environ.get("RESTANTE_URL"))
 
 
-def _rows_on_redis(session: Session, cards: list[Card]) -> list[dict[str, Any]]:
+def _rows_on_redis(session: Session, cards: list[HandlerInfo]) -> list[dict[str, Any]]:
     from restante.core.inspector import Inspector
 
     if not cards:
@@ -177,14 +177,14 @@ def _rows_on_redis(session: Session, cards: list[Card]) -> list[dict[str, Any]]:
     return rows
 
 
-def _rows_on_rabbitmq(url: str, known: list[Card]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def _rows_on_rabbitmq(url: str, known: list[HandlerInfo]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Reads the subscriptions, archives and rungs of a RabbitMQ."""
     try:
         from restante.bus.inventory import take_inventory
     except ModuleNotFoundError as error:
         raise WrongUsage(f"RabbitMQ needs {error.name}: pip install 'restante[rabbitmq]'") from None
     inventory = take_inventory(url, known)
-    return [{**_row(card), "waiting": inventory.waiting_in(card.queue)} for card in inventory.cards], {
+    return [{**_row(card), "waiting": inventory.waiting_in(card.queue)} for card in inventory.handlers], {
         "archives": [
             {
                 "service": archive.service,
@@ -201,7 +201,7 @@ def _rows_on_rabbitmq(url: str, known: list[Card]) -> tuple[list[dict[str, Any]]
     }
 
 
-def _row(card: Card) -> dict[str, Any]:
+def _row(card: HandlerInfo) -> dict[str, Any]:
     """The row of a subscription without counts. On RabbitMQ an archive holds all dead events of a service."""
     return {
         "topic": card.answers or card.topic,
@@ -250,11 +250,11 @@ def ls(
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="The most events to show.")] = 100,
 ) -> None:
     """List the dead events of a service: newest first on Redis, oldest first on RabbitMQ."""
-    from restante.bus.dead import Choice, opened
+    from restante.bus.dead import DeadFilter, open_dead_letters
 
     session = context.obj
-    with opened(_broker_url(session, broker), service) as letters:
-        events = letters.list(Choice(None, subscription, error_class), limit)
+    with open_dead_letters(_broker_url(session, broker), service) as letters:
+        events = letters.list(DeadFilter(None, subscription, error_class), limit)
     if session.json:
         return session.emit({"dead": [event.as_dict() for event in events]})
     if not events:
@@ -282,11 +282,11 @@ def show(
     broker: Broker = None,
 ) -> None:
     """Show a dead event with its data and the error of its last attempt."""
-    from restante.bus.dead import found, opened
+    from restante.bus.dead import find_dead_event, open_dead_letters
 
     session = context.obj
-    with opened(_broker_url(session, broker), service) as letters:
-        event: DeadEvent = found(letters, id)
+    with open_dead_letters(_broker_url(session, broker), service) as letters:
+        event: DeadEvent = find_dead_event(letters, id)
     if session.json:
         return session.emit(event.as_dict())
     for name, value in event.as_dict().items():
@@ -309,19 +309,19 @@ def replay(
     """Send dead events again, only to the service they died in, with their attempts reset."""
     from rich.progress import Progress, SpinnerColumn, TextColumn
 
-    from restante.bus.dead import Choice, opened
+    from restante.bus.dead import DeadFilter, open_dead_letters
 
     session = context.obj
     if not service:
         raise WrongUsage("give the service: --service billing")
     columns = (SpinnerColumn(), TextColumn("{task.description}"))
     with (
-        opened(_broker_url(session, broker), service) as letters,
+        open_dead_letters(_broker_url(session, broker), service) as letters,
         Progress(*columns, console=session.err, transient=True, disable=session.json) as bar,
     ):
         shown = bar.add_task(f"replaying {service}")
         done = letters.replay(
-            Choice(ids or None, subscription, error_class),
+            DeadFilter(ids or None, subscription, error_class),
             dry_run=dry_run,
             progress=lambda count: bar.update(shown, description=f"replaying {service}: {count}"),
         )

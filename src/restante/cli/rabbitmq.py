@@ -88,8 +88,8 @@ def check(
     """Show what is missing on a broker, with exit code 1, and what earlier versions left there. Declares nothing."""
     session = context.obj
     expected = _topology(service, subscription, answer, queue_type, rungs, longest_delay, no_archive)
-    with _connected(broker) as (connection, declaring):
-        missing = declaring.verify(connection, expected)
+    with _connected(broker) as (connection, declaration):
+        missing = declaration.verify(connection, expected)
         left = _leftovers(connection, service)
     if session.json:
         session.emit({"missing": missing, "left_over": left})
@@ -116,8 +116,8 @@ def declare(
     """Declare what a service needs on a broker. Exit code 4 if an existing exchange or queue is different."""
     session = context.obj
     needed = _topology(service, subscription, answer, queue_type, rungs, longest_delay, no_archive)
-    with _connected(broker) as (connection, declaring):
-        declaring.declare(connection, needed)
+    with _connected(broker) as (connection, declaration):
+        declaration.declare(connection, needed)
         left = _leftovers(connection, service)
     counts = {"exchanges": len(needed.exchanges), "queues": len(needed.queues), "bindings": len(needed.bindings)}
     if session.json:
@@ -255,14 +255,14 @@ def _topology(
 
 @contextmanager
 def _connected(broker: str) -> Iterator[tuple[Any, Any]]:
-    """A connection to a broker, and the module `declaring`, which is imported only if Kombu is installed."""
+    """A connection to a broker, and the module `declaration`, which is imported only if Kombu is installed."""
     if not broker.startswith(("amqp://", "amqps://")):
         raise WrongUsage("--broker must be a URL such as amqp://guest:guest@localhost:5672//")
     try:
         from kombu import Connection
 
-        from restante.rabbitmq import declaring
+        from restante.rabbitmq import declaration
     except ModuleNotFoundError as error:
         raise WrongUsage(f"RabbitMQ needs {error.name}: pip install 'restante[rabbitmq]'") from None
     with Connection(broker) as connection:
-        yield connection, declaring
+        yield connection, declaration

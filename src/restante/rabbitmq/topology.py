@@ -1,7 +1,8 @@
-"""Which exchanges, queues and bindings events and calls need on RabbitMQ: plain data. What cannot work is refused.
+"""The exchanges, queues and bindings that events and calls need on RabbitMQ, as plain data. Invalid names and options
+raise.
 
 A virtual host has one ladder for all services (`ladder`). A service adds a queue per handler, one for calls to all
-services, an archive, and its door: the exchange by which what its queues reject enters the ladder.
+services, an archive, and its reject exchange, which routes rejected messages to the ladder.
 """
 
 from __future__ import annotations
@@ -35,23 +36,28 @@ from restante.rabbitmq.ladder import (
 
 #: Priorities of a classic subscription queue. RabbitMQ spends a process and memory per step, and advises at most ten.
 PRIORITIES = 10
-#: `#` in one pattern. RabbitMQ tries every way to spread a topic's words over them, and its publisher waits: two take
+#: `#` in a pattern. RabbitMQ tries every distribution of a topic's words over them while the publisher waits: two take
 #: milliseconds at worst, four take seconds, five take minutes.
 MOST_HASHES = 2
-#: Seconds the ladder reaches at least where nothing else is said: with a day it has twenty rungs.
+#: Seconds that the ladder reaches by default at least: a day needs twenty rungs.
 LONGEST_DELAY = 86400.0
-#: Where events are published.
+#: The exchange of events.
 EVENTS = "events"
-#: The same bindings without an alternate exchange: published to with `mandatory`, it tells whether anybody listens.
+#: The exchange with the bindings of `EVENTS` and no alternate: a `mandatory` publish shows whether any queue is bound.
 KNOWN = "events.known"
-#: Where events go that nobody has subscribed to.
+#: The exchange and the queue of events that no service has subscribed to.
 UNROUTED = "events.unrouted"
-#: Where services say which handlers they have, for servers and commands that have no Redis to ask.
+#: By default, seconds for which such events are kept, and how many.
+UNROUTED_SECONDS = 7 * 86400.0
+UNROUTED_LENGTH = 10_000
+#: The queue with the handlers of each service, for servers and commands that have no Redis.
 SERVICES = "events.services"
-#: Where calls are published that one service answers.
+#: The exchange of calls that one service answers.
 CALLS = "calls"
-#: Where calls are published that every service answers.
+#: The exchange of calls that every service answers.
 CALLS_ALL = "calls.all"
+#: The prefix of a topic's call queue.
+CALL = "call:"
 #: Service names that would collide with the names above, or with RabbitMQ's own exchanges.
 RESERVED_SERVICES = frozenset({"events", "calls", "amq"})
 #: Handler names that would collide with a service's own objects.
@@ -67,7 +73,7 @@ class Exchange:
     name: str
     type: Literal["topic", "direct", "fanout"]
     arguments: Arguments = ()
-    #: Whether it is there again when the broker has started.
+    #: Whether it survives a restart of the broker.
     durable: bool = True
 
 
@@ -81,7 +87,7 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """What an exchange hands on to a queue, or to another exchange."""
+    """A binding of a queue or an exchange to an exchange."""
 
     source: str
     key: str
@@ -91,7 +97,7 @@ class Binding:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line for people."""
+    """A line of a listing."""
 
     what: Literal["exchange", "queue", "rung", "binding"]
     name: str
@@ -100,15 +106,15 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """What a service needs on the broker. Exchanges are declared first, then queues, then bindings."""
+    """The objects of a service on the broker. Exchanges are declared first, then queues, then bindings."""
 
     service: str
     exchanges: tuple[Exchange, ...] = ()
     queues: tuple[Queue, ...] = ()
     bindings: tuple[Binding, ...] = ()
-    #: Bindings of ladders that earlier versions made, declared only where their exchange is still there.
+    #: Bindings of the ladders of earlier versions, declared only if their exchange still exists.
     old_bindings: tuple[Binding, ...] = ()
-    #: Bindings that are taken away once all others are there: the door led elsewhere before.
+    #: Bindings to remove once all others exist: the reject exchange of earlier versions led elsewhere.
     unbound: tuple[Binding, ...] = ()
 
     def json(self) -> dict[str, Any]:
@@ -116,30 +122,32 @@ class Topology:
         return {
             "service": self.service,
             "exchanges": [
-                {"name": one.name, "type": one.type, "durable": one.durable, "arguments": dict(one.arguments)}
-                for one in self.exchanges
+                {"name": item.name, "type": item.type, "durable": item.durable, "arguments": dict(item.arguments)}
+                for item in self.exchanges
             ],
-            "queues": [{"name": one.name, "arguments": dict(one.arguments)} for one in self.queues],
+            "queues": [{"name": item.name, "arguments": dict(item.arguments)} for item in self.queues],
             "bindings": [
-                {"source": one.source, "key": one.key, "target": one.target, "to_exchange": one.to_exchange}
-                for one in self.bindings
+                {"source": item.source, "key": item.key, "target": item.target, "to_exchange": item.to_exchange}
+                for item in self.bindings
             ],
         }
 
     def rows(self) -> list[Row]:
-        """Everything for people, a rung's exchange, queue and bindings folded into one line."""
-        folded = {one.name for one in self.queues if is_rung(one.name)}
+        """A listing, with a rung's exchange, queue and bindings in item line."""
+        folded = {item.name for item in self.queues if is_rung(item.name)}
         exchanges = [
-            Row("exchange", one.name, _words({"type": one.type, **_transient(one), **dict(one.arguments)}))
-            for one in self.exchanges
-            if one.name not in folded
+            Row("exchange", item.name, _words({"type": item.type, **_transient(item), **dict(item.arguments)}))
+            for item in self.exchanges
+            if item.name not in folded
         ]
-        queues = [Row("queue", one.name, _words(dict(one.arguments))) for one in self.queues if one.name not in folded]
-        steps = [Row("rung", one.name, _step(dict(one.arguments))) for one in self.queues if one.name in folded]
+        queues = [
+            Row("queue", item.name, _words(dict(item.arguments))) for item in self.queues if item.name not in folded
+        ]
+        steps = [Row("rung", item.name, _step(dict(item.arguments))) for item in self.queues if item.name in folded]
         bindings = [
-            Row("binding", one.source, f"{one.key or 'everything'} → {one.target}")
-            for one in self.bindings
-            if one.source not in folded
+            Row("binding", item.source, f"{item.key or 'everything'} → {item.target}")
+            for item in self.bindings
+            if item.source not in folded
         ]
         return exchanges + queues + steps + bindings
 
@@ -150,8 +158,8 @@ class Topology:
         return "\n".join(f"{row.what:<8}  {row.name:<{wide}}  {row.detail}".rstrip() for row in rows)
 
 
-def _transient(one: Exchange) -> dict[str, str]:
-    return {} if one.durable else {"durable": "no"}
+def _transient(item: Exchange) -> dict[str, str]:
+    return {} if item.durable else {"durable": "no"}
 
 
 def _words(values: Mapping[str, object]) -> str:
@@ -164,7 +172,7 @@ def _step(arguments: Mapping[str, object]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Subscribed:
-    """A handler's interest: its name, which with the service's names the queue, and a pattern of topics."""
+    """A subscription: the handler's name, which with the service's names the queue, and its pattern of topics."""
 
     name: str
     pattern: str
@@ -172,21 +180,21 @@ class Subscribed:
 
 @dataclass(frozen=True, slots=True)
 class TopologyOptions:
-    """What every process of a service must agree on, and for `unrouted_…` every service."""
+    """Options that every process of a service must share, and for `unrouted_…` every service."""
 
-    #: Of subscription queues. Quorum queues are replicated and know no priorities.
+    #: The type of subscription queues. Quorum queues are replicated and have no priorities.
     queue_type: Literal["classic", "quorum"] = "classic"
-    #: Of the ladder's rungs. All services of a virtual host should say the same, or it has two ladders.
+    #: The type of the ladder's rungs. If services of a virtual host differ, it has two ladders.
     rungs: RungType = RUNGS
     #: Whether dead messages are kept.
     archive: bool = True
-    #: Seconds a dead message is kept, and how many are; beyond, the archive refuses.
+    #: Seconds for which a dead message is kept, and how many; a full archive refuses more.
     archive_seconds: float = 7 * 86400
     archive_length: int = 10_000
-    #: The same for events that nobody has subscribed to.
-    unrouted_seconds: float = 7 * 86400
-    unrouted_length: int = 10_000
-    #: Seconds the ladder reaches at least.
+    #: The same for events that no service has subscribed to.
+    unrouted_seconds: float = UNROUTED_SECONDS
+    unrouted_length: int = UNROUTED_LENGTH
+    #: Seconds that the ladder reaches at least.
     longest_delay: float = LONGEST_DELAY
 
     def __post_init__(self) -> None:
@@ -205,13 +213,13 @@ class TopologyOptions:
                 raise InvalidInput(f"{name} must be a whole number of at least 1, not {count!r}")
 
     def ladder(self, policies: Iterable[RetryPolicy] = ()) -> Ladder:
-        """The rungs that these options and the delays of these policies need."""
+        """The ladder that these options and the delays of these policies need."""
         return Ladder(self.rungs, rungs(max(self.longest_delay, CRASH_DELAY, longest_of(policies))))
 
 
 @dataclass(slots=True)
-class _Draft:
-    """Collects objects, each once, in the order they are first named."""
+class _Builder:
+    """Collects objects, each once, in the order of their first mention."""
 
     exchanges: dict[Exchange, None] = field(default_factory=dict)
     queues: dict[Queue, None] = field(default_factory=dict)
@@ -228,11 +236,15 @@ class _Draft:
     def bind(self, source: str, key: str, target: str, *, to_exchange: bool = False) -> None:
         self.bindings[Binding(source, key, target, to_exchange)] = None
 
-    def finished(self, service: str) -> Topology:
+    def build(self, service: str) -> Topology:
         return Topology(
-            service, tuple(self.exchanges), tuple(self.queues), tuple(self.bindings), tuple(self.old_bindings),
+            service,
+            tuple(self.exchanges),
+            tuple(self.queues),
+            tuple(self.bindings),
+            tuple(self.old_bindings),
             tuple(self.unbound),
-        )  # fmt: skip
+        )
 
 
 def _arguments(named: Mapping[str, str | int]) -> Arguments:
@@ -246,136 +258,138 @@ def topology(
     policies: Iterable[RetryPolicy] = (),
     options: TopologyOptions | None = None,
 ) -> Topology:
-    """All that a service needs on the broker: the shared part with the ladder, its door, its queues, its archive."""
+    """All objects of a service: the shared part with the ladder, its reject exchange, its queues and its archive."""
     options = options or TopologyOptions()
     valid_service(service)
-    draft = _Draft()
+    builder = _Builder()
     ladder = options.ladder(policies)
-    _share(draft, options, ladder)
-    _open_door(draft, service, ladder)
-    for one in subscribed:
-        _subscribe(draft, service, one, options)
+    _add_shared(builder, options, ladder)
+    _add_reject_exchange(builder, service, ladder)
+    for subscription in subscribed:
+        _add_subscription(builder, service, subscription, options)
     if options.archive:
-        # Refused and not dropped: what falls out at the head of a full queue is gone, and nobody hears of it.
-        draft.queue(
+        # A full archive refuses: dropping the oldest would lose messages without an error.
+        builder.queue(
             archive_name(service),
             x_message_ttl=_milliseconds(options.archive_seconds),
             x_max_length=options.archive_length,
             x_overflow="reject-publish",
         )
     for topic in answered:
-        draft.queue(call_queue(topic))
-        draft.bind(CALLS, topic, call_queue(topic))
-        draft.queue(f"{service}.calls")
-        draft.bind(CALLS_ALL, topic, f"{service}.calls")
-    return draft.finished(service)
+        builder.queue(call_queue(topic))
+        builder.bind(CALLS, topic, call_queue(topic))
+        builder.queue(calls_queue(service))
+        builder.bind(CALLS_ALL, topic, calls_queue(service))
+    return builder.build(service)
 
 
 def shared(options: TopologyOptions | None = None) -> Topology:
-    """The part that every service and every publisher needs."""
-    draft = _Draft()
+    """The objects that every service and every publisher needs."""
+    builder = _Builder()
     options = options or TopologyOptions()
-    _share(draft, options, options.ladder())
-    return draft.finished("")
+    _add_shared(builder, options, options.ladder())
+    return builder.build("")
 
 
-def open_gate() -> Topology:
-    """What a broker that has started again lacks until somebody connects."""
-    draft = _Draft()
-    _open_gate(draft)
-    return draft.finished("")
+def gate_topology() -> Topology:
+    """The objects that a restarted broker lacks until a client declares them."""
+    builder = _Builder()
+    _add_gate(builder)
+    return builder.build("")
 
 
-def door(service: str, type: RungType) -> Topology:
-    """The way of what a service's queues reject onto a ladder that is there."""
-    draft = _Draft()
-    _open_door(draft, valid_service(service), Ladder(type))
-    return draft.finished(service)
+def reject_topology(service: str, type: RungType) -> Topology:
+    """A service's reject exchange, bound to an existing ladder of this type."""
+    builder = _Builder()
+    _add_reject_exchange(builder, valid_service(service), Ladder(type))
+    return builder.build(service)
 
 
-def _share(draft: _Draft, options: TopologyOptions, ladder: Ladder) -> None:
-    draft.exchange(UNROUTED, "fanout")
-    draft.exchange(EVENTS, "topic", alternate_exchange=UNROUTED)
-    draft.exchange(KNOWN, "topic")
-    draft.exchange(CALLS, "direct")
-    draft.exchange(CALLS_ALL, "direct")
-    draft.queue(
+def _add_shared(builder: _Builder, options: TopologyOptions, ladder: Ladder) -> None:
+    builder.exchange(UNROUTED, "fanout")
+    builder.exchange(EVENTS, "topic", alternate_exchange=UNROUTED)
+    builder.exchange(KNOWN, "topic")
+    builder.exchange(CALLS, "direct")
+    builder.exchange(CALLS_ALL, "direct")
+    builder.queue(
         UNROUTED,
         x_message_ttl=_milliseconds(options.unrouted_seconds),
         x_max_length=options.unrouted_length,
         x_overflow="reject-publish",
     )
-    draft.bind(UNROUTED, "", UNROUTED)
-    draft.queue(SERVICES)
-    _build(draft, ladder)
+    builder.bind(UNROUTED, "", UNROUTED)
+    builder.queue(SERVICES)
+    _add_ladder(builder, ladder)
 
 
-def _subscribe(draft: _Draft, service: str, one: Subscribed, options: TopologyOptions) -> None:
-    queue = queue_name(service, one.name)
-    pattern = valid_pattern(one.pattern)
+def _add_subscription(builder: _Builder, service: str, subscription: Subscribed, options: TopologyOptions) -> None:
+    queue = queue_name(service, subscription.name)
+    pattern = valid_pattern(subscription.pattern)
     if pattern.split(".").count("#") > MOST_HASHES:
         raise InvalidName(
             f"pattern {pattern!r} is not valid on RabbitMQ, which needs too long to match more than {MOST_HASHES} #: "
             "use several subscriptions, or * where one word is meant"
         )
-    # Through the service's door and not straight onto a rung: a queue's arguments can never be changed, and must not
+    # Through the reject exchange and not straight to a rung: a queue's arguments can never be changed, and must not
     # depend on the rungs' type.
     _, key = Ladder(steps=rungs(CRASH_DELAY)).retry(CRASH_DELAY, queue)
-    ways: dict[str, str | int] = {"x_dead_letter_exchange": door_name(service), "x_dead_letter_routing_key": key}
+    ways: dict[str, str | int] = {"x_dead_letter_exchange": reject_exchange(service), "x_dead_letter_routing_key": key}
     if options.queue_type == "quorum":
-        # No x-delivery-limit: what reaches it is dead-lettered, here onto the ladder, and comes back with its count at
-        # naught. Attempts are bounded by whoever consumes, from the message's own history, and end in the archive.
-        draft.queue(queue, x_queue_type="quorum", **ways)
+        # No x-delivery-limit: a message that reaches it is dead-lettered, here to the ladder, and comes back with a
+        # count of zero. The worker limits attempts, by the message's headers, and buries it in the archive.
+        builder.queue(queue, x_queue_type="quorum", **ways)
     else:
-        draft.queue(queue, x_max_priority=PRIORITIES, **ways)
-    draft.bind(EVENTS, pattern, queue)
-    draft.bind(KNOWN, pattern, queue)
-    draft.bind(DUE, f"#.{TO_TOPIC}.{pattern}", queue)
-    draft.bind(RETURN, f"#.{TO_QUEUE}.{queue}", queue)
-    # Past the gate: an earlier version had no other way.
-    draft.unbound[Binding(RETURN, f"#.{TO_TOPIC}.{pattern}", queue)] = None
-    # Earlier versions marked topics by what marks queues now, so their return cannot lead to ours.
-    draft.old_bindings[Binding(old_return_name(EVENTS), f"#.{TO_QUEUE}.{pattern}", queue)] = None
+        builder.queue(queue, x_max_priority=PRIORITIES, **ways)
+    builder.bind(EVENTS, pattern, queue)
+    builder.bind(KNOWN, pattern, queue)
+    builder.bind(DUE, f"#.{TO_TOPIC}.{pattern}", queue)
+    builder.bind(RETURN, f"#.{TO_QUEUE}.{queue}", queue)
+    # An earlier version had this binding past the gate.
+    builder.unbound[Binding(RETURN, f"#.{TO_TOPIC}.{pattern}", queue)] = None
+    # Earlier versions used the mark of queues for topics, so their return cannot lead to this one.
+    builder.old_bindings[Binding(old_return_name(EVENTS), f"#.{TO_QUEUE}.{pattern}", queue)] = None
 
 
-def _build(draft: _Draft, ladder: Ladder) -> None:
-    # Also what returns to a queue that was deleted meanwhile is kept.
-    draft.exchange(RETURN, "topic", alternate_exchange=UNROUTED)
-    draft.exchange(DUE, "topic", alternate_exchange=UNROUTED)
-    _open_gate(draft)
+def _add_ladder(builder: _Builder, ladder: Ladder) -> None:
+    # The alternate keeps messages whose queue was deleted meanwhile.
+    builder.exchange(RETURN, "topic", alternate_exchange=UNROUTED)
+    builder.exchange(DUE, "topic", alternate_exchange=UNROUTED)
+    _add_gate(builder)
     below = RETURN
     for place, step in enumerate(reversed(ladder.steps)):
         name = ladder.rung(step)
-        draft.exchange(name, "topic")
-        draft.queues[Queue(name, tuple(rung_arguments(ladder.type, step, below).items()))] = None
-        draft.bind(name, "*." * place + "1.#", name)
-        draft.bind(name, "*." * place + "0.#", below, to_exchange=True)
+        builder.exchange(name, "topic")
+        builder.queues[Queue(name, tuple(rung_arguments(ladder.type, step, below).items()))] = None
+        builder.bind(name, "*." * place + "1.#", name)
+        builder.bind(name, "*." * place + "0.#", below, to_exchange=True)
         below = name
 
 
-def _open_gate(draft: _Draft) -> None:
-    draft.exchanges[Exchange(GATE, "fanout", durable=False)] = None
-    # In this order: an exchange that leads nowhere loses what it is given.
-    draft.bind(GATE, "", DUE, to_exchange=True)
-    draft.bind(RETURN, f"#.{TO_TOPIC}.#", GATE, to_exchange=True)
+def _add_gate(builder: _Builder) -> None:
+    builder.exchanges[Exchange(GATE, "fanout", durable=False)] = None
+    # In this order: an exchange without bindings drops messages.
+    builder.bind(GATE, "", DUE, to_exchange=True)
+    builder.bind(RETURN, f"#.{TO_TOPIC}.#", GATE, to_exchange=True)
 
 
-def _open_door(draft: _Draft, service: str, ladder: Ladder) -> None:
-    """What a service's queues reject goes to the shared ladder, and no longer where it went before.
+def _add_reject_exchange(builder: _Builder, service: str, ladder: Ladder) -> None:
+    """Routes messages that a service's queues reject to the shared ladder, and no longer to an old one.
 
-    The door has the name that earlier versions gave to the exchange of a service's rung of `CRASH_DELAY`: it stands in
-    the arguments of queues that cannot be declared anew. Routing keys are the same, so that what comes down a service's
-    old longer rungs goes on by the shared ladder.
+    The reject exchange has the name of the exchange of a service's rung of `CRASH_DELAY` in earlier versions: queues,
+    whose arguments cannot change, name it. Routing keys are the same, so messages on a service's old longer rungs
+    continue on the shared ladder.
     """
-    door = door_name(service)
-    draft.exchange(door, "topic")
-    draft.bind(door, "#", ladder.rung(CRASH_DELAY), to_exchange=True)
+    exchange = reject_exchange(service)
+    builder.exchange(exchange, "topic")
+    builder.bind(exchange, "#", ladder.rung(CRASH_DELAY), to_exchange=True)
     place = len(rungs(CRASH_DELAY)) - 1
     for type in RUNG_TYPES:
         if type != ladder.type:
-            draft.unbound[Binding(door, "#", Ladder(type).rung(CRASH_DELAY), to_exchange=True)] = None
-    draft.unbound[Binding(door, "*." * place + "1.#", door)] = None
-    draft.unbound[Binding(door, "*." * place + "0.#", old_rung_name(service, CRASH_DELAY / 2), to_exchange=True)] = None
+            builder.unbound[Binding(exchange, "#", Ladder(type).rung(CRASH_DELAY), to_exchange=True)] = None
+    builder.unbound[Binding(exchange, "*." * place + "1.#", exchange)] = None
+    builder.unbound[
+        Binding(exchange, "*." * place + "0.#", old_rung_name(service, CRASH_DELAY / 2), to_exchange=True)
+    ] = None
 
 
 def _milliseconds(value: float) -> int:
@@ -383,7 +397,7 @@ def _milliseconds(value: float) -> int:
 
 
 def valid_service(service: str) -> str:
-    """The service's name itself, or InvalidName."""
+    """Returns the service's name; InvalidName if it is not valid."""
     valid_word(service, "service")
     if service in RESERVED_SERVICES:
         raise InvalidName(
@@ -403,8 +417,13 @@ def queue_name(service: str, handler: str) -> str:
 
 
 def call_queue(topic: str) -> str:
-    """The queue of calls that one of the services that answer the topic takes."""
-    return f"call:{valid_topic(topic)}"
+    """The queue of a topic's calls, shared by the services that answer it."""
+    return f"{CALL}{valid_topic(topic)}"
+
+
+def calls_queue(service: str) -> str:
+    """The queue of a service's calls to all services."""
+    return f"{service}.calls"
 
 
 def archive_name(service: str) -> str:
@@ -412,8 +431,8 @@ def archive_name(service: str) -> str:
     return f"{service}.archive"
 
 
-def door_name(service: str) -> str:
-    """The exchange by which what a service's queues reject enters the ladder."""
+def reject_exchange(service: str) -> str:
+    """The exchange that routes messages that a service's queues reject to the ladder."""
     return old_rung_name(service, CRASH_DELAY)
 
 
@@ -423,12 +442,12 @@ def is_rung(queue: str) -> bool:
 
 
 def old_rung_name(owner: str, step: float) -> str:
-    """The exchange and the queue of a rung in earlier versions: each service and `events` had a ladder of its own."""
+    """The exchange and the queue of a rung in earlier versions, where each service and `events` had its own ladder."""
     return f"{owner}.rung.{label(step)}"
 
 
 def old_return_name(owner: str) -> str:
-    """The exchange at the foot of such a ladder."""
+    """The last exchange of a ladder in earlier versions."""
     return f"{owner}.return"
 
 

@@ -18,7 +18,7 @@ from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Match
 from starlette.staticfiles import StaticFiles
 
-from restante.bus.registry import Card, cards
+from restante.bus.registry import HandlerInfo, registered_handlers
 from restante.core import errors
 from restante.core.errors import RestanteError
 from restante.rsmq import inspector
@@ -217,7 +217,7 @@ _session = router("session")
 
 async def _session_out(state: ServerState, caller: Caller) -> dict[str, Any]:
     pages = [{"id": id, "title": title} for id, title in PAGES]
-    services: list[Card] = await state.call(cards, state.client)
+    services: list[HandlerInfo] = await state.call(registered_handlers, state.client)
     if services or state.rabbitmq.url is not None:
         pages.insert(2, {"id": "topics", "title": "Topics"})
     if await state.call(inspector.has_queues, state.client):

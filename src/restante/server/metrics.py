@@ -10,9 +10,9 @@ from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from restante.bus.broker import UNROUTED
 from restante.core.inspector import Counts, Dropped
 from restante.core.message import State
+from restante.rabbitmq.topology import UNROUTED
 
 if TYPE_CHECKING:
     from restante.server.rabbitmq import Seen
@@ -109,7 +109,7 @@ class _RabbitMQ(Collector):
         limit = GaugeMetricFamily(
             "restante_rabbitmq_limit", "Length limit of a queue on RabbitMQ.", labels=("queue", "kind")
         )
-        kinds = {card.queue: "call" if card.answers else "subscription" for card in inventory.cards}
+        kinds = {card.queue: "call" if card.answers else "subscription" for card in inventory.handlers}
         for queue, count in (inventory.waiting or {}).items():
             if count is not None:
                 held.add_metric((queue, kinds[queue]), count)

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from restante.bus.registry import Card, cards
+from restante.bus.registry import HandlerInfo, registered_handlers
 from restante.core.errors import RestanteError
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ class Seen:
     problem: str = ""
 
     @property
-    def cards(self) -> tuple[Card, ...]:
-        return self.inventory.cards if self.inventory else ()
+    def handlers(self) -> tuple[HandlerInfo, ...]:
+        return self.inventory.handlers if self.inventory else ()
 
     @property
     def nearly_full(self) -> list[Archive]:
@@ -59,7 +59,7 @@ class RabbitView:
     def look(self) -> Seen:
         """The current inventory. Without a broker URL it is empty, and `problem` tells if services are on RabbitMQ."""
         if self.url is None:
-            remote = any(card.broker == "rabbitmq" for card in cards(self._client))
+            remote = any(card.broker == "rabbitmq" for card in registered_handlers(self._client))
             hint = "some services are on RabbitMQ: start the server with --broker amqp://… to see their queues"
             return Seen(problem=hint if remote else "")
         with self._looking:
@@ -80,7 +80,7 @@ class RabbitView:
         # Messages that a reader holds are not counted. After PATIENCE, during a long replay, that error is accepted.
         alone = self.reading.acquire(timeout=PATIENCE)
         try:
-            return Seen(take_inventory(url, cards(self._client)))
+            return Seen(take_inventory(url, registered_handlers(self._client)))
         except RestanteError as error:
             log.warning("inventory failed broker=rabbitmq error=%s", error)
             return Seen(problem=str(error))

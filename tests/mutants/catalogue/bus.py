@@ -23,7 +23,7 @@ FAULTS: Final = (
     Fault(
         "bus",
         "on RabbitMQ a retry is acknowledged before it is published",
-        "RabbitKeeper.retry",
+        "RabbitWorker.retry",
         "        self._publish(message, body, headers, exchange, key, delivery.envelope.id)\n"
         "        _ack(message, request)\n",
         "        _ack(message, request)\n"
@@ -33,7 +33,7 @@ FAULTS: Final = (
     Fault(
         "bus",
         "on RabbitMQ a dead event is acknowledged before the archive has it",
-        "RabbitKeeper.bury",
+        "RabbitWorker.bury",
         "        if not self._options.archive:\n",
         "        _ack(message, request)\n        if not self._options.archive:\n",
         _VERDICTS,
@@ -41,32 +41,32 @@ FAULTS: Final = (
     Fault(
         "bus",
         "a verdict that the broker refused counts as told",
-        "RabbitKeeper._publish",
-        'if not self._links.publish(raw, headers, {**kept, "delivery_mode": 2}, exchange, key, id=id):',
-        'if self._links.publish(raw, headers, {**kept, "delivery_mode": 2}, exchange, key, id=id) is None:',
+        "RabbitWorker._publish",
+        'if not self._pool.publish(raw, headers, {**kept, "delivery_mode": 2}, exchange, key, id=id):',
+        'if self._pool.publish(raw, headers, {**kept, "delivery_mode": 2}, exchange, key, id=id) is None:',
         _VERDICTS,
     ),
     Fault(
         "bus",
         "a message that is no event is dropped instead of kept among the dead",
-        "handing",
-        "bus.keeper.bury(message, None, RemoteError(type(error).__name__, str(error)))",
+        "handler_receiver",
+        "bus.worker_backend.bury(message, None, RemoteError(type(error).__name__, str(error)))",
         "message.ack()",
         _NO_EVENT,
     ),
     Fault(
         "bus",
         "a retry on RabbitMQ does not count its attempt, so the event is retried for ever",
-        "RabbitKeeper.retry",
-        '"restante_attempts": delivery.envelope.attempts}',
-        '"restante_attempts": delivery.envelope.attempts - 1}',
+        "RabbitWorker.retry",
+        '"restante_attempts": delivery.envelope.attempts,',
+        '"restante_attempts": delivery.envelope.attempts - 1,',
         _EARLY,
     ),
     Fault(
         "bus",
         "a dead letter on RabbitMQ does not say what killed it",
-        "RabbitKeeper.bury",
-        "**told(original, error), ",
+        "RabbitWorker.bury",
+        "            **error_headers(original, error),\n",
         "",
         _NO_EVENT,
     ),
@@ -74,15 +74,15 @@ FAULTS: Final = (
         "bus",
         "rejections that RabbitMQ counted are no attempts",
         "attempts_of",
-        "return told + counted + quorum + 1",
-        "return told + quorum + 1",
+        "return published + counted + quorum + 1",
+        "return published + quorum + 1",
         _DELIVERIES,
     ),
     Fault(
         "bus",
         "the success of an event is not recorded, so its double runs too",
         "handle",
-        'records.confirm(name, envelope.id, turn, bus.line(delivery, JournalEvent.ACKED, "gone"))',
+        'claim.confirm(bus.worker_backend.line(delivery, JournalEvent.ACKED, "gone"))',
         'bus.note(delivery, JournalEvent.ACKED, "gone")',
         _DELIVERIES,
     ),
@@ -91,17 +91,15 @@ FAULTS: Final = (
         "an event counts as done before its handler has run, so a failure is never retried",
         "handle",
         "    try:\n        handler.run(task, envelope, handler.value(envelope, text))",
-        "    records.confirm(name, envelope.id, turn)\n"
-        "    try:\n        handler.run(task, envelope, handler.value(envelope, text))",
+        "    claim.confirm(None)\n    try:\n        handler.run(task, envelope, handler.value(envelope, text))",
         _DELIVERIES,
     ),
     Fault(
         "bus",
         "the record of a failed run is kept, so its next delivery is taken for a double",
         "handle",
-        "        release(bus, handler, delivery)\n        delay = handler.retrying.delay(envelope.attempts, error)",
-        "        records.confirm(name, envelope.id, turn)\n"
-        "        delay = handler.retrying.delay(envelope.attempts, error)",
+        "        release(bus, handler, delivery)\n        delay = handler.retry_rule.delay(envelope.attempts, error)",
+        "        claim.confirm(None)\n        delay = handler.retry_rule.delay(envelope.attempts, error)",
         _DELIVERIES,
     ),
     Fault(
@@ -115,7 +113,7 @@ FAULTS: Final = (
     Fault(
         "bus",
         "data that can never fit the handler's model are retried as any failure",
-        "Retrying.delay",
+        "RetryRule.delay",
         " or isinstance(error, InvalidPayload)",
         "",
         _DELIVERIES,
@@ -123,7 +121,7 @@ FAULTS: Final = (
     Fault(
         "bus",
         "a handler gets one attempt more than it should",
-        "Retrying.delay",
+        "RetryRule.delay",
         "attempts >= self.max_attempts",
         "attempts > self.max_attempts",
         ("tests/bus/test_bus.py::TestHandlers",),
@@ -132,7 +130,7 @@ FAULTS: Final = (
         "bus",
         "an expired event is handled on RabbitMQ",
         "handle",
-        "if bus.on_rabbitmq and envelope.is_over:",
+        "if bus.worker_backend.is_over(delivery):",
         "if False:",
         _DELIVERIES,
     ),
@@ -147,7 +145,7 @@ FAULTS: Final = (
     Fault(
         "bus",
         "on RabbitMQ an answer goes to any queue that a caller names",
-        "RabbitKeeper.delivery",
+        "RabbitWorker.delivery",
         'if not reply_to.startswith(f"{REPLY_TO}."):',
         "if not reply_to:",
         (f"{_REPLIES}[rabbitmq]",),
@@ -155,7 +153,7 @@ FAULTS: Final = (
     Fault(
         "bus",
         "on Redis an answer goes to any key that a caller names",
-        "RedisKeeper.delivery",
+        "RedisWorker.delivery",
         "if not _TOKEN.fullmatch(token):",
         "if not token:",
         (f"{_REPLIES}[redis]",),
@@ -163,7 +161,7 @@ FAULTS: Final = (
     Fault(
         "bus",
         "an event that no queue took counts as published",
-        "Link.publish",
+        "RabbitConnection.publish",
         "return not self.returned",
         "return True",
         _UNHEARD,
@@ -171,7 +169,7 @@ FAULTS: Final = (
     Fault(
         "bus",
         "RabbitMQ is not asked to return what no queue takes",
-        "Link.publish",
+        "RabbitConnection.publish",
         "mandatory=True",
         "mandatory=False",
         _UNHEARD,
@@ -180,7 +178,7 @@ FAULTS: Final = (
         "bus",
         "an event that a full queue refused counts as published",
         "Confirms._on_nack",
-        "self._end(entry, full(entry.publishing.id))",
+        "self._end(entry, queue_full(entry.publishing.id))",
         "self._end(entry, None)",
         (f"{_BATCH}::TestOnRabbitMQ::test_an_event_that_a_full_queue_refuses_fails_alone",),
     ),
@@ -219,7 +217,7 @@ FAULTS: Final = (
     Fault(
         "bus",
         "a misspelt option of publish is passed over",
-        "_how",
+        "_send_options",
         "    check_keywords(options, known, where)\n",
         "",
         _KEYWORDS,
@@ -227,15 +225,15 @@ FAULTS: Final = (
     Fault(
         "bus",
         "events that found no queue while RabbitMQ started are left in events.unrouted",
-        "RabbitKeeper.connected",
-        "if sent := send_on(self._links.url):",
+        "RabbitWorker.connected",
+        "if sent := forward_strays(self._pool.url):",
         "if sent := 0:",
         _STRAYS,
     ),
     Fault(
         "bus",
         "a stray whose queue is gone is thrown away",
-        "send_on",
+        "forward_strays",
         "if not returned:",
         "if True:",
         _STRAYS,
@@ -243,7 +241,7 @@ FAULTS: Final = (
     Fault(
         "bus",
         "a replay to a handler that is gone throws the event away",
-        "RabbitDead.replay",
+        "RabbitDeadLetters.replay",
         "if returned:",
         "if False:",
         _DELIVERIES,
@@ -252,12 +250,10 @@ FAULTS: Final = (
         "bus",
         "an adopted event is acknowledged at its old broker before the new one has it",
         "adopt",
-        'made.known += not keep(read, f"{word}.{(handlers or {}).get(read.topic) or as_word(read.topic)}")\n'
+        'adoption.known += not send(task, f"{word}.{handler}")\n'
         "                channel.basic_ack(message.delivery_tag)\n",
         "channel.basic_ack(message.delivery_tag)\n"
-        "                made.known += not keep(\n"
-        '                    read, f"{word}.{(handlers or {}).get(read.topic) or as_word(read.topic)}"\n'
-        "                )\n",
+        '                adoption.known += not send(task, f"{word}.{handler}")\n',
         _ADOPTION,
     ),
 )

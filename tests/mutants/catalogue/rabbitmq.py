@@ -7,7 +7,7 @@ from typing import Final
 from tests.mutants.planting import Fault
 
 _TOPOLOGY = ("tests/rabbitmq/test_topology.py",)
-_DECLARING = ("tests/rabbitmq/test_declaring.py",)
+_DECLARATION = ("tests/rabbitmq/test_declaration.py",)
 _TAKEOVER = "tests/rabbitmq/test_takeover.py"
 
 FAULTS: Final = (
@@ -42,17 +42,17 @@ FAULTS: Final = (
         "rabbitmq",
         "a queue that differs from what the service needs is not noticed",
         "Channels.declare",
-        "return self._complaint(one, error)",
+        "return self._explanation(item, error)",
         "return None",
-        _DECLARING,
+        _DECLARATION,
     ),
     Fault(
         "rabbitmq",
         "the password of the broker is in the error",
-        "Channels._reaching",
+        "Channels._as_unavailable",
         "refuses the login of {self._user()}:",
         "refuses the login of {self._connection.as_uri(include_password=True)}:",
-        _DECLARING,
+        _DECLARATION,
     ),
     Fault(
         "rabbitmq",
@@ -68,12 +68,12 @@ FAULTS: Final = (
         "topology",
         'x_overflow="reject-publish"',
         'x_overflow="drop-head"',
-        (*_TOPOLOGY, "tests/rabbitmq/test_declaring.py::test_a_full_archive_refuses_and_keeps_what_it_has"),
+        (*_TOPOLOGY, "tests/rabbitmq/test_declaration.py::test_a_full_archive_refuses_and_keeps_what_it_has"),
     ),
     Fault(
         "rabbitmq",
         "the gate outlives a restart, so due events pass before the bindings are known",
-        "_open_gate",
+        "_add_gate",
         "durable=False",
         "durable=True",
         _TOPOLOGY,
@@ -81,26 +81,26 @@ FAULTS: Final = (
     Fault(
         "rabbitmq",
         "the gate is opened before it leads anywhere",
-        "_open_gate",
-        '    draft.bind(GATE, "", DUE, to_exchange=True)\n'
-        '    draft.bind(RETURN, f"#.{TO_TOPIC}.#", GATE, to_exchange=True)\n',
-        '    draft.bind(RETURN, f"#.{TO_TOPIC}.#", GATE, to_exchange=True)\n'
-        '    draft.bind(GATE, "", DUE, to_exchange=True)\n',
+        "_add_gate",
+        '    builder.bind(GATE, "", DUE, to_exchange=True)\n'
+        '    builder.bind(RETURN, f"#.{TO_TOPIC}.#", GATE, to_exchange=True)\n',
+        '    builder.bind(RETURN, f"#.{TO_TOPIC}.#", GATE, to_exchange=True)\n'
+        '    builder.bind(GATE, "", DUE, to_exchange=True)\n',
         _TOPOLOGY,
     ),
     Fault(
         "rabbitmq",
         "rungs move messages without confirms",
         "rung_arguments",
-        '"x-dead-letter-strategy": "at-least-once", ',
+        '        "x-dead-letter-strategy": "at-least-once",\n',
         "",
         _TOPOLOGY,
     ),
     Fault(
         "rabbitmq",
         "an event published with a delay never reaches its subscription",
-        "_subscribe",
-        '    draft.bind(DUE, f"#.{TO_TOPIC}.{pattern}", queue)\n',
+        "_add_subscription",
+        '    builder.bind(DUE, f"#.{TO_TOPIC}.{pattern}", queue)\n',
         "",
         _TOPOLOGY,
     ),
@@ -108,7 +108,7 @@ FAULTS: Final = (
         "rabbitmq",
         "a service that changes the type of its rungs gets what it rejects twice",
         "_declare_all",
-        "broker.unbind(one)",
+        "broker.unbind(item)",
         "pass",
         (f"{_TAKEOVER}::test_a_service_may_change_the_type_of_its_rungs_and_gets_each_message_once",),
     ),

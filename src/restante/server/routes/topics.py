@@ -12,11 +12,11 @@ from typing import Annotated, Any
 
 from fastapi import Path, Query
 
-from restante.bus.broker import UNROUTED
-from restante.bus.dead import Choice, DeadEvent, DeadLetters, RedisDead, dead_letters
-from restante.bus.registry import Card, cards
+from restante.bus.dead import DeadEvent, DeadFilter, DeadLetters, RedisDeadLetters, dead_letters
+from restante.bus.registry import HandlerInfo, registered_handlers
 from restante.core.errors import NotFound, Unavailable
 from restante.core.topics import LONGEST_WORD
+from restante.rabbitmq.topology import UNROUTED
 from restante.server import requests, responses
 from restante.server.access import Caller
 from restante.server.rabbitmq import PATIENCE, Seen
@@ -38,7 +38,7 @@ async def topics(state: StateDep, caller: Reader) -> Json:
     store. Only RabbitMQ has rungs and limits of archives.
     """
     seen = await state.call(state.rabbitmq.look)
-    registered = _together(await state.call(cards, state.client), seen)
+    registered = _together(await state.call(registered_handlers, state.client), seen)
     counts = {row.queue: row for row in await state.monitor.count()}
     inventory = seen.inventory
     by_topic: dict[tuple[str, str], list[dict[str, Any]]] = {}
@@ -88,7 +88,7 @@ async def topics(state: StateDep, caller: Reader) -> Json:
     )
 
 
-def _totals(row: Any, card: Card) -> dict[str, int | None]:
+def _totals(row: Any, card: HandlerInfo) -> dict[str, int | None]:
     """Totals from the journal; null for a bus on RabbitMQ without a store, which writes no journal."""
     names = ("sent", "acked", "nacked")
     if row is None:
@@ -96,13 +96,17 @@ def _totals(row: Any, card: Card) -> dict[str, int | None]:
     return {name: row.totals.get(name, 0) for name in names}
 
 
-def _together(registered: list[Card], seen: Seen) -> list[Card]:
+def _together(registered: list[HandlerInfo], seen: Seen) -> list[HandlerInfo]:
     """Services registered in Redis, and those that only the broker lists because their bus has no store."""
     known = {card.name for card in registered}
-    return sorted([*registered, *(card for card in seen.cards if card.name not in known)], key=lambda card: card.name)
+    return sorted(
+        [*registered, *(card for card in seen.handlers if card.name not in known)], key=lambda card: card.name
+    )
 
 
-def _archive(registered: list[Card], service: str, broker: str, counts: dict[str, Any], seen: Seen) -> dict[str, Any]:
+def _archive(
+    registered: list[HandlerInfo], service: str, broker: str, counts: dict[str, Any], seen: Seen
+) -> dict[str, Any]:
     fields = {"service": service, "broker": broker, "limit": None, "fill": None, "nearly_full": False}
     if broker == "rabbitmq":
         for archive in seen.inventory.archives if seen.inventory else ():
@@ -119,13 +123,13 @@ def _archive(registered: list[Card], service: str, broker: str, counts: dict[str
 @contextmanager
 def _letters(state: ServerState, caller: Caller, service: str) -> Iterator[DeadLetters]:
     """The dead events of a service. On RabbitMQ one request at a time: events held by one are invisible to others."""
-    mine = [card for card in cards(state.client) if card.service == service]
+    mine = [card for card in registered_handlers(state.client) if card.service == service]
     if not mine:  # the bus of a service on RabbitMQ may have no store
-        mine = [card for card in state.rabbitmq.look().cards if card.service == service]
+        mine = [card for card in state.rabbitmq.look().handlers if card.service == service]
     if not mine:
         raise NotFound(f"no service named {service} has a subscription")
     if any(card.broker == "redis" for card in mine):
-        yield RedisDead(state.client, service, operator=caller.name)
+        yield RedisDeadLetters(state.client, service, operator=caller.name)
         return
     if state.rabbitmq.url is None:
         raise Refused(
@@ -159,7 +163,7 @@ async def dead_events(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> Json:
     """On either broker. Reading RabbitMQ's archive removes nothing from it."""
-    choice = Choice(None, subscription, error_class)
+    choice = DeadFilter(None, subscription, error_class)
 
     def look() -> list[DeadEvent]:
         with _letters(state, caller, service) as letters:
@@ -171,13 +175,13 @@ async def dead_events(
 @answering(api.post, "/topics/{service}/replay", responses.ReplayedEvents, summary="Replay dead events of a service")
 async def replay_events(state: StateDep, caller: Operator, service: ServiceName, body: requests.ReplayEvents) -> Json:
     """Returns them to the subscriptions they died in, with attempts reset. `dry_run` only counts them."""
-    choice = Choice(body.ids, body.subscription, body.error_class)
+    choice = DeadFilter(body.ids, body.subscription, body.error_class)
 
     def work() -> int:
         with _letters(state, caller, service) as letters:
             done = letters.replay(choice, dry_run=body.dry_run)
         # On Redis the audit has a line for each replayed queue already.
-        if done and not body.dry_run and not isinstance(letters, RedisDead):
+        if done and not body.dry_run and not isinstance(letters, RedisDeadLetters):
             state.admin(caller).note("replay", f"{service}.archive", done, "events on RabbitMQ")
         return done
 

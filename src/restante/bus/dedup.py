@@ -1,8 +1,8 @@
-"""Deduplication: whether a subscription may run a message, by records in Redis, in this process, or not at all.
+"""Deduplication: records that decide whether a subscription may run a message, in Redis, in this process, or none.
 
 A record is taken when the handler starts, confirmed when it succeeds, released when it fails. A crash leaves it taken.
-On RabbitMQ the next attempt, which counts one more, takes it over. On Redis whoever holds the message's lease does: no
-other delivery of it can be valid.
+On RabbitMQ the next attempt takes it over, since its turn is higher. On Redis the holder of the message's lease takes
+it over: no other delivery can be valid.
 """
 
 from __future__ import annotations
@@ -10,22 +10,24 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from restante.core.journal import Line, Taken
 from restante.core.keys import QueueKeys
 
 if TYPE_CHECKING:
     from restante.core.connection import Connection
+    from restante.core.queue import Client
 
-#: Seconds within which a message that is done does not run again.
+#: Seconds for which a handled message does not run again.
 WINDOW = 86400.0
-#: Records a process keeps in memory; the oldest give way.
+#: Records that a process keeps in memory; the oldest are dropped beyond.
 MOST = 100_000
 
 
 class Records(Protocol):
-    """Where it is kept what has run."""
+    """A store of records of handled messages."""
 
     def take(
         self, subscription: str, id: str, attempts: int, line: Line | None = None, *, seize: bool = False
@@ -39,7 +41,7 @@ class Records(Protocol):
 
 
 class RedisRecords:
-    """Records in Redis: they hold for every process of every host."""
+    """Records in Redis, shared by every process of every host."""
 
     def __init__(self, connection: Connection, window: float = WINDOW, prefix: str = "") -> None:
         self._connection = connection
@@ -71,12 +73,12 @@ class RedisRecords:
 
 
 class MemoryRecords:
-    """Records of this process alone: enough where one process handles a subscription."""
+    """Records of this process alone: enough if one process handles a subscription."""
 
     def __init__(self, window: float = WINDOW) -> None:
         self._window = window
         self._lock = threading.Lock()
-        #: (subscription, id) → attempts at work, or None where it is done; and until when that counts.
+        #: (subscription, id) → the running attempt, or None once done; and until when the record holds.
         self._known: OrderedDict[tuple[str, str], tuple[int | None, float]] = OrderedDict()
 
     def take(
@@ -113,7 +115,7 @@ class MemoryRecords:
 
 
 class NoRecords:
-    """No deduplication: what is delivered twice runs twice."""
+    """No deduplication: a message that is delivered twice runs twice."""
 
     def take(
         self, subscription: str, id: str, attempts: int, line: Line | None = None, *, seize: bool = False
@@ -128,3 +130,56 @@ class NoRecords:
 
     def note(self, subscription: str, id: str, attempts: int, line: Line) -> None:
         pass
+
+
+class JournalOnly(NoRecords):
+    """No deduplication, but the journal in Redis."""
+
+    def __init__(self, connection: Connection, prefix: str) -> None:
+        self._lines = RedisRecords(connection, prefix=prefix)
+
+    def take(
+        self, subscription: str, id: str, attempts: int, line: Line | None = None, *, seize: bool = False
+    ) -> Taken:
+        if line is not None:
+            self.note(subscription, id, attempts, line)
+        return Taken.RUN
+
+    def confirm(self, subscription: str, id: str, attempts: int, line: Line | None = None) -> None:
+        if line is not None:
+            self.note(subscription, id, attempts, line)
+
+    def note(self, subscription: str, id: str, attempts: int, line: Line) -> None:
+        self._lines.note(subscription, id, attempts, line)
+
+
+def open_records(kind: Literal["redis", "memory", "off"], redis: Client | None, window: float, prefix: str) -> Records:
+    """The records of a bus; `redis` is the broker's own or the store's, None where there is none."""
+    if kind == "memory":
+        return MemoryRecords(window)
+    if kind == "off":
+        return NoRecords() if redis is None else JournalOnly(redis.connection, prefix)
+    assert redis is not None
+    return RedisRecords(redis.connection, window, prefix)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The right of one delivery to run, by a record of (subscription, event id)."""
+
+    records: Records
+    subscription: str
+    id: str
+    #: Grows with each attempt: a record taken by an earlier one gives way.
+    turn: int
+    #: Whether a taken record gives way in any case: the broker has ended the delivery that took it.
+    seize: bool = False
+
+    def take(self, line: Line | None) -> Taken:
+        return self.records.take(self.subscription, self.id, self.turn, line, seize=self.seize)
+
+    def confirm(self, line: Line | None) -> None:
+        self.records.confirm(self.subscription, self.id, self.turn, line)
+
+    def release(self) -> None:
+        self.records.release(self.subscription, self.id, self.turn)

@@ -11,8 +11,8 @@ import pytest
 from kombu import Connection
 
 from restante.core.errors import InvalidInput, TopologyMismatch, Unavailable
-from restante.rabbitmq import Subscribed, TopologyOptions, declaring, shared, topology
-from restante.rabbitmq.declaring import counts, declare, verify
+from restante.rabbitmq import Subscribed, TopologyOptions, declaration, shared, topology
+from restante.rabbitmq.declaration import counts, declare, verify
 from restante.rabbitmq.topology import Queue
 from tests.cli.conftest import Cli
 from tests.harness.deadlines import at_most
@@ -50,7 +50,7 @@ def test_a_broker_that_fails_inside_is_asked_again_and_not_for_ever(
     connection: Connection, service: str, failures: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a busy RabbitMQ does that cannot start a quorum queue in its time: it closes the connection with 541."""
-    left, really = failures, declaring._declare
+    left, really = failures, declaration._declare
 
     def failing(channel: Any, one: Any, **told: Any) -> Any:
         nonlocal left
@@ -60,8 +60,8 @@ def test_a_broker_that_fails_inside_is_asked_again_and_not_for_ever(
             raise amqp.InternalError("INTERNAL_ERROR")
         return really(channel, one, **told)
 
-    monkeypatch.setattr(declaring, "_declare", failing)
-    monkeypatch.setattr(declaring, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(declaration, "_declare", failing)
+    monkeypatch.setattr(declaration, "PAUSES", (0.0, 0.0))
     made = topology(service, [Subscribed("on_paid", "shop.paid")], options=LOW)
     if failures == 1:
         declare(connection, made)

@@ -1,6 +1,6 @@
-"""Events and calls on RabbitMQ for asyncio, over aio-pika; the messages are those of `on_rabbitmq`.
+"""The asyncio client's side of RabbitMQ, over aio-pika; the messages are those of `client_rabbitmq`.
 
-On failure: as there, `Unavailable` once patience is over, or `Unconfirmed` where the broker may have the event.
+On failure, as there, it raises `Unavailable` once patience is over, or `Unconfirmed` if the broker may have the event.
 """
 
 from __future__ import annotations
@@ -13,39 +13,44 @@ import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage
 from aio_pika.exceptions import AMQPError, ChannelNotFoundEntity, DeliveryError, PublishError
 
-from restante.bus.broker import CALLS, CALLS_ALL, EVENTS, Answer, Sending
-from restante.bus.envelope import Envelope
-from restante.bus.on_rabbitmq import (
+from restante.bus.broker import Answer, SendOptions
+from restante.bus.client_rabbitmq import (
     CONFIRM,
     PATIENCE,
     REPLY_TO,
-    Links,
-    full,
+    ConnectionPool,
+    ladder_gone,
+    no_subscription,
     properties_of,
+    queue_full,
     route,
     to_headers,
-    unheard,
-    unlisted,
     unreachable,
 )
+from restante.bus.envelope import Envelope
 from restante.bus.registry import Registry
 from restante.core.errors import CallTimeout, NoHandler, RestanteError, Unconfirmed
 from restante.rabbitmq.ladder import RUNGS, RungType
-from restante.rabbitmq.topology import LONGEST_DELAY, TopologyOptions, shared
+from restante.rabbitmq.topology import CALLS, CALLS_ALL, EVENTS, LONGEST_DELAY, TopologyOptions, shared
 
 _LOST = (OSError, AMQPError, asyncio.TimeoutError)
 
 
 class AsyncRabbitBroker:
-    """The asyncio client of a RabbitMQ broker; one connection, as many calls at once as asked for."""
+    """The asyncio client's side of RabbitMQ: one connection for all publishes and calls."""
 
     #: All of them share the connection. More take memory, fewer leave the broker idle.
     at_once = 500
 
     def __init__(
-        self, url: str, *, store: str | None = None, patience: float = PATIENCE, rungs: RungType = RUNGS,
+        self,
+        url: str,
+        *,
+        store: str | None = None,
+        patience: float = PATIENCE,
+        rungs: RungType = RUNGS,
         longest_delay: float = LONGEST_DELAY,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._url = url
         self._options = TopologyOptions(rungs=rungs, longest_delay=longest_delay)
         self._ladder = self._options.ladder()
@@ -55,7 +60,7 @@ class AsyncRabbitBroker:
         self._connection: AbstractConnection | None = None
         self._confirming: AbstractChannel | None = None
         self._asking: AbstractChannel | None = None
-        #: Calls that wait, by their id: the answers so far and what wakes the caller.
+        #: Waiting calls by id: the answers so far, and the event that wakes the caller.
         self._waiting: dict[str, tuple[list[Answer], asyncio.Event]] = {}
 
     async def _open(self) -> tuple[AbstractChannel, AbstractChannel]:
@@ -78,7 +83,7 @@ class AsyncRabbitBroker:
             waiting[1].set()
 
     async def _publish(self, message: aio_pika.Message, exchange: str, key: str, *, asking: bool = False) -> bool:
-        """Publishes with a confirm; False where no queue took it."""
+        """Publishes and waits for the confirm; False if no queue took the message."""
         channel = (await self._open())[asking]
         try:
             target = await channel.get_exchange(exchange, ensure=False)
@@ -87,7 +92,7 @@ class AsyncRabbitBroker:
             return False
         return True
 
-    async def _patiently(self, message: aio_pika.Message, exchange: str, key: str, id: str) -> bool:
+    async def _run(self, message: aio_pika.Message, exchange: str, key: str, id: str) -> bool:
         deadline = time.monotonic() + self._patience
         pause, written = 0.05, False
         while True:
@@ -96,7 +101,7 @@ class AsyncRabbitBroker:
                 written = True
                 return await self._publish(message, exchange, key)
             except DeliveryError:
-                raise full(id) from None
+                raise queue_full(id) from None
             except ChannelNotFoundEntity:
                 await self._declare()
             except _LOST as error:
@@ -106,21 +111,21 @@ class AsyncRabbitBroker:
                 pause = min(1.0, pause * 2)
 
     async def _declare(self) -> None:
-        await asyncio.to_thread(Links(self._url).declare, shared(self._options))
+        await asyncio.to_thread(ConnectionPool(self._url).declare, shared(self._options))
 
-    async def publish(self, envelope: Envelope, text: bytes, how: Sending) -> int | None:
-        message = _message(envelope, text, how)
+    async def publish(self, envelope: Envelope, text: bytes, options: SendOptions) -> int | None:
+        message = _message(envelope, text, options)
         noted = None
         if self._registry:
-            noted = await asyncio.to_thread(self._registry.sent, envelope, len(text), how)
+            noted = await asyncio.to_thread(self._registry.sent, envelope, len(text), options)
         try:
-            exchange, key = route(envelope, how, self._ladder)
-            if not await self._patiently(message, exchange, key, envelope.id):
-                if how.delay:
-                    raise unlisted(exchange)
-                if how.nobody == "raise":
-                    raise unheard(envelope.topic)
-                await self._patiently(message, EVENTS, envelope.topic, envelope.id)
+            exchange, key = route(envelope, options, self._ladder)
+            if not await self._run(message, exchange, key, envelope.id):
+                if options.delay:
+                    raise ladder_gone(exchange)
+                if options.unrouted == "raise":
+                    raise no_subscription(envelope.topic)
+                await self._run(message, EVENTS, envelope.topic, envelope.id)
                 return 0
         except RestanteError:
             if self._registry:
@@ -129,10 +134,10 @@ class AsyncRabbitBroker:
         return noted or None
 
     async def call(self, envelope: Envelope, text: bytes, timeout: float) -> Answer:
-        got = await self._ask(CALLS, envelope, text, timeout, 1)
-        if not got:
+        answers = await self._ask(CALLS, envelope, text, timeout, 1)
+        if not answers:
             raise CallTimeout(f"{envelope.topic} was not answered within {timeout:g} s: call again, or wait longer")
-        return got[0]
+        return answers[0]
 
     async def call_all(self, envelope: Envelope, text: bytes, timeout: float) -> list[Answer]:
         count = await asyncio.to_thread(self._registry.answering, envelope.topic) if self._registry else None
@@ -151,11 +156,11 @@ class AsyncRabbitBroker:
             while True:
                 message = _message(envelope, text, None, deadline - time.monotonic())
                 try:
-                    heard = await self._publish(message, exchange, envelope.topic, asking=True)
+                    routed = await self._publish(message, exchange, envelope.topic, asking=True)
                     break
                 except ChannelNotFoundEntity:
                     await self._declare()
-            if not heard:
+            if not routed:
                 raise NoHandler(f"no service answers {envelope.topic}: start the one that does, or check the spelling")
             while count is None or len(answers) < count:
                 waker.clear()
@@ -176,9 +181,11 @@ class AsyncRabbitBroker:
             self._registry.close()
 
 
-def _message(envelope: Envelope, text: bytes, how: Sending | None, left: float | None = None) -> aio_pika.Message:
+def _message(
+    envelope: Envelope, text: bytes, options: SendOptions | None, left: float | None = None
+) -> aio_pika.Message:
     headers: dict[str, Any] = to_headers(envelope)
-    properties = properties_of(envelope, how)
+    properties = properties_of(envelope, options)
     if left is not None:
         headers["deadline_seconds"] = round(left, 3)
     return aio_pika.Message(
