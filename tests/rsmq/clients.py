@@ -103,8 +103,9 @@ class Node:
             delay = int(self._call("HGET", messages, "delay"))
         now = self._now_us()
         id = self.new_id(now)
-        self._call("ZADD", due, now // 1000 + delay * 1000, id)
+        # The body first: npm's client sends both in one MULTI, so no consumer sees an id without a body.
         self._call("HSET", messages, id, message)
+        self._call("ZADD", due, now // 1000 + delay * 1000, id)
         self._call("HINCRBY", messages, "totalsent", 1)
         if self._realtime:
             self._call("PUBLISH", f"{self._namespace}:rt:{queue}", self._call("ZCARD", due))
