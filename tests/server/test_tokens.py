@@ -138,7 +138,7 @@ def test_an_unknown_token_is_compared_like_a_wrong_secret(dated: Dated, monkeypa
 @pytest.mark.parametrize("digest", ["ключ", ""])
 def test_a_record_whose_hash_was_spoiled_lets_nobody_in(dated: Dated, digest: str) -> None:
     made, text = dated.tokens.create("ci", ["send"])
-    spoiled = orjson.loads(made.kept()) | {"digest": digest}
+    spoiled = orjson.loads(made.record()) | {"digest": digest}
     dated.post.connection.command("HSET", TOKENS, made.id, orjson.dumps(spoiled), key=TOKENS)
     assert dated.after(60).by_text(text) is None
 

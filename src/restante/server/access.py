@@ -30,7 +30,7 @@ from restante.core.settings import milliseconds
 
 #: Seconds for which the tokens read from Redis are cached. A revoked token still starts requests for this long; zero
 #: reads them for every request.
-BELIEVED = 1.0
+TOKEN_CACHE_SECONDS = 1.0
 #: Seconds between two checks of a stream's token. A stream outlives its revoked token by at most this long.
 CHECKED_EVERY = 1.0
 #: Seconds until a browser must sign in again.
@@ -105,23 +105,23 @@ class Token:
         is_previous = _same(before, digest) and now < until
         return (is_current or is_previous) and (self.expires_at is None or now < self.expires_at)
 
-    def kept(self) -> bytes:
+    def record(self) -> bytes:
         """The record stored in Redis."""
-        record: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "name": self.name,
             "roles": sorted(self.roles),
             "digest": self.digest,
             "created_at": self.created_at.timestamp(),
         }
         if self.expires_at is not None:
-            record["expires_at"] = self.expires_at.timestamp()
+            fields["expires_at"] = self.expires_at.timestamp()
         if self.previous is not None:
-            record["previous"] = [self.previous[0], self.previous[1].timestamp()]
-        return orjson.dumps(record)
+            fields["previous"] = [self.previous[0], self.previous[1].timestamp()]
+        return orjson.dumps(fields)
 
     @classmethod
     def parse(cls, id: bytes, text: bytes) -> Token:
-        """Reads a record of Redis; raises Corrupt if it is not one that `kept` wrote."""
+        """Reads a record of Redis; raises Corrupt if it is not one that `record` wrote."""
         try:
             kept = orjson.loads(text)
             expires, previous = kept.get("expires_at"), kept.get("previous")
@@ -172,7 +172,7 @@ class Tokens:
         self._known: dict[str, Token] = {}
         self._asked_at = float("-inf")
         #: The Redis server's time when the cache was filled.
-        self._told = _instant(0)
+        self._redis_time = _instant(0)
 
     def create(
         self, name: str, roles: Collection[Role | str], *, expires: float | timedelta | None = None
@@ -212,7 +212,7 @@ class Tokens:
         return self._keep(rotated), f"rst_{held.id}_{secret}"
 
     def _keep(self, token: Token) -> Token:
-        self._connection.command("HSET", TOKENS, token.id, token.kept(), key=TOKENS)
+        self._connection.command("HSET", TOKENS, token.id, token.record(), key=TOKENS)
         self._asked_at = float("-inf")
         return token
 
@@ -245,20 +245,20 @@ class Tokens:
 
     def _by_id(self) -> dict[str, Token]:
         now = self.clock()
-        if now - self._asked_at > BELIEVED:
-            self._known, self._told = {token.id: token for token in self.list()}, self._now()
+        if now - self._asked_at > TOKEN_CACHE_SECONDS:
+            self._known, self._redis_time = {token.id: token for token in self.list()}, self._now()
             self._asked_at = now
         return self._known
 
     def _caller(self, id: str, digest: str) -> Caller | None:
         """The caller with this token ID and secret hash; None if it is not accepted."""
         token = self._by_id().get(id, _NOBODY)
-        now = self._told + timedelta(seconds=self.clock() - self._asked_at)
+        now = self._redis_time + timedelta(seconds=self.clock() - self._asked_at)
         return Caller(token.name, token.roles) if token.admits(digest, now) else None
 
     def fresh(self) -> bool:
         """Whether the cache is fresh, so that the next check does not read Redis."""
-        return self.clock() - self._asked_at <= BELIEVED
+        return self.clock() - self._asked_at <= TOKEN_CACHE_SECONDS
 
     def any(self) -> bool:
         """Whether any token exists, so that callers must show one."""
@@ -307,13 +307,13 @@ class SignInLimit:
 
     def wait(self, address: str) -> float:
         """Seconds until the address may try again; 0 if it may now."""
-        count, first = self._failures.get(_neighbourhood(address), (0, 0.0))
+        count, first = self._failures.get(_network_of(address), (0, 0.0))
         left = first + FAILURE_SECONDS - self._clock()
         return left if count >= MOST_FAILURES and left > 0 else 0.0
 
     def fail(self, address: str) -> None:
         """Counts a wrong token from the address."""
-        key, now = _neighbourhood(address), self._clock()
+        key, now = _network_of(address), self._clock()
         count, first = self._failures.pop(key, (0, now))
         if now - first >= FAILURE_SECONDS:
             count, first = 0, now
@@ -322,7 +322,7 @@ class SignInLimit:
             self._failures.popitem(last=False)
 
 
-def _neighbourhood(address: str) -> str:
+def _network_of(address: str) -> str:
     """The address; for IPv6 its /64 network, in which one client can use a new address for each try."""
     try:
         parsed = ipaddress.ip_address(address)

@@ -26,7 +26,7 @@ from restante.server import requests, responses
 from restante.server.access import COOKIE, SESSION_SECONDS, Caller
 from restante.server.guard import BodyRefused, Guard
 from restante.server.routes import admin, messages, read, rsmq, topics
-from restante.server.routing import Reader, StateDep, answering, router
+from restante.server.routing import Reader, StateDep, json_route, router
 from restante.server.state import Json, Refused, ServerSettings, ServerState
 
 log = logging.getLogger("restante")
@@ -233,13 +233,13 @@ async def _session_out(state: ServerState, caller: Caller) -> dict[str, Any]:
     }
 
 
-@answering(_session.get, "/session", responses.Session, summary="Show the caller and the pages it can open")
+@json_route(_session.get, "/session", responses.Session, summary="Show the caller and the pages it can open")
 async def session(state: StateDep, request: Request) -> Json:
     """Accepts any valid token."""
     return Json(await _session_out(state, await state.caller(request)))
 
 
-@answering(_session.post, "/session", responses.Session, summary="Sign in a browser")
+@json_route(_session.post, "/session", responses.Session, summary="Sign in a browser")
 async def sign_in(state: StateDep, request: Request, body: requests.SignIn) -> Json:
     """Sets a cookie that scripts cannot read. After ten wrong tokens an address must wait up to a minute."""
     address = request.client.host if request.client is not None else ""
@@ -265,7 +265,7 @@ async def sign_in(state: StateDep, request: Request, body: requests.SignIn) -> J
     return answer
 
 
-@answering(_session.delete, "/session", responses.Health, summary="Sign out")
+@json_route(_session.delete, "/session", responses.Health, summary="Sign out")
 async def sign_out(state: StateDep, request: Request) -> Json:
     """Ends the session and deletes the cookie."""
     await state.caller(request)

@@ -119,7 +119,7 @@ def server_state(request: Request) -> ServerState:
     return state
 
 
-class Needing:
+class RequiredRole:
     """Dependency that returns the caller if it has the role. The documentation reads `role`."""
 
     def __init__(self, role: Role) -> None:
@@ -129,27 +129,31 @@ class Needing:
         return await server_state(request).need(request, self.role)
 
 
-def needing(role: Role) -> Any:
+def require_role(role: Role) -> Any:
     """The dependency of a route that requires the role."""
-    return Depends(Needing(role))
+    return Depends(RequiredRole(role))
 
 
 def role_of(route: APIRoute) -> Role | None:
     """The role that a route requires; None if any token is accepted, or none is needed."""
     return next(
-        (dependency.call.role for dependency in route.dependant.dependencies if isinstance(dependency.call, Needing)),
+        (
+            dependency.call.role
+            for dependency in route.dependant.dependencies
+            if isinstance(dependency.call, RequiredRole)
+        ),
         None,
     )
 
 
 StateDep = Annotated[ServerState, Depends(server_state)]
-Reader = Annotated[Caller, needing(Role.READ)]
-Sender = Annotated[Caller, needing(Role.SEND)]
-Taker = Annotated[Caller, needing(Role.CONSUME)]
-Operator = Annotated[Caller, needing(Role.OPERATE)]
+Reader = Annotated[Caller, require_role(Role.READ)]
+Sender = Annotated[Caller, require_role(Role.SEND)]
+Taker = Annotated[Caller, require_role(Role.CONSUME)]
+Operator = Annotated[Caller, require_role(Role.OPERATE)]
 
 
-def answering(
+def json_route(
     method: Callable[..., Any], path: str, answer: Any, *, status_code: int = 200, **options: Any
 ) -> Callable[[Handler], Handler]:
     """A route that returns JSON of this model. The model only documents: validating each response would be slow."""

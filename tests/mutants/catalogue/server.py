@@ -46,7 +46,7 @@ FAULTS: Final = (
         "server",
         "a revoked token works for ever",
         "Tokens._by_id",
-        "if now - self._asked_at > BELIEVED:",
+        "if now - self._asked_at > TOKEN_CACHE_SECONDS:",
         'if self._asked_at == float("-inf"):',
         _TOKENS,
     ),

@@ -26,7 +26,7 @@ from restante.core.message import State, new_id
 from restante.core.stored import decode_json
 from restante.server import requests, responses
 from restante.server.routes.read import one_message, one_queue
-from restante.server.routing import MessageName, Operator, QueueName, Reader, StateDep, answering, router
+from restante.server.routing import MessageName, Operator, QueueName, Reader, StateDep, json_route, router
 from restante.server.serializers import export_out, task_out
 from restante.server.state import Json, Refused, ServerState
 
@@ -46,14 +46,14 @@ WHOLE = 2**31
 api = router("operating")
 
 
-@answering(api.put, "/queues/{queue:name}", responses.QueueOut, summary="Change settings, or create a queue")
+@json_route(api.put, "/queues/{queue:name}", responses.QueueOut, summary="Change settings, or create a queue")
 async def configure(state: StateDep, caller: Operator, queue: QueueName, body: requests.Configure) -> Json:
     """Settings that are not named stay; null restores the default. They apply to every client."""
     await state.call(state.admin(caller).configure, queue, **body.options())
     return Json(await one_queue(state, caller, queue))
 
 
-@answering(api.delete, "/queues/{queue:name}", responses.Counted, summary="Drop a queue and all its messages")
+@json_route(api.delete, "/queues/{queue:name}", responses.Counted, summary="Drop a queue and all its messages")
 async def drop(state: StateDep, caller: Operator, queue: QueueName) -> Json:
     """Rejected while messages are leased."""
     await state.existing(queue)
@@ -61,7 +61,7 @@ async def drop(state: StateDep, caller: Operator, queue: QueueName) -> Json:
     return Json({"dropped": queue})
 
 
-@answering(api.post, "/queues/{queue:name}/pause", responses.QueueOut, summary="Pause a queue")
+@json_route(api.post, "/queues/{queue:name}/pause", responses.QueueOut, summary="Pause a queue")
 async def pause(state: StateDep, caller: Operator, queue: QueueName, body: requests.Empty | None = None) -> Json:
     """No message is delivered until `resume`. Sends continue, and leases and delays keep running."""
     await state.existing(queue)
@@ -69,7 +69,7 @@ async def pause(state: StateDep, caller: Operator, queue: QueueName, body: reque
     return Json(await one_queue(state, caller, queue))
 
 
-@answering(api.post, "/queues/{queue:name}/resume", responses.QueueOut, summary="Resume a queue")
+@json_route(api.post, "/queues/{queue:name}/resume", responses.QueueOut, summary="Resume a queue")
 async def resume(state: StateDep, caller: Operator, queue: QueueName, body: requests.Empty | None = None) -> Json:
     """Wakes waiting receives."""
     await state.existing(queue)
@@ -77,21 +77,21 @@ async def resume(state: StateDep, caller: Operator, queue: QueueName, body: requ
     return Json(await one_queue(state, caller, queue))
 
 
-@answering(api.post, "/queues/{queue:name}/purge", responses.Counted, summary="Purge messages by state")
+@json_route(api.post, "/queues/{queue:name}/purge", responses.Counted, summary="Purge messages by state")
 async def purge(state: StateDep, caller: Operator, queue: QueueName, body: requests.Purge) -> Json:
     """Removes every message in the given states. Leased messages cannot be purged."""
     await state.existing(queue)
     return Json({"purged": await state.call(state.admin(caller).purge, queue, body.states)})
 
 
-@answering(api.post, "/queues/{queue:name}/delete", responses.Counted, summary="Delete messages by ID")
+@json_route(api.post, "/queues/{queue:name}/delete", responses.Counted, summary="Delete messages by ID")
 async def delete_many(state: StateDep, caller: Operator, queue: QueueName, body: requests.Some) -> Json:
     """Returns 409 if some are leased: those stay, the others are deleted."""
     await state.existing(queue)
     return Json({"deleted": await state.call(state.admin(caller).delete, queue, body.ids)})
 
 
-@answering(api.post, "/queues/{queue:name}/move", responses.Counted, summary="Move messages to another queue")
+@json_route(api.post, "/queues/{queue:name}/move", responses.Counted, summary="Move messages to another queue")
 async def move(state: StateDep, caller: Operator, queue: QueueName, body: requests.Move) -> Json:
     """Leased and done messages stay."""
     await state.existing(queue)
@@ -106,7 +106,7 @@ def _tell_failure(queue: str, name: str, running: asyncio.Future[ReplayTask]) ->
         log.warning("replay failed queue=%s task=%s error=%s", queue, name, error)
 
 
-@answering(
+@json_route(
     api.post,
     "/queues/{queue:name}/replay",
     responses.OneTask,
@@ -140,7 +140,9 @@ async def replay(state: StateDep, caller: Operator, queue: QueueName, body: requ
     return Json({"task": task_out(latest[-1])}, 202)
 
 
-@answering(api.patch, "/queues/{queue:name}/messages/{id:name}", responses.OneMessage, summary="Edit a waiting message")
+@json_route(
+    api.patch, "/queues/{queue:name}/messages/{id:name}", responses.OneMessage, summary="Edit a waiting message"
+)
 async def edit(state: StateDep, caller: Operator, queue: QueueName, id: MessageName, body: requests.Edit) -> Json:
     """Returns 409 while the message is leased."""
     await state.existing(queue)
@@ -148,7 +150,7 @@ async def edit(state: StateDep, caller: Operator, queue: QueueName, id: MessageN
     return Json(await state.call(one_message, state, caller, queue, id))
 
 
-@answering(api.delete, "/queues/{queue:name}/messages/{id:name}", responses.Counted, summary="Delete a message")
+@json_route(api.delete, "/queues/{queue:name}/messages/{id:name}", responses.Counted, summary="Delete a message")
 async def delete(state: StateDep, caller: Operator, queue: QueueName, id: MessageName) -> Json:
     """Returns 404 if there is no such message, and 409 while it is leased."""
     await state.existing(queue)
@@ -160,7 +162,7 @@ async def delete(state: StateDep, caller: Operator, queue: QueueName, id: Messag
 # -- import and export -----------------------------------------------------------------------------------------------
 
 
-@answering(
+@json_route(
     api.post,
     "/queues/{queue:name}/import",
     responses.Imported,

@@ -22,7 +22,7 @@ from restante.core.operations import Operation, Received, Ticket
 from restante.core.queue import AsyncQueue, Flow, Wait, receiving, run_flow_async
 from restante.server import requests, responses
 from restante.server.access import Caller, Role
-from restante.server.routing import MessageName, QueueName, Sender, StateDep, Taker, answering, router
+from restante.server.routing import MessageName, QueueName, Sender, StateDep, Taker, json_route, router
 from restante.server.serializers import received_out
 from restante.server.state import MAX_WAITING, Json, Refused, ServerState
 
@@ -36,7 +36,7 @@ api = router("messages")
 # -- send ------------------------------------------------------------------------------------------------------------
 
 
-@answering(
+@json_route(
     api.post,
     "/queues/{queue:name}/messages",
     responses.Sent | responses.SentMany,
@@ -100,7 +100,9 @@ def _sent(ids: Sequence[MessageId], many: bool) -> Json:
 # -- receive ---------------------------------------------------------------------------------------------------------
 
 
-@answering(api.post, "/queues/{queue:name}/receive", responses.Taken, summary="Receive messages, waiting for the first")
+@json_route(
+    api.post, "/queues/{queue:name}/receive", responses.Taken, summary="Receive messages, waiting for the first"
+)
 async def receive(state: StateDep, caller: Taker, request: Request, queue: QueueName, body: requests.Receive) -> Json:
     """Leases each message until `lease_expires_at`. Ack, nack, bury, release or extend it with its `lease_token`.
 
@@ -111,7 +113,7 @@ async def receive(state: StateDep, caller: Taker, request: Request, queue: Queue
     return await _take(state, request, [at], body, acks)
 
 
-@answering(api.post, "/receive", responses.Taken, summary="Receive messages from the first queue that has any")
+@json_route(api.post, "/receive", responses.Taken, summary="Receive messages from the first queue that has any")
 async def receive_any(state: StateDep, caller: Taker, request: Request, body: requests.ReceiveAny) -> Json:
     """Queues are tried in the given order."""
     consumer = body.consumer or _consumer(state, caller, request)
@@ -310,61 +312,61 @@ def _one(id: str, body: requests.Verdict) -> list[requests.Ticket]:
 _MESSAGE = "/queues/{queue:name}/messages/{id:name}"
 
 
-@answering(api.post, f"{_MESSAGE}/ack", responses.Settled, summary="Ack a message")
+@json_route(api.post, f"{_MESSAGE}/ack", responses.Settled, summary="Ack a message")
 async def ack(state: StateDep, caller: Taker, queue: QueueName, id: MessageName, body: requests.Verdict) -> Json:
     """Removes the message, or keeps it as done if the queue keeps results."""
     return await _ack(state, caller, queue, _one(id, body))
 
 
-@answering(api.post, f"{_MESSAGE}/nack", responses.Nacked, summary="Nack a message")
+@json_route(api.post, f"{_MESSAGE}/nack", responses.Nacked, summary="Nack a message")
 async def nack(state: StateDep, caller: Taker, queue: QueueName, id: MessageName, body: requests.Nack) -> Json:
     """Retries the message after `delay_seconds` or the retry policy's delay; after the last attempt it is dead."""
     return await _nack(state, caller, queue, _one(id, body), body)
 
 
-@answering(api.post, f"{_MESSAGE}/bury", responses.Settled, summary="Bury a message")
+@json_route(api.post, f"{_MESSAGE}/bury", responses.Settled, summary="Bury a message")
 async def bury(state: StateDep, caller: Taker, queue: QueueName, id: MessageName, body: requests.Bury) -> Json:
     """Makes the message dead at once, without another attempt."""
     return await _bury(state, caller, queue, _one(id, body), body)
 
 
-@answering(api.post, f"{_MESSAGE}/release", responses.Settled, summary="Release a message")
+@json_route(api.post, f"{_MESSAGE}/release", responses.Settled, summary="Release a message")
 async def release(state: StateDep, caller: Taker, queue: QueueName, id: MessageName, body: requests.Release) -> Json:
     """Returns the message to its old position without counting the attempt."""
     return await _release(state, caller, queue, _one(id, body), body)
 
 
-@answering(api.post, f"{_MESSAGE}/extend", responses.Extended, summary="Extend a lease")
+@json_route(api.post, f"{_MESSAGE}/extend", responses.Extended, summary="Extend a lease")
 async def extend(state: StateDep, caller: Taker, queue: QueueName, id: MessageName, body: requests.Extend) -> Json:
     """The new lease starts now and lasts `lease_seconds`, or as long as before."""
     return await _extend(state, caller, queue, _one(id, body), body)
 
 
-@answering(api.post, "/queues/{queue:name}/ack", responses.Settled, summary="Ack many messages")
+@json_route(api.post, "/queues/{queue:name}/ack", responses.Settled, summary="Ack many messages")
 async def ack_many(state: StateDep, caller: Taker, queue: QueueName, body: requests.Acks) -> Json:
     """A 409 lists the messages whose lease is lost; the others are acked."""
     return await _ack(state, caller, queue, body.messages)
 
 
-@answering(api.post, "/queues/{queue:name}/nack", responses.Nacked, summary="Nack many messages")
+@json_route(api.post, "/queues/{queue:name}/nack", responses.Nacked, summary="Nack many messages")
 async def nack_many(state: StateDep, caller: Taker, queue: QueueName, body: requests.Nacks) -> Json:
     """A 409 lists the messages whose lease is lost; the others are nacked."""
     return await _nack(state, caller, queue, body.messages, body)
 
 
-@answering(api.post, "/queues/{queue:name}/bury", responses.Settled, summary="Bury many messages")
+@json_route(api.post, "/queues/{queue:name}/bury", responses.Settled, summary="Bury many messages")
 async def bury_many(state: StateDep, caller: Taker, queue: QueueName, body: requests.Buries) -> Json:
     """A 409 lists the messages whose lease is lost; the others are dead."""
     return await _bury(state, caller, queue, body.messages, body)
 
 
-@answering(api.post, "/queues/{queue:name}/release", responses.Settled, summary="Release many messages")
+@json_route(api.post, "/queues/{queue:name}/release", responses.Settled, summary="Release many messages")
 async def release_many(state: StateDep, caller: Taker, queue: QueueName, body: requests.Releases) -> Json:
     """A 409 lists the messages whose lease is lost; the others are released."""
     return await _release(state, caller, queue, body.messages, body)
 
 
-@answering(api.post, "/queues/{queue:name}/extend", responses.Extended, summary="Extend many leases")
+@json_route(api.post, "/queues/{queue:name}/extend", responses.Extended, summary="Extend many leases")
 async def extend_many(state: StateDep, caller: Taker, queue: QueueName, body: requests.Extends) -> Json:
     """Lists the lost leases. If the only message given has lost its lease, the response is a 409."""
     return await _extend(state, caller, queue, body.messages, body)

@@ -24,7 +24,7 @@ from restante.server.insights import insights_out
 from restante.server.journal_feed import read_position, write_event
 from restante.server.monitor import totals_of
 from restante.server.requests import NAME
-from restante.server.routing import MessageName, QueueName, Reader, Route, StateDep, answering, router
+from restante.server.routing import MessageName, QueueName, Reader, Route, StateDep, json_route, router
 from restante.server.serializers import (
     attempt_out,
     audit_out,
@@ -88,7 +88,7 @@ def _worst_first(queue: dict[str, Any]) -> tuple[Any, ...]:
     )
 
 
-@answering(api.get, "/queues", responses.Overview, summary="List queues, worst first")
+@json_route(api.get, "/queues", responses.Overview, summary="List queues, worst first")
 async def queues(state: StateDep, caller: Reader) -> Json:
     """Current counts, trends of the last minutes, and problems."""
 
@@ -109,7 +109,7 @@ async def one_queue(state: ServerState, caller: Caller, name: str) -> dict[str, 
     return queue_out(state, await state.call(state.admin(caller).counts, name))
 
 
-@answering(api.get, "/queues/{queue:name}", responses.QueueOut, summary="Show a queue")
+@json_route(api.get, "/queues/{queue:name}", responses.QueueOut, summary="Show a queue")
 async def queue_(state: StateDep, caller: Reader, queue: QueueName) -> Json:
     """Counts, settings, totals and trends."""
     return Json(await one_queue(state, caller, queue))
@@ -118,7 +118,7 @@ async def queue_(state: StateDep, caller: Reader, queue: QueueName) -> Json:
 # -- messages --------------------------------------------------------------------------------------------------------
 
 
-@answering(api.get, "/queues/{queue:name}/messages", responses.MessagePage, summary="List messages of a state")
+@json_route(api.get, "/queues/{queue:name}/messages", responses.MessagePage, summary="List messages of a state")
 async def messages(
     state: StateDep,
     caller: Reader,
@@ -196,7 +196,7 @@ def _matches(message: Message, kind: str | None, q: str | None, error_class: str
     return any(text in place.lower() for place in (*places, last.error if last else ""))
 
 
-@answering(api.get, "/queues/{queue:name}/messages/{id:name}", responses.OneMessage, summary="Show a message")
+@json_route(api.get, "/queues/{queue:name}/messages/{id:name}", responses.OneMessage, summary="Show a message")
 async def message_(state: StateDep, caller: Reader, queue: QueueName, id: MessageName) -> Json:
     """With its payload, one entry per attempt, and its journal lines."""
     await state.existing(queue)
@@ -220,7 +220,7 @@ def life(admin: Admin, queue: str, id: str) -> tuple[list[JournalEntry], bool]:
     return lines, bool(lines) and lines[0].event is JournalEvent.SENT
 
 
-@answering(api.get, "/queues/{queue:name}/dead", responses.DeadGroups, summary="Group dead letters by error")
+@json_route(api.get, "/queues/{queue:name}/dead", responses.DeadGroups, summary="Group dead letters by error")
 async def dead(state: StateDep, caller: Reader, queue: QueueName) -> Json:
     """Groups by error class and kind, largest first."""
     await state.existing(queue)
@@ -256,14 +256,14 @@ async def dead(state: StateDep, caller: Reader, queue: QueueName) -> Json:
     return Json(await state.call(look))
 
 
-@answering(api.get, "/queues/{queue:name}/replays", responses.Tasks, summary="List replays, newest first")
+@json_route(api.get, "/queues/{queue:name}/replays", responses.Tasks, summary="List replays, newest first")
 async def replays(state: StateDep, caller: Reader, queue: QueueName) -> Json:
     """The replays that the queue still remembers."""
     await state.existing(queue)
     return Json({"tasks": [task_out(task) for task in await state.call(state.admin(caller).tasks, queue)]})
 
 
-@answering(api.get, "/queues/{queue:name}/replays/{id:name}", responses.OneTask, summary="Show a replay")
+@json_route(api.get, "/queues/{queue:name}/replays/{id:name}", responses.OneTask, summary="Show a replay")
 async def replay_task(state: StateDep, caller: Reader, queue: QueueName, id: MessageName) -> Json:
     """Its progress."""
     await state.existing(queue)
@@ -273,7 +273,7 @@ async def replay_task(state: StateDep, caller: Reader, queue: QueueName, id: Mes
 # -- consumers and operators -----------------------------------------------------------------------------------------
 
 
-@answering(api.get, "/consumers", responses.Consumers, summary="List consumers and the messages they hold")
+@json_route(api.get, "/consumers", responses.Consumers, summary="List consumers and the messages they hold")
 async def consumers(state: StateDep, caller: Reader) -> Json:
     """Consumers seen within the last minute."""
 
@@ -310,14 +310,14 @@ async def consumers(state: StateDep, caller: Reader) -> Json:
     return Json(await state.call(look))
 
 
-@answering(api.get, "/anomalies", responses.Anomalies, summary="List anomalies")
+@json_route(api.get, "/anomalies", responses.Anomalies, summary="List anomalies")
 async def anomalies(state: StateDep, caller: Reader) -> Json:
     """Current anomalies, and those of the last hour that this process has seen."""
     listed = await state.call(state.monitor.anomalies, state.admin(caller))
     return Json({"now": await state.now_ms(), "anomalies": listed})
 
 
-@answering(api.get, "/audit", responses.Audit, summary="List the actions of operators")
+@json_route(api.get, "/audit", responses.Audit, summary="List the actions of operators")
 async def audit(
     state: StateDep,
     caller: Reader,
@@ -331,7 +331,7 @@ async def audit(
     )
 
 
-@answering(api.get, "/insights", responses.Insights, summary="Show the data pipeline's report and progress")
+@json_route(api.get, "/insights", responses.Insights, summary="Show the data pipeline's report and progress")
 async def insights(state: StateDep, caller: Reader) -> Json:
     """The report itself is at `/insights/report`."""
     return Json(await state.call(insights_out, state.settings.lake))
@@ -473,13 +473,13 @@ async def metrics_(state: StateDep, caller: Reader) -> Response:
     return Response(page, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-@answering(plain.get, "/healthz", responses.Health, summary="Liveness probe")
+@json_route(plain.get, "/healthz", responses.Health, summary="Liveness probe")
 async def healthz() -> Json:
     """Returns 200 while the process runs. Needs no token."""
     return Json({"status": "ok"})
 
 
-@answering(plain.get, "/readyz", responses.Health, summary="Readiness probe")
+@json_route(plain.get, "/readyz", responses.Health, summary="Readiness probe")
 async def readyz(state: StateDep) -> Json:
     """Returns 503 while Redis is unavailable or the server is closing. Needs no token."""
     if state.closing.is_set():

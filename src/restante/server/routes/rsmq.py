@@ -18,7 +18,7 @@ from restante.rsmq.keys import DEFAULT_NAMESPACE
 from restante.server import requests, responses
 from restante.server.access import Caller
 from restante.server.routes.read import Cursor
-from restante.server.routing import Operator, Reader, StateDep, answering, router
+from restante.server.routing import Operator, Reader, StateDep, json_route, router
 from restante.server.serializers import rsmq_message_out, rsmq_out, rsmq_whole_out
 from restante.server.state import Json, Refused, ServerState
 
@@ -28,14 +28,14 @@ RsmqId = Annotated[str, Path(pattern=requests.RSMQ_ID, description="RSMQ message
 Namespace = Annotated[str, Query(pattern=requests.RSMQ_NAMESPACE, description="RSMQ namespace.", examples=["rsmq"])]
 
 
-@answering(api.get, "/rsmq", responses.RsmqQueues, summary="List the RSMQ queues of a namespace")
+@json_route(api.get, "/rsmq", responses.RsmqQueues, summary="List the RSMQ queues of a namespace")
 async def rsmq_queues(state: StateDep, caller: Reader, namespace: Namespace = DEFAULT_NAMESPACE) -> Json:
     """Sorted by name. `hidden` counts scheduled and leased messages, exact to the millisecond."""
     counts = await state.call(inspector.all_counts, state.client, namespace)
     return Json({"now": await state.now_ms(), "queues": [rsmq_out(queue) for queue in counts]})
 
 
-@answering(api.get, "/rsmq/{queue}", responses.OneRsmqQueue, summary="Show an RSMQ queue")
+@json_route(api.get, "/rsmq/{queue}", responses.OneRsmqQueue, summary="Show an RSMQ queue")
 async def rsmq_queue(
     state: StateDep, caller: Reader, queue: RsmqQueueName, namespace: Namespace = DEFAULT_NAMESPACE
 ) -> Json:
@@ -44,7 +44,7 @@ async def rsmq_queue(
     return Json({"now": counts.now_ms, "queue": rsmq_out(counts)})
 
 
-@answering(api.get, "/rsmq/{queue}/messages", responses.RsmqPageOut, summary="List messages of an RSMQ queue")
+@json_route(api.get, "/rsmq/{queue}/messages", responses.RsmqPageOut, summary="List messages of an RSMQ queue")
 async def rsmq_messages(
     state: StateDep,
     caller: Reader,
@@ -59,7 +59,7 @@ async def rsmq_messages(
     return Json({"now": page.now_ms, "total": page.total, "messages": messages, "next": page.next})
 
 
-@answering(api.get, "/rsmq/{queue}/messages/{id}", responses.OneRsmqMessage, summary="Show a message of an RSMQ queue")
+@json_route(api.get, "/rsmq/{queue}/messages/{id}", responses.OneRsmqMessage, summary="Show a message of an RSMQ queue")
 async def rsmq_message(
     state: StateDep, caller: Reader, queue: RsmqQueueName, id: RsmqId, namespace: Namespace = DEFAULT_NAMESPACE
 ) -> Json:
@@ -68,7 +68,7 @@ async def rsmq_message(
     return Json({"now": await state.now_ms(), "message": rsmq_whole_out(message, queue, namespace)})
 
 
-@answering(api.delete, "/rsmq/{queue}/messages/{id}", responses.Counted, summary="Delete a message of an RSMQ queue")
+@json_route(api.delete, "/rsmq/{queue}/messages/{id}", responses.Counted, summary="Delete a message of an RSMQ queue")
 async def rsmq_delete(
     state: StateDep, caller: Operator, queue: RsmqQueueName, id: RsmqId, namespace: Namespace = DEFAULT_NAMESPACE
 ) -> Json:
@@ -78,7 +78,7 @@ async def rsmq_delete(
     return Json({"deleted": 1})
 
 
-@answering(api.post, "/rsmq/{queue}/delete", responses.Counted, summary="Delete messages of an RSMQ queue by ID")
+@json_route(api.post, "/rsmq/{queue}/delete", responses.Counted, summary="Delete messages of an RSMQ queue by ID")
 async def rsmq_delete_many(
     state: StateDep,
     caller: Operator,
@@ -98,7 +98,7 @@ def _delete(state: ServerState, caller: Caller, queue: str, ids: list[str], name
     return done
 
 
-@answering(api.post, "/rsmq/{queue}/move", responses.Counted, summary="Move messages out of an RSMQ queue")
+@json_route(api.post, "/rsmq/{queue}/move", responses.Counted, summary="Move messages out of an RSMQ queue")
 async def rsmq_move(
     state: StateDep,
     caller: Operator,

@@ -20,7 +20,7 @@ from restante.rabbitmq.topology import UNROUTED
 from restante.server import requests, responses
 from restante.server.access import Caller
 from restante.server.rabbitmq import PATIENCE, Seen
-from restante.server.routing import Operator, Reader, StateDep, answering, router
+from restante.server.routing import Operator, Reader, StateDep, json_route, router
 from restante.server.serializers import ms
 from restante.server.state import Json, Refused, ServerState
 
@@ -30,7 +30,7 @@ Filter = Annotated[str | None, Query(max_length=200)]
 _NO_COUNTS = {"waiting": None, "leased": None, "dead": None}
 
 
-@answering(api.get, "/topics", responses.Topics, summary="List topics and their subscriptions")
+@json_route(api.get, "/topics", responses.Topics, summary="List topics and their subscriptions")
 async def topics(state: StateDep, caller: Reader) -> Json:
     """Events and calls by topic, with backlogs.
 
@@ -153,7 +153,7 @@ def _out(event: DeadEvent) -> dict[str, Any]:
     return {**event.as_dict(), "died_at": ms(event.died_at)}
 
 
-@answering(api.get, "/topics/{service}/dead", responses.DeadEvents, summary="List the dead events of a service")
+@json_route(api.get, "/topics/{service}/dead", responses.DeadEvents, summary="List the dead events of a service")
 async def dead_events(
     state: StateDep,
     caller: Reader,
@@ -172,7 +172,7 @@ async def dead_events(
     return Json({"service": service, "dead": [_out(event) for event in await state.call(look)]})
 
 
-@answering(api.post, "/topics/{service}/replay", responses.ReplayedEvents, summary="Replay dead events of a service")
+@json_route(api.post, "/topics/{service}/replay", responses.ReplayedEvents, summary="Replay dead events of a service")
 async def replay_events(state: StateDep, caller: Operator, service: ServiceName, body: requests.ReplayEvents) -> Json:
     """Returns them to the subscriptions they died in, with attempts reset. `dry_run` only counts them."""
     choice = DeadFilter(body.ids, body.subscription, body.error_class)
