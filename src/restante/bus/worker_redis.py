@@ -72,7 +72,7 @@ class RedisWorker:
         install(self._bus)
 
     def delivery(self, queue: str, message: Any, size: int) -> Delivery:
-        taken, headers = message.taken, message.headers
+        taken, headers = message.leased, message.headers
         if taken is None:
             raise Malformed("a broadcast is not an event")
         envelope = Envelope.read(headers, id=taken.id, topic=taken.kind or queue, attempts=taken.attempts)
