@@ -186,8 +186,8 @@ FAULTS: Final = (
         "bus",
         "events whose confirms were lost with a connection count as published",
         "Confirms._lost",
-        "        self._queue.extendleft(reversed(again))\n",
-        "        for entry in again:\n            self._end(entry, None)\n",
+        "        self._queue.extendleft(reversed(unconfirmed))\n",
+        "        for entry in unconfirmed:\n            self._end(entry, None)\n",
         (f"{_BATCH}::TestFaults::test_connections_that_are_cut_lose_nothing[rabbitmq]",),
     ),
     Fault(
