@@ -140,7 +140,7 @@ def test_on_redis_the_events_go_to_their_subscription_once(old: str, redis_serve
     try:
         assert adopt(old, "till", to=url) == Adoption(adopted=3, unreadable=1)
         assert made.client.publish("shop.number.drawn", {"number": 4}).subscriptions == 1
-        post = made._post
+        post = made.redis
         assert post is not None
         got = post.queue("till.shop-number-drawn").receive_many(4)
         assert [one.id for one in got][:3] == ["id-1", "id-2", "id-3"]

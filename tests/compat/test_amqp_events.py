@@ -339,7 +339,7 @@ class TestWithoutABroker:
 
     def test_the_settings_of_the_archive_become_those_of_the_topology(self, environment: Callable[..., None]) -> None:
         def archive() -> dict[str, Any] | None:
-            found = app().worker_backend.topology().queues  # type: ignore[attr-defined]  # RabbitMQ's keeper has it
+            found = app().worker_backend.topology().queues  # type: ignore[attr-defined]  # of RabbitWorker
             return next((dict(one.arguments) for one in found if one.name == "till.archive"), None)
 
         names = ("AMQP_EVENTS_ARCHIVED_MESSAGE_TTL", "AMQP_EVENTS_ARCHIVED_QUEUE_LENGTH")
