@@ -93,9 +93,22 @@ class Worker:
     def __init__(self, app: str, environment: dict[str, str], *words: str) -> None:
         self.log = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
         command = [
-            sys.executable, "-m", "celery", "-A", f"benchmarks.bus_tasks:{app}", "worker", "-c", "2", "-l", "WARNING",
-            "-n", f"{app}@bench", "--without-gossip", "--without-mingle", *words,
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "celery",
+            "-A",
+            f"benchmarks.bus_tasks:{app}",
+            "worker",
+            "-c",
+            "2",
+            "-l",
+            "WARNING",
+            "-n",
+            f"{app}@bench",
+            "--without-gossip",
+            "--without-mingle",
+            *words,
+        ]
         self.process = subprocess.Popen(
             command, cwd=ROOT, env={**os.environ, **environment}, stdout=self.log, stderr=self.log
         )
@@ -111,9 +124,13 @@ class Worker:
 
 def told(program: str, environment: dict[str, str], *words: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", program, *words], cwd=ROOT, env={**os.environ, **environment}, check=True,
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [sys.executable, "-c", program, *words],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     return done.stdout
 
 
@@ -151,9 +168,12 @@ def killed(rabbit: RabbitServer, environment: dict[str, str], count: int, kills:
     told(_CLEAR, environment)
     rabbit.write_down()
     publisher = subprocess.Popen(
-        [sys.executable, "-c", _BATCH, str(count)], cwd=ROOT, env={**os.environ, **environment}, stdout=subprocess.PIPE,
+        [sys.executable, "-c", _BATCH, str(count)],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
         text=True,
-    )  # fmt: skip
+    )
     assert publisher.stdout is not None
     ids = []
     for number, line in enumerate(publisher.stdout):
@@ -202,15 +222,33 @@ def late(environment: dict[str, str], count: int) -> tuple[int, float, float, fl
         ledger = Path(folder, "ledger")
         options = {"store": environment["STORE"]} if "STORE" in environment else {}
         service = {
-            "service": "late", "broker": environment["BROKER"], "handlers": ["failing"], "delays": [1, 2, 4],
+            "service": "late",
+            "broker": environment["BROKER"],
+            "handlers": ["failing"],
+            "delays": [1, 2, 4],
             "options": options,
-        }  # fmt: skip
+        }
         env = {**environment, "SERVICE": json.dumps(service), "LEDGER": str(ledger)}
         worker = subprocess.Popen(
-            [sys.executable, "-m", "celery", "-A", "tests.bus.service:bus", "worker", "-c", "2", "-l", "CRITICAL",
-             "--without-gossip", "--without-mingle"],
-            cwd=ROOT, env={**os.environ, **env}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-m",
+                "celery",
+                "-A",
+                "tests.bus.service:bus",
+                "worker",
+                "-c",
+                "2",
+                "-l",
+                "CRITICAL",
+                "--without-gossip",
+                "--without-mingle",
+            ],
+            cwd=ROOT,
+            env={**os.environ, **env},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         try:
             time.sleep(5)
             program = (
@@ -259,12 +297,14 @@ def measure(quick: bool, progress: Progress) -> list[Row]:
         rows += [
             Row("Redis: publish", middle(ours), "/s", "one subscription, one process"),
             Row(
-                "Redis: publish, against send_task", against(ours, stock), "×",
+                "Redis: publish, against send_task",
+                against(ours, stock),
+                "×",
                 f"Celery on its own transport: {middle(stock):,.0f}/s",
             ),
             Row("Redis: publish in a batch", middle(batch), "/s"),
             Row("Redis: publish in a batch, against send_task", against(batch, stock), "×"),
-        ]  # fmt: skip
+        ]
         say("RabbitMQ: publishing")
         kinds = [("bus", True), ("plain", False), ("plain", True), ("many", True), ("batch", True)]
         ours, them, sure, many, batch = publishing(without, count, rounds, kinds)
@@ -292,10 +332,12 @@ def measure(quick: bool, progress: Progress) -> list[Row]:
             rows += [
                 Row(f"{name}: call p50", p50s["bus"], "ms", "prefork worker of two processes"),
                 Row(
-                    f"{name}: call p50, against Celery's RPC", p50s["bus"] / p50s["plain"], "×",
+                    f"{name}: call p50, against Celery's RPC",
+                    p50s["bus"] / p50s["plain"],
+                    "×",
                     f"Celery: {p50s['plain']:.2f} ms",
                 ),
-            ]  # fmt: skip
+            ]
             say(f"{name}: retries")
             early, p50, p99, over = late(environment, 20 if quick else 60)
             rows += [

@@ -93,9 +93,13 @@ def publish(url: str, count: int) -> tuple[float, float]:
         "print((time.perf_counter() - began) / n, (time.process_time() - cpu) / n)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, str(count)], cwd=ROOT, env={**os.environ, "BROKER": url}, check=True,
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [sys.executable, "-c", program, str(count)],
+        cwd=ROOT,
+        env={**os.environ, "BROKER": url},
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     seconds, spent = map(float, done.stdout.split())
     return 1 / seconds, spent * 1e6
 
@@ -127,9 +131,12 @@ def consume(kind: str, pool: str, count: int) -> dict[str, float]:
         done = first - last
         server_cpu = sum(float(ended[key]) - float(used[key]) for key in ("used_cpu_user", "used_cpu_sys"))
         return {
-            "publish": rate, "publish_cpu": spent, "tasks": done / took, "cpu": (after - before) / done * 1e6,
+            "publish": rate,
+            "publish_cpu": spent,
+            "tasks": done / took,
+            "cpu": (after - before) / done * 1e6,
             "server_cpu": server_cpu / done * 1e6,
-        }  # fmt: skip
+        }
 
 
 def memory(kind: str, count: int, body: str) -> float:
@@ -212,12 +219,20 @@ def measure(tell: Any, tasks: int, rounds: int) -> list[Row]:
         }
         ours, stock = middle["ours"], middle["stock"]
         rows += [
-            Row(f"{pool}: tasks per second, against stock", ours["tasks"] / stock["tasks"], "×",
-                f"{ours['tasks']:,.0f} and {stock['tasks']:,.0f} no-op tasks/s, 2 processes or threads"),
-            Row(f"{pool}: worker CPU per task, against stock", ours["cpu"] / stock["cpu"], "×",
+            Row(
+                f"{pool}: tasks per second, against stock",
+                ours["tasks"] / stock["tasks"],
+                "×",
+                f"{ours['tasks']:,.0f} and {stock['tasks']:,.0f} no-op tasks/s, 2 processes or threads",
+            ),
+            Row(
+                f"{pool}: worker CPU per task, against stock",
+                ours["cpu"] / stock["cpu"],
+                "×",
                 f"{ours['cpu']:,.0f} and {stock['cpu']:,.0f} µs; server {ours['server_cpu']:,.0f} and "
-                f"{stock['server_cpu']:,.0f} µs"),
-        ]  # fmt: skip
+                f"{stock['server_cpu']:,.0f} µs",
+            ),
+        ]
     ours_, stock_ = (statistics.median(published[kind]) for kind in ("ours", "stock"))
     rows.append(Row("publish, against stock", ours_ / stock_, "×", f"{ours_:,.0f} and {stock_:,.0f} tasks/s"))
     for body, name in (("small", "small waiting message"), ("task", "waiting no-op task")):
@@ -226,9 +241,7 @@ def measure(tell: Any, tasks: int, rounds: int) -> list[Row]:
         note = f"{ours_:,.0f} B; stock {stock_:,.0f} B"
         if body == "small":
             note += f"; celery-redis-plus {CELERY_REDIS_PLUS:,} B as measured elsewhere"
-            rows.append(
-                Row(f"memory per {name}, against celery-redis-plus", ours_ / CELERY_REDIS_PLUS, "×", note)
-            )  # fmt: skip
+            rows.append(Row(f"memory per {name}, against celery-redis-plus", ours_ / CELERY_REDIS_PLUS, "×", note))
         else:
             rows.append(Row(f"memory per {name}, against stock", ours_ / stock_, "×", note))
     return rows

@@ -123,14 +123,19 @@ SUITES = (
     Suite(
         "celery",
         (
-            "test_tasks", "test_canvas", "test_inspect", "test_worker", "test_loader", "test_security",
+            "test_tasks",
+            "test_canvas",
+            "test_inspect",
+            "test_worker",
+            "test_loader",
+            "test_security",
             "test_serialization",
         ),
         5400.0,
         ("-p", "celery.contrib.pytest"),
         "t/integration/test_inspect.py::test_Inspect::test_ping",
     ),
-)  # fmt: skip
+)
 
 
 @dataclass
@@ -156,9 +161,16 @@ def prepare(suite: Suite) -> None:
         console.print(f"fetching {suite.folder.name}")
         wanted = f"{suite.name}=={version(suite.name)}"
         _pip(
-            Path(sys.executable), "download", "--no-deps", "--no-binary", suite.name, "--no-build-isolation",
-            "--dest", str(SCRATCH), wanted,
-        )  # fmt: skip
+            Path(sys.executable),
+            "download",
+            "--no-deps",
+            "--no-binary",
+            suite.name,
+            "--no-build-isolation",
+            "--dest",
+            str(SCRATCH),
+            wanted,
+        )
         (packed,) = SCRATCH.glob(f"{suite.name}-{version(suite.name)}*.tar.gz")
         with tarfile.open(packed) as archive:
             archive.extractall(SCRATCH, filter="data")
@@ -171,11 +183,18 @@ def environment() -> Path:
     """The Python of an environment with the locked packages, this project and what the suites need."""
     pins = sorted(_pins())
     wanted = [
-        f"celery[auth,pydantic]=={version('celery')}", f"kombu=={version('kombu')}", f"redis=={version('redis')}",
-        f"hiredis=={version('hiredis')}", f"orjson=={version('orjson')}", "django", "hatchling", "editables", "rich",
+        f"celery[auth,pydantic]=={version('celery')}",
+        f"kombu=={version('kombu')}",
+        f"redis=={version('redis')}",
+        f"hiredis=={version('hiredis')}",
+        f"orjson=={version('orjson')}",
+        "django",
+        "hatchling",
+        "editables",
+        "rich",
         "typer",
         *pins,
-    ]  # fmt: skip
+    ]
     home, python = SCRATCH / "environment", SCRATCH / "environment/bin/python"
     marker, told = home / "installed", hashlib.sha256("\n".join(wanted).encode()).hexdigest()
     if not marker.exists() or marker.read_text() != told:
@@ -214,19 +233,40 @@ def run(suite: Suite, broker: str, python: Path, tests: list[str], label: str = 
     made = Run(broker)
     with RedisServer() as server, written.open("w") as log:
         told = {
-            "TEST_BROKER": f"{broker}://127.0.0.1:{server.port}/0", "TEST_BACKEND": f"redis://127.0.0.1:{server.port}/1",
-            "REDIS_HOST": "127.0.0.1", "REDIS_PORT": str(server.port), "OUTCOMES": str(outcomes),
-            "PYTHONPATH": str(SCRATCH), "PATH": f"{python.parent}:{os.environ['PATH']}", "WORKER_LOGLEVEL": "INFO",
-        }  # fmt: skip
+            "TEST_BROKER": f"{broker}://127.0.0.1:{server.port}/0",
+            "TEST_BACKEND": f"redis://127.0.0.1:{server.port}/1",
+            "REDIS_HOST": "127.0.0.1",
+            "REDIS_PORT": str(server.port),
+            "OUTCOMES": str(outcomes),
+            "PYTHONPATH": str(SCRATCH),
+            "PATH": f"{python.parent}:{os.environ['PATH']}",
+            "WORKER_LOGLEVEL": "INFO",
+        }
         command = [
-            str(python), "-m", "pytest", "-q", "-rfE", "--tb=short", "-p", "no:cacheprovider",
-            "-p", "conformance_outcomes", "-W", "ignore::pytest.PytestUnknownMarkWarning", *suite.options, *tests,
-        ]  # fmt: skip
+            str(python),
+            "-m",
+            "pytest",
+            "-q",
+            "-rfE",
+            "--tb=short",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "conformance_outcomes",
+            "-W",
+            "ignore::pytest.PytestUnknownMarkWarning",
+            *suite.options,
+            *tests,
+        ]
         begun = shown = time.monotonic()
         process = subprocess.Popen(
-            dying_with_parent(command), cwd=suite.folder, env={**os.environ, **told}, stdout=log,
-            stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+            dying_with_parent(command),
+            cwd=suite.folder,
+            env={**os.environ, **told},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         try:
             while process.poll() is None:
                 time.sleep(0.5)
@@ -288,19 +328,27 @@ def compare(suite: Suite, python: Path, brokers: tuple[str, ...]) -> bool:
     theirs, ours = runs["redis"], runs["restante"]
     lost = sorted(test for test in theirs.outcomes if theirs.passed(test) and not ours.passed(test))
     kept = _repeat(suite, python, lost) if lost else {}
-    _list("passes on restante:// alone", sorted(
-        f"{test}  (redis:// {theirs.outcomes.get(test, 'not run')})"
-        for test in ours.outcomes if ours.passed(test) and not theirs.passed(test)
-    ))  # fmt: skip
+    _list(
+        "passes on restante:// alone",
+        sorted(
+            f"{test}  (redis:// {theirs.outcomes.get(test, 'not run')})"
+            for test in ours.outcomes
+            if ours.passed(test) and not theirs.passed(test)
+        ),
+    )
     _list("failed on restante:// once, passed when repeated", [test for test in lost if kept[test]])
     faults = [test for test in lost if not kept[test]]
     _list("passes on redis://, fails on restante://", [f"{test}  ({ours.outcomes.get(test)})" for test in faults])
-    _list("passes on neither", sorted(
-        f"{test}  (redis:// {theirs.outcomes[test]}, restante:// {ours.outcomes.get(test)})"
-        for test in theirs.outcomes
-        if not theirs.passed(test) and not ours.passed(test)
-        and {theirs.outcomes[test], ours.outcomes.get(test)} != {"skipped"}
-    ))  # fmt: skip
+    _list(
+        "passes on neither",
+        sorted(
+            f"{test}  (redis:// {theirs.outcomes[test]}, restante:// {ours.outcomes.get(test)})"
+            for test in theirs.outcomes
+            if not theirs.passed(test)
+            and not ours.passed(test)
+            and {theirs.outcomes[test], ours.outcomes.get(test)} != {"skipped"}
+        ),
+    )
     return not faults and not any(one.cut for one in runs.values())
 
 

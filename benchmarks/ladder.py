@@ -70,15 +70,35 @@ def retried(url: str, rungs: RungType, count: int) -> tuple[float, list[float]]:
         ledger = Path(folder, "ledger")
         ledger.touch()
         service = {
-            "service": f"retried-{rungs}", "broker": url, "handlers": ["failing"], "delays": [1],
+            "service": f"retried-{rungs}",
+            "broker": url,
+            "handlers": ["failing"],
+            "delays": [1],
             "options": {"dedup": "off", "rabbitmq": {"rungs": rungs}, "max_attempts": 3},
-        }  # fmt: skip
+        }
         environment = {**os.environ, "SERVICE": json.dumps(service), "LEDGER": str(ledger)}
         worker = subprocess.Popen(
-            [sys.executable, "-m", "celery", "-A", "tests.bus.service:bus", "worker", "-c", "2", "-l", "CRITICAL",
-             "--without-gossip", "--without-mingle", "-n", f"{rungs}@bench"],
-            cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-m",
+                "celery",
+                "-A",
+                "tests.bus.service:bus",
+                "worker",
+                "-c",
+                "2",
+                "-l",
+                "CRITICAL",
+                "--without-gossip",
+                "--without-mingle",
+                "-n",
+                f"{rungs}@bench",
+            ],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         try:
             with BusClient(url, source="bench", rungs=rungs) as client:
                 _greet(client)
@@ -148,9 +168,7 @@ def climbed(url: str, rungs: RungType) -> float:
 def memory(server: RabbitServer, rungs: RungType) -> float:
     """Kilobytes of an idle rung that was used before."""
     lines = server.control("list_queues", "name", "memory").splitlines()
-    return statistics.median(
-        int(line.split("\t")[1]) for line in lines if line.startswith(f"ladder:{rungs}.")
-    ) / 1024  # fmt: skip
+    return statistics.median(int(line.split("\t")[1]) for line in lines if line.startswith(f"ladder:{rungs}.")) / 1024
 
 
 def measure(quick: bool, progress: Progress) -> list[Row]:

@@ -172,10 +172,12 @@ class Bench:
         shutil.rmtree(lake)
         post.connection.command("FLUSHALL", key=b"x")
         self.add(
-            f"lake of {total:,} events", spent, "CPU s",
+            f"lake of {total:,} events",
+            spent,
+            "CPU s",
             f"{took:.1f} s wall, {spent / total * 1e6:.1f} CPU s per million; "
             + ", ".join(f"{name} {seconds:.1f} s" for name, seconds in summary.seconds.items()),
-        )  # fmt: skip
+        )
         return spent / total * 1e6
 
     def writing(self, rows: int, rounds: int) -> None:

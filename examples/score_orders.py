@@ -43,12 +43,18 @@ def scored(leased: DataFrame) -> DataFrame:
     joined = priced.join(F.broadcast(means), F.col("data.customer") == means["customer"], "left")
     broken, huge = F.col("total").isNull(), F.col("total") > LIMIT
     return joined.select(
-        "message_id", "lease_token", "attempts", "retry", "data.order", "data.customer", "total",
+        "message_id",
+        "lease_token",
+        "attempts",
+        "retry",
+        "data.order",
+        "data.customer",
+        "total",
         F.round((F.col("total") - F.col("mean")) / F.col("spread"), 3).alias("score"),
         F.when(broken, "nack").when(huge, "bury").otherwise("ack").alias("verdict"),
         F.when(broken, "Unreadable").when(huge, "OverLimit").otherwise("").alias("error_class"),
         F.when(huge, F.concat(F.lit("total "), F.col("total"))).otherwise("").alias("error"),
-    )  # fmt: skip
+    )
 
 
 def main(count: int = 2000) -> tuple[int, dict[str, int]]:

@@ -32,8 +32,9 @@ def python(console: Console) -> tuple[list[tuple[str, str, str]], list[str]]:
     words = ["--requirement", str(ROOT / "requirements" / "dev.lock"), "--require-hashes", "--disable-pip"]
     done = subprocess.run(
         [tool, "-m", "pip_audit", *words, "--progress-spinner", "off", "--format", "json"],
-        capture_output=True, text=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+    )
     try:
         told: dict[str, Any] = json.loads(done.stdout)
     except ValueError:

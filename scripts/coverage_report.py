@@ -43,9 +43,7 @@ def main(words: Sequence[str] | None = None) -> int:
         code = subprocess.run([*coverage, "run", *pytest], cwd=ROOT, env=environment).returncode
         subprocess.run([*coverage, "combine", "--quiet"], cwd=ROOT, env=environment, check=True)
         report = Path(folder, "report.json")
-        subprocess.run(
-            [*coverage, "json", "--quiet", "-o", str(report)], cwd=ROOT, env=environment, check=True
-        )  # fmt: skip
+        subprocess.run([*coverage, "json", "--quiet", "-o", str(report)], cwd=ROOT, env=environment, check=True)
         text = table(json.loads(report.read_text())["files"])
     Console().print(text, markup=False)
     if told.write_docs:
@@ -82,9 +80,7 @@ def table(files: dict[str, Any]) -> str:
 
 
 def write(page: Path, text: str) -> None:
-    made, times = re.subn(
-        f"{BEGIN}.*?{END}", lambda _: f"{BEGIN}\n{text}\n{END}", page.read_text(), flags=re.DOTALL
-    )  # fmt: skip
+    made, times = re.subn(f"{BEGIN}.*?{END}", lambda _: f"{BEGIN}\n{text}\n{END}", page.read_text(), flags=re.DOTALL)
     if times != 1:
         raise ValueError(f"{page} has the marks {BEGIN} and {END} {times} times, not once")
     page.write_text(made)

@@ -26,9 +26,17 @@ WIDTH = 132
 _DARK = TerminalTheme(
     (17, 24, 39),
     (209, 213, 219),
-    [(31, 41, 55), (244, 63, 94), (16, 185, 129), (245, 158, 11), (59, 130, 246), (129, 140, 248), (45, 212, 191),
-     (209, 213, 219)],
-)  # fmt: skip
+    [
+        (31, 41, 55),
+        (244, 63, 94),
+        (16, 185, 129),
+        (245, 158, 11),
+        (59, 130, 246),
+        (129, 140, 248),
+        (45, 212, 191),
+        (209, 213, 219),
+    ],
+)
 
 
 def photograph() -> str:
@@ -37,8 +45,9 @@ def photograph() -> str:
         arguments = ["--directory", directory, "demo", "--seconds", str(OPEN_FOR + 10)]
         shop = subprocess.Popen(
             [sys.executable, "-c", "from restante.cli import main; main()", *arguments],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         try:
             time.sleep(2)
             with restante.connect(directory=directory) as post:

@@ -33,11 +33,24 @@ def main() -> None:
     with BusClient(broker, source="shop") as shop:  # no Celery in here
         workers = [
             subprocess.Popen(
-                [sys.executable, "-m", "celery", "-q", "-A", f"examples.two_services.{name}", "worker", "-c", "2",
-                 "-l", "CRITICAL", "-n", f"{name}@example"]
+                [
+                    sys.executable,
+                    "-m",
+                    "celery",
+                    "-q",
+                    "-A",
+                    f"examples.two_services.{name}",
+                    "worker",
+                    "-c",
+                    "2",
+                    "-l",
+                    "CRITICAL",
+                    "-n",
+                    f"{name}@example",
+                ]
             )
             for name in ("billing", "mail")
-        ]  # fmt: skip
+        ]
         try:
 
             def answers() -> bool:

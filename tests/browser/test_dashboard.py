@@ -66,9 +66,17 @@ class TestLooking:
         shop(post, admin)
         admin.pause("emails")
         for path in (
-            "/", "/queues/payments", "/dead", "/consumers", "/journal", "/anomalies", "/audit", "/topics", "/rsmq",
+            "/",
+            "/queues/payments",
+            "/dead",
+            "/consumers",
+            "/journal",
+            "/anomalies",
+            "/audit",
+            "/topics",
+            "/rsmq",
             "/insights",
-        ):  # fmt: skip
+        ):
             page = watched.go(path)
             expect(page.locator("main h1").first).to_be_visible()
         expect(watched.page.locator("main")).to_contain_text("pipeline")
@@ -306,8 +314,16 @@ class TestSafety:
         assert message is not None
         message.nack(error=HOSTILE)
         post.queue("javascript:alert").send(b"\xff<script>alert(6)</script>", content_type="text/html")
-        for path in ("/", "/queues/orders?state=dead", f"/queues/orders/messages/{message.id}", "/dead", "/journal",
-                     "/queues/javascript%3Aalert", f"/queues/orders?q={HOSTILE}", f"/queues/{HOSTILE}"):  # fmt: skip
+        for path in (
+            "/",
+            "/queues/orders?state=dead",
+            f"/queues/orders/messages/{message.id}",
+            "/dead",
+            "/journal",
+            "/queues/javascript%3Aalert",
+            f"/queues/orders?q={HOSTILE}",
+            f"/queues/{HOSTILE}",
+        ):
             page = watched.go(path.replace("#", "%23"))
             page.wait_for_timeout(700)
         watched.go(f"/queues/orders/messages/{message.id}")
@@ -335,9 +351,17 @@ def test_pages_are_accessible_in_both_themes(watched: Watched, post: Client, adm
     dead = admin.messages("payments", State.DEAD, limit=1).messages[0]
     found: list[Any] = []
     for path in (
-        "/", "/queues/payments?state=dead", "/queues/payments?state=leased", f"/queues/payments/messages/{dead.id}",
-        "/dead", "/consumers", "/journal", "/anomalies", "/audit", "/topics",
-    ):  # fmt: skip
+        "/",
+        "/queues/payments?state=dead",
+        "/queues/payments?state=leased",
+        f"/queues/payments/messages/{dead.id}",
+        "/dead",
+        "/consumers",
+        "/journal",
+        "/anomalies",
+        "/audit",
+        "/topics",
+    ):
         page = watched.go(path)
         page.wait_for_timeout(1200)
         light = Axe().run(page)
@@ -347,8 +371,9 @@ def test_pages_are_accessible_in_both_themes(watched: Watched, post: Client, adm
         found += [
             (path, theme, one["id"], [node["html"][:120] for node in one["nodes"][:2]])
             for theme, result in (("light", light), ("dark", dark))
-            for one in result.response["violations"] if one["impact"] in ("serious", "critical")
-        ]  # fmt: skip
+            for one in result.response["violations"]
+            if one["impact"] in ("serious", "critical")
+        ]
     assert found == []
 
 

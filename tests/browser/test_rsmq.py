@@ -77,8 +77,10 @@ def test_chosen_messages_are_moved_and_deleted_by_click(
     watched.find("confirm-yes").click()
     expect(watched.find("message-row")).to_have_count(0)
     assert [(line.verb, line.queue) for line in admin.audit()] == [
-        ("delete", "rsmq:orders"), ("move", "rsmq:orders"), ("move", "rsmq:orders"),
-    ]  # fmt: skip
+        ("delete", "rsmq:orders"),
+        ("move", "rsmq:orders"),
+        ("move", "rsmq:orders"),
+    ]
 
 
 def test_rows_are_reached_and_deleted_by_key_alone(watched: Watched, rsmq: Rsmq) -> None:

@@ -188,10 +188,14 @@ def far(serving: Serving, rabbit: RabbitServer) -> Iterator[BusClient]:
             client.publish("shop.order.paid", number, delay=3600 if number < 2 else 7200)
         for number in range(4):
             headers = {
-                "cloudEvents_id": f"e{number}", "cloudEvents_type": "shop.order.paid", "restante_attempts": 4,
-                "restante_subscription": "parcels.weigh", "restante_error_class": "TimeoutError",
-                "restante_archived_at": "2026-01-01T00:00:00.000+00:00", "restante_errors": [{"error": "no scales"}],
-            }  # fmt: skip
+                "cloudEvents_id": f"e{number}",
+                "cloudEvents_type": "shop.order.paid",
+                "restante_attempts": 4,
+                "restante_subscription": "parcels.weigh",
+                "restante_error_class": "TimeoutError",
+                "restante_archived_at": "2026-01-01T00:00:00.000+00:00",
+                "restante_errors": [{"error": "no scales"}],
+            }
             channel.basic_publish(amqp.Message("1", application_headers=headers), "", "parcels.archive")
         channel.queue_declare("parcels.archive", passive=True)
         serving.state.rabbitmq.url = rabbit.url

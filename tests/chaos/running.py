@@ -70,14 +70,21 @@ def run(row: Row, slower: float = 1.0) -> Result:
     with tempfile.TemporaryDirectory(prefix="restante-chaos-") as folder:
         lines = Path(folder, "rows")
         environment = {
-            **os.environ, "RESTANTE_ROWS": str(lines), "RESTANTE_BOUNDS": "1", "RESTANTE_SLOWER": f"{slower:.2f}",
+            **os.environ,
+            "RESTANTE_ROWS": str(lines),
+            "RESTANTE_BOUNDS": "1",
+            "RESTANTE_SLOWER": f"{slower:.2f}",
             "RESTANTE_EXAMPLES": os.environ.get("RESTANTE_EXAMPLES", EXAMPLES),
-        }  # fmt: skip
+        }
         begun = time.monotonic()
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "-rfE", "-m", "", *row.tests],
-            cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        )  # fmt: skip
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
         said = lines.read_text().splitlines() if lines.exists() else []
         return summed(row.number, done.returncode, done.stdout, said, time.monotonic() - begun)
 

@@ -231,8 +231,11 @@ class Doors:
         """How many of each door are not done yet, or done and not gone yet."""
         self.look()
         here = Admin(self.post)
-        held = {"native": here.counts("orders").waiting, "http": here.counts("web").waiting,
-                "rsmq": self.rsmq.get_queue_attributes("letters").msgs}  # fmt: skip
+        held = {
+            "native": here.counts("orders").waiting,
+            "http": here.counts("web").waiting,
+            "rsmq": self.rsmq.get_queue_attributes("letters").msgs,
+        }
         return {name: max(len(one.sent - one.done), held.get(name, 0)) for name, one in self.ledgers.items()}
 
     def lost(self) -> dict[str, int]:
@@ -277,14 +280,15 @@ class Sampler:
                 continue  # Redis was just killed, or loads its data
             self.samples.append(
                 {
-                    "seconds": time.monotonic() - begun, "redis_mb": memory["used_memory"] / 1e6,
+                    "seconds": time.monotonic() - begun,
+                    "redis_mb": memory["used_memory"] / 1e6,
                     "keys": float(keys["keys"] - keys["expires"]),
                     "connections": float(clients["connected_clients"]),
                     "server_mb": int((self._up / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6,
                     "descriptors": float(len(os.listdir(self._up / "fd"))),
                     "threads": float(len(os.listdir(self._up / "task"))),
                 }
-            )  # fmt: skip
+            )
 
     def grown(self) -> dict[str, tuple[float, float]]:
         """What grew from the first third after the start to the last, with both medians."""

@@ -15,9 +15,17 @@ from tests.chaos.running import Result
 
 BEGIN, END = "<!-- faults:start -->", "<!-- faults:end -->"
 HEAD: Final = (
-    "row", "fault", "cases", "lost", "unexplained doubles", "phantoms", "early", "stale", "slowest recovery, s",
+    "row",
+    "fault",
+    "cases",
+    "lost",
+    "unexplained doubles",
+    "phantoms",
+    "early",
+    "stale",
+    "slowest recovery, s",
     "verdict",
-)  # fmt: skip
+)
 _FAULTS = {row.number: row.fault for row in ROWS}
 
 

@@ -44,10 +44,29 @@ async def whole_life(room: Room, queue: Any) -> None:
 
 
 LIFE = [
-    "sent", "promoted", "received", "extended", "released", "received", "nacked", "promoted", "received", "expired",
-    "received", "buried", "replayed", "received", "acked", "sent", "edited", "deleted", "sent", "purged", "paused",
+    "sent",
+    "promoted",
+    "received",
+    "extended",
+    "released",
+    "received",
+    "nacked",
+    "promoted",
+    "received",
+    "expired",
+    "received",
+    "buried",
+    "replayed",
+    "received",
+    "acked",
+    "sent",
+    "edited",
+    "deleted",
+    "sent",
+    "purged",
+    "paused",
     "resumed",
-]  # fmt: skip
+]
 
 
 def dense(entries: list[JournalEntry]) -> bool:
@@ -134,8 +153,13 @@ async def test_a_journal_of_payloads_keeps_what_was_sent_edited_and_moved_in(roo
     await room.call((await room.take(queue)).nack, delay=0)
     found = [(id, Stored(raw)) for block in blocks(room, queue) for id, raw in block.stored.items()]
     assert [(id.decode(), form.payload) for id, form in found] == [
-        (one, {"n": 1}), (many[0], "a"), (many[1], b"\x00\n\t"), (many[2], None), (careful, "once"), (one, {"n": 2}),
-    ]  # fmt: skip
+        (one, {"n": 1}),
+        (many[0], "a"),
+        (many[1], b"\x00\n\t"),
+        (many[2], None),
+        (careful, "once"),
+        (one, {"n": 2}),
+    ]
     assert (found[0][1].headers, found[0][1].kind, found[1][1].priority) == ({"h": 1}, "k", 3)
     [(id, moved)] = [pair for block in blocks(room, target) for pair in block.stored.items()]
     assert (id.decode(), Stored(moved).payload, Stored(moved).headers) == (one, {"n": 2}, {"h": 1})

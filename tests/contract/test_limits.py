@@ -179,13 +179,30 @@ async def test_options_hold_though_the_queue_is_open_already(room: Room) -> None
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("lease", 0), ("lease", "x"), ("max_length", 0), ("max_length", 1.5), ("max_dead", -1), ("max_payload", 0),
-        ("max_payload", 2**63), ("max_leased", 0), ("rate", 0), ("rate", float("nan")), ("rate", 1e9), ("rate", True),
-        ("keep_done", -1), ("dedup", -1), ("retry", "often"), ("journal", "some"), ("journal_keep", 1),
-        ("journal_cap", 0), ("durability", "paper"), ("durability", "replica:0"), ("durability", "replica:x"),
+        ("lease", 0),
+        ("lease", "x"),
+        ("max_length", 0),
+        ("max_length", 1.5),
+        ("max_dead", -1),
+        ("max_payload", 0),
+        ("max_payload", 2**63),
+        ("max_leased", 0),
+        ("rate", 0),
+        ("rate", float("nan")),
+        ("rate", 1e9),
+        ("rate", True),
+        ("keep_done", -1),
+        ("dedup", -1),
+        ("retry", "often"),
+        ("journal", "some"),
+        ("journal_keep", 1),
+        ("journal_cap", 0),
+        ("durability", "paper"),
+        ("durability", "replica:0"),
+        ("durability", "replica:x"),
         ("nonsense", 1),
     ],
-)  # fmt: skip
+)
 async def test_a_setting_that_makes_no_sense_is_refused_by_name(room: Room, name: str, value: Any) -> None:
     queue = room.queue()
     with pytest.raises(InvalidInput, match=name):

@@ -414,9 +414,13 @@ async def test_an_edit_that_makes_no_sense_is_refused(room: Room) -> None:
     queue = room.queue()
     id = await room.send(queue, "a", delay=3600)
     bad: list[dict[str, Any]] = [
-        {"priority": 256}, {"payload": float("nan")}, {"headers": {"a": object()}}, {"delay": -5},
-        {"delay": float("nan")}, {"delay": 1e300},
-    ]  # fmt: skip
+        {"priority": 256},
+        {"payload": float("nan")},
+        {"headers": {"a": object()}},
+        {"delay": -5},
+        {"delay": float("nan")},
+        {"delay": 1e300},
+    ]
     for options in bad:
         with pytest.raises(InvalidInput):
             room.admin.edit(queue.name, id, **options)

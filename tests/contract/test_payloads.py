@@ -27,10 +27,40 @@ def nested(depth: int, inner: Any = 1) -> Any:
 
 
 EXACT = [
-    None, True, False, 0, -1, 1.5, -0.0, 1e308, 5e-324, 2**53 + 1, 2**63 - 1, -(2**63), 2**64 - 1, 2**64, -(2**70),
-    10**4000, "", "a", "null", "NaN", "\x00", "\r\n\t", "é", "日本語", "😀", "\ufffd", [], {}, [None], {"": None},
-    {"a": {"b": [1, 2.5, "c", None, True]}}, {"big": 2**100, "text": "日本", "none": None}, nested(200),
-]  # fmt: skip
+    None,
+    True,
+    False,
+    0,
+    -1,
+    1.5,
+    -0.0,
+    1e308,
+    5e-324,
+    2**53 + 1,
+    2**63 - 1,
+    -(2**63),
+    2**64 - 1,
+    2**64,
+    -(2**70),
+    10**4000,
+    "",
+    "a",
+    "null",
+    "NaN",
+    "\x00",
+    "\r\n\t",
+    "é",
+    "日本語",
+    "😀",
+    "\ufffd",
+    [],
+    {},
+    [None],
+    {"": None},
+    {"a": {"b": [1, 2.5, "c", None, True]}},
+    {"big": 2**100, "text": "日本", "none": None},
+    nested(200),
+]
 
 
 @pytest.mark.parametrize("payload", EXACT, ids=lambda value: repr(value)[:30])
@@ -72,10 +102,24 @@ def test_whatever_json_or_bytes_a_producer_thinks_of_survives(plain_queue: Queue
 
 
 REFUSED = [
-    math.nan, math.inf, -math.inf, [None, {"a": math.nan}], "\ud800", {"\udfff": 1}, ["\ud800", 2**70], nested(10_000),
-    nested(10_000, 2**70), object(), {1: 2}, {1: 2, "a": 2**70}, {"a": 2**70, 1: "x"}, {"a": 2**70, None: "x"},
-    {1, 2}, 1j, 10**5000,
-]  # fmt: skip
+    math.nan,
+    math.inf,
+    -math.inf,
+    [None, {"a": math.nan}],
+    "\ud800",
+    {"\udfff": 1},
+    ["\ud800", 2**70],
+    nested(10_000),
+    nested(10_000, 2**70),
+    object(),
+    {1: 2},
+    {1: 2, "a": 2**70},
+    {"a": 2**70, 1: "x"},
+    {"a": 2**70, None: "x"},
+    {1, 2},
+    1j,
+    10**5000,
+]
 
 
 class Colour(enum.Enum):
@@ -130,9 +174,10 @@ async def test_what_would_arrive_as_another_value_is_refused_with_its_place_and_
 
 @needs("batch", "admin")
 @pytest.mark.parametrize(
-    "messages", ["abc", b"abc", {"a": 1}, {1, 2}, iter([1]), (one for one in "a"), 5, None, {"a": 1}.values()],
+    "messages",
+    ["abc", b"abc", {"a": 1}, {1, 2}, iter([1]), (one for one in "a"), 5, None, {"a": 1}.values()],
     ids=lambda value: type(value).__name__,
-)  # fmt: skip
+)
 async def test_what_is_no_list_of_messages_is_refused_and_nothing_is_sent(room: Room, messages: Any) -> None:
     queue = room.queue()
     with pytest.raises(InvalidInput, match="send_many takes a list"):

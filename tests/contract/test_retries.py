@@ -28,8 +28,10 @@ async def test_the_last_allowed_failure_is_dead(room: Room) -> None:
     shown = room.admin.show(queue.name, id)
     assert (shown.state, shown.attempts, shown.payload) == (State.DEAD, 3, "poison")
     assert [(one.attempt, one.event.value, one.error_class) for one in shown.history] == [
-        (1, "nacked", "ValueError"), (2, "nacked", "ValueError"), (3, "nacked", "ValueError")
-    ]  # fmt: skip
+        (1, "nacked", "ValueError"),
+        (2, "nacked", "ValueError"),
+        (3, "nacked", "ValueError"),
+    ]
     assert "no 2" in shown.history[-1].error
 
 

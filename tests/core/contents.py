@@ -25,9 +25,18 @@ TIMED: Final = ("scheduled", "retrying", "leased")
 SPAN: Final = 2**44
 #: The settings that the packed field holds behind the version, in order.
 PACKED: Final = (
-    "journal", "pause", "lease_ms", "max_attempts", "dedup_ms", "keep_done", "max_leased", "rate", "max_length",
-    "max_dead", "max_payload_bytes",
-)  # fmt: skip
+    "journal",
+    "pause",
+    "lease_ms",
+    "max_attempts",
+    "dedup_ms",
+    "keep_done",
+    "max_leased",
+    "rate",
+    "max_length",
+    "max_dead",
+    "max_payload_bytes",
+)
 
 #: Reads all keys by one call. ARGV: the kind of each key, then the entry of the journal to begin at. Returns the number
 #: of the journal's entries and the content of each key. The client's own reading of a stream makes dicts, in which

@@ -44,34 +44,74 @@ class Desk:
 def message(item: Item, sequence: int, sent_at: int = T) -> dict[str, Any]:
     """What `messages` holds of it."""
     return {
-        "sequence": sequence, "sent_at": sent_at, "kind": item.kind, "priority": item.priority,
-        "limits": item.limits, "body": item.payload, "options": RAW,
-    }  # fmt: skip
+        "sequence": sequence,
+        "sent_at": sent_at,
+        "kind": item.kind,
+        "priority": item.priority,
+        "limits": item.limits,
+        "body": item.payload,
+        "options": RAW,
+    }
 
 
 def delivery(
-    item: Item, sequence: int, token: str = "", expires: int = 0, *, attempts: int = 1, received_at: int | str = T,
-    replays: int = 0, sent_at: int = T, by: str = CONSUMER,
-) -> dict[str, Any]:  # fmt: skip
+    item: Item,
+    sequence: int,
+    token: str = "",
+    expires: int = 0,
+    *,
+    attempts: int = 1,
+    received_at: int | str = T,
+    replays: int = 0,
+    sent_at: int = T,
+    by: str = CONSUMER,
+) -> dict[str, Any]:
     """What `deliveries` holds of it."""
     return {
-        "lease_expires_at": expires, "token": token, "sent_at": sent_at, "kind": item.kind, "priority": item.priority,
-        "size": len(item.payload), "attempts": attempts, "consumer": by, "sequence": sequence,
-        "received_at": received_at, "replays": replays, "limits": item.limits,
-    }  # fmt: skip
+        "lease_expires_at": expires,
+        "token": token,
+        "sent_at": sent_at,
+        "kind": item.kind,
+        "priority": item.priority,
+        "size": len(item.payload),
+        "attempts": attempts,
+        "consumer": by,
+        "sequence": sequence,
+        "received_at": received_at,
+        "replays": replays,
+        "limits": item.limits,
+    }
 
 
 def line(
-    event: str, state: str, item: Item | None, *, at: int = T, attempts: int = 0, by: str = "", due: int | str = "",
-    error: str = "", detail: str = "", sent_at: int = T,
-) -> dict[str, Any]:  # fmt: skip
+    event: str,
+    state: str,
+    item: Item | None,
+    *,
+    at: int = T,
+    attempts: int = 0,
+    by: str = "",
+    due: int | str = "",
+    error: str = "",
+    detail: str = "",
+    sent_at: int = T,
+) -> dict[str, Any]:
     """One line of the journal."""
     return {
-        "event": event, "state": state, "at": at, "message_id": item.id if item else "",
-        "sent_at": sent_at if item else at, "kind": item.kind if item else "", "priority": item.priority if item else 0,
-        "size": len(item.payload) if item else 0, "attempts": attempts, "consumer": by, "due_at": due,
-        "error_class": error, "detail": detail,
-    }  # fmt: skip
+        "event": event,
+        "state": state,
+        "at": at,
+        "message_id": item.id if item else "",
+        "sent_at": sent_at if item else at,
+        "kind": item.kind if item else "",
+        "priority": item.priority if item else 0,
+        "size": len(item.payload) if item else 0,
+        "attempts": attempts,
+        "consumer": by,
+        "due_at": due,
+        "error_class": error,
+        "detail": detail,
+    }
 
 
 A = Item("a", b"\x00\xff\r\n", 3, kind="mail")

@@ -38,9 +38,14 @@ class Entry:
     def stored(self) -> dict[str, Any]:
         """What does not change about it but by an edit."""
         return {
-            "sequence": self.sequence, "sent_at": self.sent_at, "kind": self.item.kind, "priority": self.item.priority,
-            "limits": self.item.limits, "body": self.item.payload, "options": RAW,
-        }  # fmt: skip
+            "sequence": self.sequence,
+            "sent_at": self.sent_at,
+            "kind": self.item.kind,
+            "priority": self.item.priority,
+            "limits": self.item.limits,
+            "body": self.item.payload,
+            "options": RAW,
+        }
 
 
 @dataclass

@@ -118,10 +118,15 @@ class Verdict:
         """The line that a row of the fault matrix prints."""
         return json.dumps(
             {
-                "row": self.row, "n": self.n, "lost": len(self.lost), "dup": self.dup, "early": len(self.early),
-                "max_recovery_s": round(self.max_recovery_s, 3), "verdict": "pass" if self.ok else "fail",
+                "row": self.row,
+                "n": self.n,
+                "lost": len(self.lost),
+                "dup": self.dup,
+                "early": len(self.early),
+                "max_recovery_s": round(self.max_recovery_s, 3),
+                "verdict": "pass" if self.ok else "fail",
             }
-        )  # fmt: skip
+        )
 
 
 @dataclass
@@ -415,8 +420,15 @@ def lines_of(journal: Mapping[str, Mapping[str, Any]]) -> list[Line]:
     """The journal of `contents.dump` as the checker reads it."""
     return [
         Line(
-            int(number), line["event"], line["state"], line["at"], line["message_id"], line["priority"],
-            line["attempts"], line["due_at"] or 0, line["detail"],
+            int(number),
+            line["event"],
+            line["state"],
+            line["at"],
+            line["message_id"],
+            line["priority"],
+            line["attempts"],
+            line["due_at"] or 0,
+            line["detail"],
         )
         for number, line in journal.items()
-    ]  # fmt: skip
+    ]

@@ -71,13 +71,22 @@ class Model:
         """What changes about messages once received."""
         return {
             id: {
-                "token": entry.token, "lease_expires_at": entry.expires, "attempts": entry.attempts,
-                "sequence": entry.place % SPAN, "replays": entry.replays, "received_at": entry.received_at,
-                "consumer": entry.consumer, "sent_at": entry.sent_at, "kind": entry.item.kind,
-                "priority": entry.item.priority, "size": len(entry.item.payload), "limits": entry.item.limits,
+                "token": entry.token,
+                "lease_expires_at": entry.expires,
+                "attempts": entry.attempts,
+                "sequence": entry.place % SPAN,
+                "replays": entry.replays,
+                "received_at": entry.received_at,
+                "consumer": entry.consumer,
+                "sent_at": entry.sent_at,
+                "kind": entry.item.kind,
+                "priority": entry.item.priority,
+                "size": len(entry.item.payload),
+                "limits": entry.item.limits,
             }
-            for id, entry in self.entries.items() if entry.place is not None
-        }  # fmt: skip
+            for id, entry in self.entries.items()
+            if entry.place is not None
+        }
 
     def next_due(self) -> int | None:
         """The earliest time at which something must move."""
@@ -104,9 +113,19 @@ class Model:
         return self.sequence - n
 
     def _line(
-        self, event: str, state: str, now: int, id: str, attempts: int | None = None, by: str = "", *,
-        due: int | str = "", error: str = "", detail: str = "", terminal: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        event: str,
+        state: str,
+        now: int,
+        id: str,
+        attempts: int | None = None,
+        by: str = "",
+        *,
+        due: int | str = "",
+        error: str = "",
+        detail: str = "",
+        terminal: bool = False,
+    ) -> None:
         """Writes a line if the level keeps it; without an id one that is about the queue."""
         level = self.settings.journal
         if level not in ("full", "payloads") and not (terminal and level == "terminal"):
@@ -116,12 +135,21 @@ class Model:
         item = entry.item if entry else Item("", b"")
         self.journal.append(
             {
-                "event": event, "state": state, "at": now, "message_id": id, "sent_at": entry.sent_at if entry else now,
-                "kind": item.kind, "priority": item.priority, "size": len(item.payload),
-                "attempts": (entry.attempts if entry else 0) if attempts is None else attempts, "consumer": by,
-                "due_at": due, "error_class": error, "detail": detail,
+                "event": event,
+                "state": state,
+                "at": now,
+                "message_id": id,
+                "sent_at": entry.sent_at if entry else now,
+                "kind": item.kind,
+                "priority": item.priority,
+                "size": len(item.payload),
+                "attempts": (entry.attempts if entry else 0) if attempts is None else attempts,
+                "consumer": by,
+                "due_at": due,
+                "error_class": error,
+                "detail": detail,
             }
-        )  # fmt: skip
+        )
 
     def _beside(self, *ids: str) -> None:
         """Puts stored forms beside the lines just written, where the queue journals payloads."""
@@ -463,11 +491,15 @@ class Model:
         """Copies what is still held into the lease journal."""
         rows = [
             {
-                "id": id, "token": token, "attempts": self.entries[id].attempts,
-                "received_at": self.entries[id].received_at, "stored": self.entries[id].stored(),
+                "id": id,
+                "token": token,
+                "attempts": self.entries[id].attempts,
+                "received_at": self.entries[id].received_at,
+                "stored": self.entries[id].stored(),
             }
-            for id, token in pairs if self.held((id, token), now)
-        ]  # fmt: skip
+            for id, token in pairs
+            if self.held((id, token), now)
+        ]
         return self.book.hold(now, owner, lasts, pairs[0][1] if pairs else None, rows)
 
     def configure(self, now: int, event: str, settings: Settings) -> None:

@@ -20,9 +20,22 @@ WALK = 400
 def play(pair: Pair) -> None:
     """The whole scenario; raises Disagreement where the queue is wrong."""
     for chapter in (
-        _order, _tokens, _expiry, _attempts, _giving_back, _waiting, _unique_keys, _repeats, _limits, _operators,
-        _results, _two_queues, _levels, _payloads, _lease_journal,
-    ):  # fmt: skip
+        _order,
+        _tokens,
+        _expiry,
+        _attempts,
+        _giving_back,
+        _waiting,
+        _unique_keys,
+        _repeats,
+        _limits,
+        _operators,
+        _results,
+        _two_queues,
+        _levels,
+        _payloads,
+        _lease_journal,
+    ):
         chapter(pair)
     _walk(pair, random.Random(7), WALK)
     pair.check_anew()
@@ -270,9 +283,13 @@ def _results(pair: Pair) -> None:
 
 def _two_queues(pair: Pair) -> None:
     pair.send(
-        Item("v1", priority=3), Item("v2", due="+4000", unique="k"), Item("v3"), Item("v4"), Item("v5", unique="k5"),
+        Item("v1", priority=3),
+        Item("v2", due="+4000", unique="k"),
+        Item("v3"),
+        Item("v4"),
+        Item("v5", unique="k5"),
         Item("v6", due="+9000"),
-    )  # fmt: skip
+    )
     held = dict(pair.receive(4))
     pair.nack(("v1", held["v1"]), delay=300)
     pair.bury(("v3", held["v3"]))

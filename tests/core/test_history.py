@@ -316,15 +316,35 @@ def _gap(history: History) -> None:
 
 
 CORRUPTIONS: tuple[tuple[str, Callable[[History], None]], ...] = (
-    ("lost", _lose), ("lost", _lose_confirmed), ("phantom", _phantom_delivery), ("phantom", _phantom_after_ack),
-    ("phantom", _stored_twice), ("payload", _payload), ("overlap", _overlap), ("overlap", _reclaimed_early),
-    ("overlap", _one_token_twice), ("fencing", _stale_ack), ("fencing", _forged_ack), ("fencing", _late_ack),
-    ("fencing", _late_extend), ("fencing", _extend_of_nothing), ("priority", _priority), ("fifo", _fifo),
-    ("early", _promoted_early), ("early", _received_unpromoted), ("early", _delivered_early),
-    ("attempts", _attempts), ("attempts", _attempts_seen), ("attempts", _release_counted), ("attempts", _goes_on),
-    ("attempts", _dead_too_soon), ("dead_twice", _dead_twice), ("conservation", _conservation),
-    ("not_empty", _not_empty), ("gaps", _gap),
-)  # fmt: skip
+    ("lost", _lose),
+    ("lost", _lose_confirmed),
+    ("phantom", _phantom_delivery),
+    ("phantom", _phantom_after_ack),
+    ("phantom", _stored_twice),
+    ("payload", _payload),
+    ("overlap", _overlap),
+    ("overlap", _reclaimed_early),
+    ("overlap", _one_token_twice),
+    ("fencing", _stale_ack),
+    ("fencing", _forged_ack),
+    ("fencing", _late_ack),
+    ("fencing", _late_extend),
+    ("fencing", _extend_of_nothing),
+    ("priority", _priority),
+    ("fifo", _fifo),
+    ("early", _promoted_early),
+    ("early", _received_unpromoted),
+    ("early", _delivered_early),
+    ("attempts", _attempts),
+    ("attempts", _attempts_seen),
+    ("attempts", _release_counted),
+    ("attempts", _goes_on),
+    ("attempts", _dead_too_soon),
+    ("dead_twice", _dead_twice),
+    ("conservation", _conservation),
+    ("not_empty", _not_empty),
+    ("gaps", _gap),
+)
 
 
 def test_a_clean_history_is_found_clean() -> None:

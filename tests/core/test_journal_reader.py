@@ -77,17 +77,20 @@ class TestBlocks:
     def test_every_entry_is_a_block_with_the_numbers_of_its_lines(self, shelf: Library) -> None:
         assert shelf.spans(0, 20) == EVERY
 
-    @pytest.mark.parametrize(("after", "upto", "found"), [
-        (3, 7, [(1, 10)]),
-        (9, 11, [(1, 10), (11, 11)]),
-        (10, 11, [(11, 11)]),
-        (10, 12, [(11, 11), (12, 16)]),
-        (5, 14, [(1, 10), (11, 11), (12, 16)]),
-        (13, 14, [(12, 16)]),
-        (16, 17, [(17, 17)]),
-        (19, 20, [(18, 20)]),
-        (0, 1, [(1, 10)]),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("after", "upto", "found"),
+        [
+            (3, 7, [(1, 10)]),
+            (9, 11, [(1, 10), (11, 11)]),
+            (10, 11, [(11, 11)]),
+            (10, 12, [(11, 11), (12, 16)]),
+            (5, 14, [(1, 10), (11, 11), (12, 16)]),
+            (13, 14, [(12, 16)]),
+            (16, 17, [(17, 17)]),
+            (19, 20, [(18, 20)]),
+            (0, 1, [(1, 10)]),
+        ],
+    )
     def test_the_first_and_the_last_may_reach_beyond_the_bounds(
         self, shelf: Library, after: int, upto: int, found: list[tuple[int, int]]
     ) -> None:
@@ -234,8 +237,13 @@ class TestPayloads:
         assert Stored(odd.stored[b"e"]).payload == "named as the lines' own field"
         assert Stored(edited.stored[ids[0].encode()]).payload == {"n": 2}
         assert [entry.event.value for entry in library.admin.journal("q")] == [
-            "configured", "sent", "sent", "sent", "edited", "received",
-        ]  # fmt: skip
+            "configured",
+            "sent",
+            "sent",
+            "sent",
+            "edited",
+            "received",
+        ]
 
     def test_a_message_moved_in_brings_its_form(self, library: Library) -> None:
         library.admin.configure("q", journal="payloads")

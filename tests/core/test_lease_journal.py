@@ -248,9 +248,15 @@ class TestSettle:
         reading.claim(3)
         return reading.rows()
 
-    @pytest.mark.parametrize(("verdict", "state"), [
-        ("ack", {}), ("nack", {"retrying": 3}), ("bury", {"dead": 3}), ("release", {"ready": 3}),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("verdict", "state"),
+        [
+            ("ack", {}),
+            ("nack", {"retrying": 3}),
+            ("bury", {"dead": 3}),
+            ("release", {"ready": 3}),
+        ],
+    )
     def test_a_verdict_is_carried_out_and_remembered(
         self, reading: Reading, rows: list[Row], verdict: str, state: dict[str, int]
     ) -> None:

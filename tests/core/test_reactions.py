@@ -278,9 +278,13 @@ class TestKeysAndSleeps:
 
     @pytest.mark.parametrize(
         "error",
-        [foreign.MovedError("1 other:1"), foreign.AskError("1 other:1"), foreign.TryAgainError("TRYAGAIN"),
-         foreign.ResponseError("UNBLOCKED force unblock from blocking operation")],
-    )  # fmt: skip
+        [
+            foreign.MovedError("1 other:1"),
+            foreign.AskError("1 other:1"),
+            foreign.TryAgainError("TRYAGAIN"),
+            foreign.ResponseError("UNBLOCKED force unblock from blocking operation"),
+        ],
+    )
     def test_a_sleep_that_the_server_ends_is_no_failure(self, error: foreign.ResponseError) -> None:
         assert waiting_failed(error, [b"marker"], SHOWN) is None
 

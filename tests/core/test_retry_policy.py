@@ -93,9 +93,20 @@ def test_the_texts_are_those_that_redis_keeps() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "linear:1", "exponential", "exponential:1:2:3", "exponential:1:2:3:4:5", "exponential:1:0.5:3:0",
-     "exponential:1:2:3:1.5", "exponential:x:2:3:0", "fixed:1,x", "fixed:-1", "fixed:nan"],
-)  # fmt: skip
+    [
+        "",
+        "linear:1",
+        "exponential",
+        "exponential:1:2:3",
+        "exponential:1:2:3:4:5",
+        "exponential:1:0.5:3:0",
+        "exponential:1:2:3:1.5",
+        "exponential:x:2:3:0",
+        "fixed:1,x",
+        "fixed:-1",
+        "fixed:nan",
+    ],
+)
 def test_a_text_that_is_no_policy_is_refused(text: str) -> None:
     with pytest.raises(
         InvalidInput, match=r"^not a retry policy: .*; use exponential:BASE:FACTOR:CAP:JITTER or fixed:1,5,30$"

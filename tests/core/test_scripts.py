@@ -39,12 +39,16 @@ class TestConfigure:
     def test_settings_are_written_with_their_names_in_the_journal(self, desk: Desk) -> None:
         assert desk.changed_by(lambda: desk.verbs.configure(lease_ms="5000", max_leased="2")) == {
             "queue": {
-                "lease_ms": 5000, "max_leased": 2, "version": 1, "configured": 1, "sequence": 1,
+                "lease_ms": 5000,
+                "max_leased": 2,
+                "version": 1,
+                "configured": 1,
+                "sequence": 1,
                 "settings": "1\t\t\t5000\t\t\t\t2\t\t\t\t",
             },
             "journal": {"1": line("configured", "gone", None, by=OPERATOR, detail="lease_ms,max_leased")},
             "marker": {"0": 0},
-        }  # fmt: skip
+        }
 
     def test_every_setting_has_its_place_in_the_packed_field(self, desk: Desk) -> None:
         wished = {name: str(at) for at, name in enumerate(PACKED, 1)}
@@ -349,9 +353,13 @@ class TestLooking:
         assert desk.changed_by(lambda: desk.verbs.show("a"), [T, b"ready", score, stored, b"", b""]) == {}
         desk.verbs.nack(*desk.verbs.receive().pairs, delay=5)
         expected = [
-            T, b"retrying", b"%d" % (T + 5), stored, client.hget(keys["deliveries"], "a"),
+            T,
+            b"retrying",
+            b"%d" % (T + 5),
+            stored,
+            client.hget(keys["deliveries"], "a"),
             client.hget(keys["history"], "a"),
-        ]  # fmt: skip
+        ]
         assert desk.changed_by(lambda: desk.verbs.show("a"), expected) == {}
         assert desk.verbs.show("x") == [T, b"", b"", b"", b"", b""]
 

@@ -26,9 +26,12 @@ LASTS = 60_000
 def row(item: Item, sequence: int, token: str, *, attempts: int = 1, received_at: int = T) -> dict[str, Any]:
     """What the lease journal holds of a lease."""
     return {
-        "id": item.id, "token": token, "attempts": attempts, "received_at": received_at,
+        "id": item.id,
+        "token": token,
+        "attempts": attempts,
+        "received_at": received_at,
         "stored": message(item, sequence),
-    }  # fmt: skip
+    }
 
 
 def holder(last: int, begun: str = "", *, owner: str = OWNER, until: int = T + LASTS) -> dict[str, Any]:
@@ -71,9 +74,13 @@ class TestHold:
     @pytest.mark.parametrize("token", ["forged", "empty", "expired", "settled", "of another", "a mark"])
     def test_what_is_not_held_is_not_copied(self, desk: Desk, held: list[Token], token: str) -> None:
         pairs = {
-            "forged": ("a", "99-n"), "empty": ("a", ""), "expired": held[0], "settled": held[0],
-            "of another": ("a", held[1][1]), "a mark": ("a", "-"),
-        }  # fmt: skip
+            "forged": ("a", "99-n"),
+            "empty": ("a", ""),
+            "expired": held[0],
+            "settled": held[0],
+            "of another": ("a", held[1][1]),
+            "a mark": ("a", "-"),
+        }
         if token == "settled":
             desk.verbs.ack(held[0])
         if token in ("expired", "a mark"):

@@ -16,12 +16,15 @@ from tests.harness.clock import START_MS as T
 class TestJournalLevels:
     """The numbers of the journal have no gap at any level, and the queue's sequence goes on."""
 
-    @pytest.mark.parametrize(("level", "kept"), [
-        ("full", ["configured", "sent", "sent", "received", "acked", "received", "nacked"]),
-        ("payloads", ["configured", "sent", "sent", "received", "acked", "received", "nacked"]),
-        ("terminal", ["configured", "acked", "nacked"]),
-        ("off", ["configured"]),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("level", "kept"),
+        [
+            ("full", ["configured", "sent", "sent", "received", "acked", "received", "nacked"]),
+            ("payloads", ["configured", "sent", "sent", "received", "acked", "received", "nacked"]),
+            ("terminal", ["configured", "acked", "nacked"]),
+            ("off", ["configured"]),
+        ],
+    )
     def test_a_level_keeps_its_events(self, desk: Desk, level: str, kept: list[str]) -> None:
         desk.verbs.configure(journal=level)
         desk.verbs.send(A, B)

@@ -179,9 +179,13 @@ class TestSettling:
         desk.verbs.release(first)
         second = desk.verbs.receive().pairs[0]
         pairs = {
-            "forged": ("a", "99-n"), "empty": ("a", ""), "stale": first, "expired": second,
-            "of another": ("a", other[1]), "a mark": ("a", SILENT),
-        }  # fmt: skip
+            "forged": ("a", "99-n"),
+            "empty": ("a", ""),
+            "stale": first,
+            "expired": second,
+            "of another": ("a", other[1]),
+            "a mark": ("a", SILENT),
+        }
         if token in ("expired", "a mark"):
             desk.advance(LEASE)
         if token == "a mark":
@@ -207,8 +211,11 @@ class TestSettling:
         found = desk.look()
         assert violations(found) == []
         assert {state: set(found[state]) for state in ("retrying", "dead", "ready", "leased")} == {
-            "retrying": {"c", "d"}, "dead": {"e"}, "ready": {"f", "g"}, "leased": {"h"},
-        }  # fmt: skip
+            "retrying": {"c", "d"},
+            "dead": {"e"},
+            "ready": {"f", "g"},
+            "leased": {"h"},
+        }
 
     def test_two_tokens_for_one_message_in_one_ack_are_judged_each(self, desk: Desk, held: tuple[str, str]) -> None:
         assert desk.verbs.ack(held, ("a", "99-n"), held) == [2]
@@ -247,11 +254,18 @@ class TestSettling:
         attempts = [int(row[0]) for row in desk.look()["history"]["a"]]
         assert attempts == list(range(4, 54))
 
-    @pytest.mark.parametrize(("verb", "args"), [
-        ("nack", ("a", "2-n", "-1", "E", '""')), ("nack", ("a", "2-n", "x", "E", '""')),
-        ("nack", ("a", "2-n", "1e300", "E", '""')), ("release", ("-1", "a", "2-n")), ("release", ("nan", "a", "2-n")),
-        ("extend", (CONSUMER, "", "a", "2-n", "0")), ("extend", (CONSUMER, "", "a", "2-n", "9e15")),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("verb", "args"),
+        [
+            ("nack", ("a", "2-n", "-1", "E", '""')),
+            ("nack", ("a", "2-n", "x", "E", '""')),
+            ("nack", ("a", "2-n", "1e300", "E", '""')),
+            ("release", ("-1", "a", "2-n")),
+            ("release", ("nan", "a", "2-n")),
+            ("extend", (CONSUMER, "", "a", "2-n", "0")),
+            ("extend", (CONSUMER, "", "a", "2-n", "9e15")),
+        ],
+    )
     def test_a_bad_number_is_refused_by_the_script_too(
         self, desk: Desk, held: tuple[str, str], verb: str, args: tuple[str, ...]
     ) -> None:

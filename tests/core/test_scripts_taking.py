@@ -68,9 +68,15 @@ class TestSend:
         desk.bench.connection.run(Operation(script, few, args, lambda reply: reply, "q", all_keys=every))
         assert set(desk.look()["messages"]) == {"a"}
 
-    @pytest.mark.parametrize(("us", "due", "expected"), [
-        (0, "+1000", 1000), (1, "+1000", 1001), (999, "+1000", 1001), (999, f"{T + 1000}", 1000),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("us", "due", "expected"),
+        [
+            (0, "+1000", 1000),
+            (1, "+1000", 1001),
+            (999, "+1000", 1001),
+            (999, f"{T + 1000}", 1000),
+        ],
+    )
     def test_a_delay_is_not_shorter_by_a_fraction_of_a_millisecond(
         self, desk: Desk, us: int, due: str, expected: int
     ) -> None:
@@ -145,9 +151,14 @@ class TestSend:
         first = Item("a", unique="k", letters=ready, due=str(T - 1))
         assert desk.verbs.send(first, Item("b", unique="k", letters=ready)) == ["", "a"]
 
-    @pytest.mark.parametrize(("field", "value", "error"), [
-        ("max_length", "2", QueueFull), ("max_dead", "1", QueueFull), ("max_payload_bytes", "3", PayloadTooLarge),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("field", "value", "error"),
+        [
+            ("max_length", "2", QueueFull),
+            ("max_dead", "1", QueueFull),
+            ("max_payload_bytes", "3", PayloadTooLarge),
+        ],
+    )
     def test_a_send_beyond_a_limit_is_refused_and_changes_nothing(
         self, desk: Desk, field: str, value: str, error: type[Exception]
     ) -> None:
@@ -167,10 +178,21 @@ class TestSend:
         assert desk.verbs.send(A, B) == ["a", ""]
         assert desk.verbs.send(A, B) == ["a", "b"]
 
-    @pytest.mark.parametrize("args", [
-        ("a", "", "256"), ("a", "", "-1"), ("a", "", "1.5"), ("a", "", "nan"), ("a", "", ""), ("a", "-1", "0"),
-        ("a", "1e300", "0"), ("a", "x", "0"), ("a", "nan", "0"), ("a", "1.5", "0"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        "args",
+        [
+            ("a", "", "256"),
+            ("a", "", "-1"),
+            ("a", "", "1.5"),
+            ("a", "", "nan"),
+            ("a", "", ""),
+            ("a", "-1", "0"),
+            ("a", "1e300", "0"),
+            ("a", "x", "0"),
+            ("a", "nan", "0"),
+            ("a", "1.5", "0"),
+        ],
+    )
     def test_a_bad_number_is_refused_by_the_script_too(self, desk: Desk, args: tuple[str, str, str]) -> None:
         def act() -> None:
             with pytest.raises(InvalidInput):
@@ -199,8 +221,14 @@ class TestReceive:
         }
         assert got is not None
         assert (got.now, got.due, got.version, got.promoted, got.expired, got.base, got.lost) == (
-            T, T + LEASE, 0, 0, 0, 2, []
-        )  # fmt: skip
+            T,
+            T + LEASE,
+            0,
+            0,
+            0,
+            2,
+            [],
+        )
         assert got.messages == [("a", 1, T + LEASE, b"2\n%d\t%b" % (T, A.stored))]
         assert got.told == ["1"]
 
@@ -232,9 +260,15 @@ class TestReceive:
         desk.wake()
         assert "marker" not in desk.changed_by(lambda: desk.verbs.receive(1))
 
-    @pytest.mark.parametrize(("own", "asked", "queue", "expected"), [
-        (None, None, "", LEASE), (None, None, "7", 7), (5, None, "7", 5), (5, 9, "7", 9),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("own", "asked", "queue", "expected"),
+        [
+            (None, None, "", LEASE),
+            (None, None, "7", 7),
+            (5, None, "7", 5),
+            (5, 9, "7", 9),
+        ],
+    )
     def test_the_lease_is_the_caller_s_or_the_message_s_or_the_queue_s(
         self, desk: Desk, own: int | None, asked: int | None, queue: str, expected: int
     ) -> None:
@@ -335,7 +369,12 @@ class TestReceive:
         assert before == 8
         assert desk.changed_by(lambda: [pair[0] for pair in desk.verbs.receive(3, acks=hold).pairs], [*"wxy"]) == {
             "queue": {
-                "sequence": 15, "promoted": 2, "expired": 1, "acked": 1, "received": 6, "due": now + 1000,
+                "sequence": 15,
+                "promoted": 2,
+                "expired": 1,
+                "acked": 1,
+                "received": 6,
+                "due": now + 1000,
                 "acked_since": now,
             },
             "journal": {
@@ -359,7 +398,7 @@ class TestReceive:
             "retrying": {"x": None},
             "leased": {"w": now + 1000, "x": now + LEASE, "y": now + LEASE, "z": None},
             "acked": {"z": "8-n"},
-        }  # fmt: skip
+        }
 
     def test_a_lease_taken_together_with_a_promotion_is_reclaimed_when_it_ends(self, desk: Desk) -> None:
         desk.verbs.send(Item("a", due="+1"))
@@ -420,9 +459,19 @@ class TestReceive:
         }
         assert desk.verbs.receive().messages[0][0] == "b"
 
-    @pytest.mark.parametrize(("n", "lease"), [
-        ("-1", ""), ("1001", ""), ("x", ""), ("1.5", ""), ("1", "0"), ("1", "-5"), ("1", "nan"), ("1", "9e15"),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(
+        ("n", "lease"),
+        [
+            ("-1", ""),
+            ("1001", ""),
+            ("x", ""),
+            ("1.5", ""),
+            ("1", "0"),
+            ("1", "-5"),
+            ("1", "nan"),
+            ("1", "9e15"),
+        ],
+    )
     def test_a_bad_number_is_refused_by_the_script_too(self, desk: Desk, n: str, lease: str) -> None:
         desk.verbs.send(A)
 

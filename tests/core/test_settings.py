@@ -62,11 +62,23 @@ class TestStored:
 
     def test_the_defaults_are_those_of_the_documentation(self) -> None:
         assert QueueSettings.parse({}).as_dict() == {
-            "lease": 30.0, "max_attempts": 5, "retry": "exponential:1.0:2.0:600.0:0.1", "max_length": None,
-            "max_dead": None, "max_payload": 16 * 1024 * 1024, "max_leased": None, "rate": None, "keep_done": 0,
-            "dedup": 60.0, "durability": "memory", "journal": "full", "journal_keep": 100_000,
-            "journal_cap": 1_000_000, "paused": False, "version": 0,
-        }  # fmt: skip
+            "lease": 30.0,
+            "max_attempts": 5,
+            "retry": "exponential:1.0:2.0:600.0:0.1",
+            "max_length": None,
+            "max_dead": None,
+            "max_payload": 16 * 1024 * 1024,
+            "max_leased": None,
+            "rate": None,
+            "keep_done": 0,
+            "dedup": 60.0,
+            "durability": "memory",
+            "journal": "full",
+            "journal_keep": 100_000,
+            "journal_cap": 1_000_000,
+            "paused": False,
+            "version": 0,
+        }
 
     @pytest.mark.parametrize(("stored", "paused"), [("1", True), ("0", False), ("", False)])
     def test_a_pause_and_the_version_are_read(self, stored: str, paused: bool) -> None:

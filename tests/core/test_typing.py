@@ -161,10 +161,23 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], set
     (folder / "right.py").write_text(RIGHT)
     (folder / "mypy.ini").write_text(f"[mypy]\nfollow_imports = silent\nmypy_path = {ROOT / 'src'}\n")
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "--no-error-summary", "--cache-dir",
-         str(ROOT / ".mypy_cache" / "programs"), "wrong.py", "right.py"],
-        cwd=folder, capture_output=True, text=True, timeout=PATIENCE,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "mypy",
+            "--config-file",
+            "mypy.ini",
+            "--no-error-summary",
+            "--cache-dir",
+            str(ROOT / ".mypy_cache" / "programs"),
+            "wrong.py",
+            "right.py",
+        ],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
     assert done.stderr == ""
     made: dict[tuple[str, int], set[str]] = {}
     for line in done.stdout.splitlines():

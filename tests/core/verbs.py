@@ -67,9 +67,14 @@ class Item:
     @property
     def stored(self) -> bytes:
         return encode(
-            self.payload, kind=self.kind, priority=self.priority, lease_ms=self.lease_ms,
-            max_attempts=self.max_attempts, unique=self.unique, unique_states=self.letters if self.unique else "",
-        )[0]  # fmt: skip
+            self.payload,
+            kind=self.kind,
+            priority=self.priority,
+            lease_ms=self.lease_ms,
+            max_attempts=self.max_attempts,
+            unique=self.unique,
+            unique_states=self.letters if self.unique else "",
+        )[0]
 
     @property
     def limits(self) -> str:

@@ -41,9 +41,10 @@ EXAMPLES = sorted(
 #: How a program starts Spark: the active session is taken, so that all of them share the one of the tests.
 STARTS_SPARK = "session()"
 SPARK_EXAMPLES = [
-    name for name in EXAMPLES
+    name
+    for name in EXAMPLES
     if (ROOT / "examples" / f"{name}.py").exists() and STARTS_SPARK in (ROOT / "examples" / f"{name}.py").read_text()
-]  # fmt: skip
+]
 #: Seconds one page's programs or commands may take together.
 PATIENCE = 600
 #: Members of public classes that are for the rooms above, not for users: the inner doors of ARCHITECTURE.md.
@@ -91,9 +92,15 @@ def run(command: list[str], place: Path, *, expected: int = 0) -> str:
         assert code == expected, f"{' '.join(command)} ended with {code}:\n{said[-4000:]}"
         return said
     done = subprocess.run(
-        command, cwd=place, env=environment, timeout=PATIENCE, text=True, stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+        command,
+        cwd=place,
+        env=environment,
+        timeout=PATIENCE,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     assert done.returncode == expected, f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-4000:]}"
     return done.stdout
 

@@ -59,9 +59,13 @@ def verdict(
     counts = {"lost": lost, "dup": dup, "early": early, "phantom": phantom, "stale": stale}
     bad = any(counts.values()) or n <= 0
     line = {
-        "row": row, "n": n, **{name: count for name, count in counts.items() if count is not None},
-        "max_recovery_s": round(max_recovery_s, 3), "verdict": "fail" if bad else "pass", **details,
-    }  # fmt: skip
+        "row": row,
+        "n": n,
+        **{name: count for name, count in counts.items() if count is not None},
+        "max_recovery_s": round(max_recovery_s, 3),
+        "verdict": "fail" if bad else "pass",
+        **details,
+    }
     text = json.dumps(line)
     _tell(text)
     if left := {name for name, count in counts.items() if count is None}:

@@ -300,9 +300,15 @@ def _storm(proxy: FaultProxy, until: float) -> None:
 @pytest.mark.parametrize("hole", [0.0, pytest.param(30.0, marks=pytest.mark.chaos)])
 @pytest.mark.timed
 def test_a_half_open_connection_is_noticed_and_work_goes_on_after_it_heals(
-    proxy: FaultProxy, post: Client, name: str, block: float, margin: float, hole: float,
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    proxy: FaultProxy,
+    post: Client,
+    name: str,
+    block: float,
+    margin: float,
+    hole: float,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The hole stays open until the consumer has noticed it, and `hole` seconds at least."""
     for module in (connection, queue_module):
         monkeypatch.setattr(module, "BLOCK", block)

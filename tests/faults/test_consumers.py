@@ -162,9 +162,14 @@ def test_a_terminated_consumer_finishes_what_runs_and_hands_back_the_rest_uncoun
         second.wait()
         rest = [line.id for line in second.said("start")]
     verdict(
-        4, n=400, lost=len(set(sent) - done - set(rest)), dup=len(rest) - len(set(rest)) + len(done & set(rest)),
-        max_recovery_s=took, within_s=10.0, handler=handler,
-    )  # fmt: skip
+        4,
+        n=400,
+        lost=len(set(sent) - done - set(rest)),
+        dup=len(rest) - len(set(rest)) + len(done & set(rest)),
+        max_recovery_s=took,
+        within_s=10.0,
+        handler=handler,
+    )
 
 
 @pytest.mark.parametrize("handler", ["sleep", "async sleep"])

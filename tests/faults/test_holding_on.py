@@ -77,9 +77,13 @@ def test_a_handler_that_fails_while_the_consumer_stops_is_nacked(post: Client, v
 
 
 def test_a_renewal_that_failed_is_tried_again(
-    proxy: FaultProxy, through: Client, view: Admin, name: str, caplog: pytest.LogCaptureFixture,
+    proxy: FaultProxy,
+    through: Client,
+    view: Admin,
+    name: str,
+    caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setattr(renewal, "RENEW_AFTER", 0.01)
     queue = through.queue(name, lease=60)
     id = queue.send("x")

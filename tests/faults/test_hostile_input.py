@@ -24,9 +24,35 @@ from tests.faults.rows import verdict
 from tests.harness.servers import RedisServer, call
 
 HOSTILE = [
-    "", " ", "-a", "a b", "a\x00b", "a\r\nb", "a\n", "{x}", "a{b}c", "}{", "*", "?", "[a]", "é", "а", "ａ", "a\u200b",
-    "a" * 201, "x" * 1000, "\ud800", "'", '"', "a\\b", "a,b", "a;b", "a|b", "$(a)", "a%00",
-]  # fmt: skip
+    "",
+    " ",
+    "-a",
+    "a b",
+    "a\x00b",
+    "a\r\nb",
+    "a\n",
+    "{x}",
+    "a{b}c",
+    "}{",
+    "*",
+    "?",
+    "[a]",
+    "é",
+    "а",
+    "ａ",
+    "a\u200b",
+    "a" * 201,
+    "x" * 1000,
+    "\ud800",
+    "'",
+    '"',
+    "a\\b",
+    "a,b",
+    "a;b",
+    "a|b",
+    "$(a)",
+    "a%00",
+]
 #: Odd but harmless: they stay inside their own key.
 ODD = [
     "QUEUES",
@@ -150,13 +176,20 @@ def test_bad_seconds_are_refused_before_anything_is_stored(post: Client, view: A
     message = queue.receive()
     assert message is not None
     calls: list[Callable[[], Any]] = [
-        lambda: queue.send(1, delay=value), lambda: queue.send(1, lease=value),
-        lambda: queue.send_many([restante.Draft(1, delay=value)]), lambda: queue.receive(lease=value),
+        lambda: queue.send(1, delay=value),
+        lambda: queue.send(1, lease=value),
+        lambda: queue.send_many([restante.Draft(1, delay=value)]),
+        lambda: queue.receive(lease=value),
         lambda: queue.receive(timeout=value) if value != 2**63 else queue.receive(timeout=-1),
-        lambda: message.nack(delay=value), lambda: message.release(delay=value), lambda: message.extend(lease=value),
-        lambda: queue.configure(lease=value), lambda: queue.configure(dedup=value), lambda: restante.fixed(value),
-        lambda: restante.exponential(value), lambda: restante.exponential(1, cap=value),
-    ]  # fmt: skip
+        lambda: message.nack(delay=value),
+        lambda: message.release(delay=value),
+        lambda: message.extend(lease=value),
+        lambda: queue.configure(lease=value),
+        lambda: queue.configure(dedup=value),
+        lambda: restante.fixed(value),
+        lambda: restante.exponential(value),
+        lambda: restante.exponential(1, cap=value),
+    ]
     for attempt in calls:
         with pytest.raises(InvalidInput):
             attempt()

@@ -75,10 +75,7 @@ def test_consumers_of_two_versions_share_a_queue_and_lose_nothing(
                     at_work[source] = hire(source)
                 next_kill = time.monotonic() + 2
         wait_until(lambda: Admin(post).counts(name).waiting == 0, 60, "draining")
-        shares = [
-            sum(len(worker.said("end")) for worker in everyone[place::2])
-            for place in range(2)
-        ]  # fmt: skip
+        shares = [sum(len(worker.said("end")) for worker in everyone[place::2]) for place in range(2)]
     runs = runs_of(everyone)
     assert min(shares) > len(sent) / 10, f"one version did nearly nothing: {shares}"
     assert not view.counts(name).dead

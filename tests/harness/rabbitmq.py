@@ -202,10 +202,21 @@ class RabbitServer:
         if self._evaluator is None or self._evaluator.poll() is not None:
             with (self.directory / "output").open("ab") as output:
                 self._evaluator = spawn(
-                    [require("erl"), "-noshell", "-hidden", "-sname", f"eval-{self.node}", *ERL_ARGUMENTS.split(),
-                     "-eval", EVALUATOR],
-                    env=self._environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output,
-                )  # fmt: skip
+                    [
+                        require("erl"),
+                        "-noshell",
+                        "-hidden",
+                        "-sname",
+                        f"eval-{self.node}",
+                        *ERL_ARGUMENTS.split(),
+                        "-eval",
+                        EVALUATOR,
+                    ],
+                    env=self._environment(),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=output,
+                )
         assert self._evaluator.stdin is not None
         assert self._evaluator.stdout is not None
         self._evaluator.stdin.write(f"{expressions}\n".encode())

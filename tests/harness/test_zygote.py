@@ -29,9 +29,14 @@ def test_a_child_has_its_own_arguments_environment_folder_and_files(tmp_path: Pa
     assert told["path"][:3] == ["", "/first", "/second"]
     del told["path"]
     assert told == {
-        "argv": ["told", "x"], "cwd": str(tmp_path), "env": env, "stdin": "given", "leads": True, "name": "__main__",
+        "argv": ["told", "x"],
+        "cwd": str(tmp_path),
+        "env": env,
+        "stdin": "given",
+        "leads": True,
+        "name": "__main__",
         "redis": True,
-    }  # fmt: skip
+    }
     code, out, err = run_forked(TOLD, ["told"], env={}, cwd=tmp_path, merged=True)
     assert (code, err, out.splitlines()[0]) == (3, "", "to the other")  # which is not buffered
 

@@ -33,11 +33,24 @@ from tests.harness.deadlines import PATIENCE
 
 #: What a child finds imported.
 MODULES: Final = (
-    "amqp", "celery.__main__", "celery.bin.celery", "celery.bin.worker", "celery.concurrency.prefork",
-    "celery.worker.consumer", "celery.app.amqp", "celery.backends.redis", "kombu.transport.pyamqp", "pydantic",
-    "restante.aio", "restante.bus", "restante.bus.worker", "restante.celery.transport", "restante.cli.entry",
-    "restante.cli.rsmqctl", "rich.table",
-)  # fmt: skip
+    "amqp",
+    "celery.__main__",
+    "celery.bin.celery",
+    "celery.bin.worker",
+    "celery.concurrency.prefork",
+    "celery.worker.consumer",
+    "celery.app.amqp",
+    "celery.backends.redis",
+    "kombu.transport.pyamqp",
+    "pydantic",
+    "restante.aio",
+    "restante.bus",
+    "restante.bus.worker",
+    "restante.celery.transport",
+    "restante.cli.entry",
+    "restante.cli.rsmqctl",
+    "rich.table",
+)
 #: Bytes of one read from a connection.
 BLOCK: Final = 65536
 

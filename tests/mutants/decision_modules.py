@@ -91,8 +91,10 @@ def see_our_packages(python: Path) -> None:
     """Lets mutmut's environment import the packages of this one, since it runs the tests in its own process."""
     folders = subprocess.run(
         [python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     Path(folders.stdout.strip(), "restante-packages.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
 
 

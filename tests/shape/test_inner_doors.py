@@ -13,9 +13,19 @@ SOURCE: Final = Path(__file__).parents[2] / "src" / "restante"
 ROOMS: Final = sorted(folder.name for folder in SOURCE.iterdir() if (folder / "__init__.py").exists())
 #: Of foreign packages, which have no public name for them.
 FOREIGN: Final = {
-    "_active_tags", "_consume_from", "_decoded_cache", "_ensure_initialized", "_eta", "_exit", "_gateway",
-    "_get_current_object", "_message", "_parser", "_reader", "_sock",
-}  # fmt: skip
+    "_active_tags",
+    "_consume_from",
+    "_decoded_cache",
+    "_ensure_initialized",
+    "_eta",
+    "_exit",
+    "_gateway",
+    "_get_current_object",
+    "_message",
+    "_parser",
+    "_reader",
+    "_sock",
+}
 
 
 def names_of(tree: ast.Module) -> set[str]:

@@ -227,8 +227,14 @@ class TestScripts:
         order = re.findall(r"'(\w+)'", kept.group(1))
         assert re.findall(r"\w+", said.group(1).replace("paused", "pause")) == order
         assert pattern.group(1).count("(") == 1 + len(order)
-        alias = {"level": "journal", "paused": "pause", "queue_lease": "lease_ms", "dedup": "dedup_ms",
-                 "keep": "keep_done", "longest": "max_payload_bytes"}  # fmt: skip
+        alias = {
+            "level": "journal",
+            "paused": "pause",
+            "queue_lease": "lease_ms",
+            "dedup": "dedup_ms",
+            "keep": "keep_done",
+            "longest": "max_payload_bytes",
+        }
         readers = 0
         for verb in VERBS:
             for names in re.findall(r"([\w, ]+) = match\(\w+(?:\[1\])?, SETTINGS\)", code(verb)):

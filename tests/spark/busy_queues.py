@@ -43,10 +43,18 @@ class BusyQueues:
 
     def run(self, steps: int) -> None:
         verbs: list[tuple[Callable[[str], None], int]] = [
-            (self._send, 6), (self._send_many, 3), (self._receive, 6), (self._settle, 8), (self._extend, 1),
-            (self._sweep, 1), (self._remove, 2), (self._edit, 1), (self._move, 1), (self._replay, 1),
+            (self._send, 6),
+            (self._send_many, 3),
+            (self._receive, 6),
+            (self._settle, 8),
+            (self._extend, 1),
+            (self._sweep, 1),
+            (self._remove, 2),
+            (self._edit, 1),
+            (self._move, 1),
+            (self._replay, 1),
             (self._configure, 1),
-        ]  # fmt: skip
+        ]
         for _ in range(steps):
             (verb,) = self.random.choices([verb for verb, _ in verbs], [weight for _, weight in verbs])
             try:
@@ -59,11 +67,14 @@ class BusyQueues:
     def _draft(self) -> Draft:
         payload: Any = self.random.choice(({"n": self.random.random()}, b"\x00\tbytes\n\xff", "text", None, [1, 2]))
         return Draft(
-            payload, priority=self.random.choice((0, 0, 7, 255)), kind=self.random.choice(KINDS),
-            delay=self.random.choice((0, 0, 0, 0.001, 60)), headers=self.random.choice((None, {"trace": AWKWARD})),
+            payload,
+            priority=self.random.choice((0, 0, 7, 255)),
+            kind=self.random.choice(KINDS),
+            delay=self.random.choice((0, 0, 0, 0.001, 60)),
+            headers=self.random.choice((None, {"trace": AWKWARD})),
             id=f"id-{self.random.randrange(200)}" if self.random.random() < 0.3 else None,
             retry=self.random.choice((None, fixed(0), fixed(0.001, 60))),
-        )  # fmt: skip
+        )
 
     def _send(self, queue: str) -> None:
         self._sent += [(queue, id) for id in self.post.queue(queue).send_many([self._draft()])]

@@ -29,10 +29,8 @@ def written(post: Client) -> Counter[Line]:
     """Every line the journals have ever had, trimmed or not, each once."""
     places = JournalReader(post).places(Admin(post).queues())
     return Counter(
-        (queue, place.incarnation, position)
-        for queue, place in places.items()
-        for position in range(1, place.last + 1)
-    )  # fmt: skip
+        (queue, place.incarnation, position) for queue, place in places.items() for position in range(1, place.last + 1)
+    )
 
 
 def by_arrow(folder: Path) -> Counter[Line]:

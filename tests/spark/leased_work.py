@@ -126,9 +126,7 @@ class Work:
         chosen = [{name: row[name] for name in needed} for row in rows]
         if not chosen:
             return Written()
-        return written(
-            self.desk.post.url, chosen, op="settle", queue=self.desk.queue.name, consumer=self.consumer
-        )  # fmt: skip
+        return written(self.desk.post.url, chosen, op="settle", queue=self.desk.queue.name, consumer=self.consumer)
 
     def batch(self) -> list[Row] | None:
         """One whole batch; None where there is nothing to do."""

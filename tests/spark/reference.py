@@ -168,7 +168,11 @@ def latency(messages: list[Row]) -> list[Row]:
     found = grouped(acked, lambda row: (row["queue"], row["kind"], minute(row["sent_at"]), row["dt"]))
     return [
         {
-            "queue": queue, "kind": kind, "minute": begin, "messages": len(rows), "dt": dt,
+            "queue": queue,
+            "kind": kind,
+            "minute": begin,
+            "messages": len(rows),
+            "dt": dt,
             **{
                 f"{word}_{name}_seconds": percentile(
                     [row[f"{word}_seconds"] for row in rows if row[f"{word}_seconds"] is not None], share
@@ -178,7 +182,7 @@ def latency(messages: list[Row]) -> list[Row]:
             },
         }
         for (queue, kind, begin, dt), rows in found.items()
-    ]  # fmt: skip
+    ]
 
 
 def died(line: Row) -> bool:
@@ -211,27 +215,33 @@ def throughput(journal: list[Row]) -> list[Row]:
     counted = [line for line in dated(journal) if line["event"] in COUNTED]
     return [
         {
-            "queue": queue, "minute": begin, "dt": dt,
+            "queue": queue,
+            "minute": begin,
+            "dt": dt,
             **{event: count(lines, event) for event in COUNTED},
             "died": sum(map(died, lines)),
             "waiting_delta": sum(map(waiting_delta, lines)),
             "dead_delta": sum(map(dead_delta, lines)),
         }
         for (queue, begin, dt), lines in by_minute(counted).items()
-    ]  # fmt: skip
+    ]
 
 
 def retries(journal: list[Row]) -> list[Row]:
     failed = [line for line in dated(journal) if line["event"] in ("nacked", "buried", "expired")]
     return [
         {
-            "queue": queue, "kind": kind, "error_class": error_class, "minute": begin, "dt": dt,
+            "queue": queue,
+            "kind": kind,
+            "error_class": error_class,
+            "minute": begin,
+            "dt": dt,
             "nacked": count(lines, "nacked", "buried"),
             "expired": count(lines, "expired"),
             "worst_attempts": max(line["attempts"] for line in lines),
         }
         for (queue, kind, error_class, begin, dt), lines in by_minute(failed, "kind", "error_class").items()
-    ]  # fmt: skip
+    ]
 
 
 def overdue(journal: list[Row]) -> list[Row]:
@@ -262,14 +272,17 @@ def consumers(attempts: list[Row]) -> list[Row]:
     found = grouped(attempts, lambda row: (row["consumer"], row["queue"], minute(row["ended_at"]), row["dt"]))
     return [
         {
-            "consumer": consumer, "queue": queue, "minute": begin, "dt": dt,
+            "consumer": consumer,
+            "queue": queue,
+            "minute": begin,
+            "dt": dt,
             "leases": len(rows),
             "acked": sum(row["ended_by"] == "acked" for row in rows),
             "failed": sum(row["ended_by"] in ("nacked", "buried", "expired") for row in rows),
             "busy_seconds": sum((row["ended_at"] - row["received_at"] for row in rows), timedelta()).total_seconds(),
         }
         for (consumer, queue, begin, dt), rows in found.items()
-    ]  # fmt: skip
+    ]
 
 
 def audit(messages: list[Row]) -> list[Row]:
@@ -283,10 +296,15 @@ def audit(messages: list[Row]) -> list[Row]:
         fates = {fate: sent.count(fate) for fate in ("acked", "dead", "expired", "deleted", "waiting")}
         made.append(
             {
-                "queue": queue, "incarnation": incarnation, "hour": begin, "dt": dt,
-                "sent": len(sent), **fates, "unsent": len(rows) - len(sent),
+                "queue": queue,
+                "incarnation": incarnation,
+                "hour": begin,
+                "dt": dt,
+                "sent": len(sent),
+                **fates,
+                "unsent": len(rows) - len(sent),
             }
-        )  # fmt: skip
+        )
     return made
 
 
@@ -322,10 +340,14 @@ def drain(throughput: list[Row]) -> list[Row]:
             until = waiting / ((went - came) / 900)
         made.append(
             {
-                "queue": queue, "at": end, "waiting": waiting, "arrival_per_second": came / 900,
-                "settle_per_second": went / 900, "drain_seconds": until,
+                "queue": queue,
+                "at": end,
+                "waiting": waiting,
+                "arrival_per_second": came / 900,
+                "settle_per_second": went / 900,
+                "drain_seconds": until,
             }
-        )  # fmt: skip
+        )
     return made
 
 
@@ -396,11 +418,22 @@ class Story:
         about = one or Held("", None, "", 0, 0)
         line: Row = dict.fromkeys(JOURNAL.names)
         line |= {
-            "queue": desk.name, "incarnation": desk.incarnation, "position": len(desk.journal) + 1, "event": event,
-            "state": state, "at": self.now, "message_id": about.id, "sent_at": about.sent_at, "kind": about.kind,
-            "priority": about.priority, "size": about.size, "attempts": about.attempts, "consumer": "",
-            "error_class": "", "detail": "",
-        }  # fmt: skip
+            "queue": desk.name,
+            "incarnation": desk.incarnation,
+            "position": len(desk.journal) + 1,
+            "event": event,
+            "state": state,
+            "at": self.now,
+            "message_id": about.id,
+            "sent_at": about.sent_at,
+            "kind": about.kind,
+            "priority": about.priority,
+            "size": about.size,
+            "attempts": about.attempts,
+            "consumer": "",
+            "error_class": "",
+            "detail": "",
+        }
         desk.journal.append(line | more)
 
     def send(self, desk: Desk) -> None:

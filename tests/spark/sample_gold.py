@@ -66,8 +66,15 @@ def times(minute: int, messages: int, p50: float, p95: float, p99: float, kind: 
 
 
 def failed(minute: int, nacked: int, expired: int = 0, queue: str = "orders", error: str = "Boom") -> Row:
-    return {"queue": queue, "kind": "k", "error_class": error, "minute": at(minute), "nacked": nacked,
-            "expired": expired, "worst_attempts": 1 + minute}  # fmt: skip
+    return {
+        "queue": queue,
+        "kind": "k",
+        "error_class": error,
+        "minute": at(minute),
+        "nacked": nacked,
+        "expired": expired,
+        "worst_attempts": 1 + minute,
+    }
 
 
 @dataclass
@@ -97,25 +104,58 @@ class Character:
 
 SHOP = (
     Character(
-        "emails", 90, 150, 0.21, ("welcome", "receipt"), ("SmtpTimeout", "SmtpRefused", HOSTILE), 0.01, dies=0.06,
-        consumers=3, troubles=((0.31, 0.36, "fails", 70.0), (0.975, 1.0, "fails", 85.0)),
+        "emails",
+        90,
+        150,
+        0.21,
+        ("welcome", "receipt"),
+        ("SmtpTimeout", "SmtpRefused", HOSTILE),
+        0.01,
+        dies=0.06,
+        consumers=3,
+        troubles=((0.31, 0.36, "fails", 70.0), (0.975, 1.0, "fails", 85.0)),
     ),
     Character(
-        "thumbnails", 40, 46, 3.4, ("resize",), ("MemoryError", "DecodeError"), 0.01, 0.012, 0.3, 4,
+        "thumbnails",
+        40,
+        46,
+        3.4,
+        ("resize",),
+        ("MemoryError", "DecodeError"),
+        0.01,
+        0.012,
+        0.3,
+        4,
         ((0.86, 1.0, "capacity", 0.55), (0.9, 1.0, "overdue", 12.0)),
     ),
     Character("orders", 120, 260, 0.045, ("placed", "paid", "shipped"), ("StockConflict",), 0.006, consumers=4),
     Character(
-        "webhooks@partners", 22, 60, 0.9, ("call",), ("HTTPError 502", "ConnectTimeout"), 0.08, 0.004, 0.09, 2,
+        "webhooks@partners",
+        22,
+        60,
+        0.9,
+        ("call",),
+        ("HTTPError 502", "ConnectTimeout"),
+        0.08,
+        0.004,
+        0.09,
+        2,
         ((0.55, 0.62, "fails", 9.0),),
     ),
     Character("invoices", 14, 40, 0.6, ("render",), consumers=1),
     Character(
-        "reports/nightly", 3, 30, 11.0, ("build",), overdue=0.01, consumers=2, troubles=((0.93, 0.96, "sent", 60.0),),
+        "reports/nightly",
+        3,
+        30,
+        11.0,
+        ("build",),
+        overdue=0.01,
+        consumers=2,
+        troubles=((0.93, 0.96, "sent", 60.0),),
     ),
     Character("search-index", 200, 420, 0.02, ("upsert", "remove"), fails=0.0005, consumers=2),
     Character("audit.log", 60, 300, 0.008, ("line",), fails=0.0, overdue=0.0, consumers=1),
-)  # fmt: skip
+)
 
 
 @dataclass
@@ -175,18 +215,36 @@ def play(who: Character, played: Played, chance: random.Random, minutes: int, en
             hour[name] += count
         keys = {"queue": who.name, "minute": minute}
         played.halved(
-            schemas.THROUGHPUT, minute, keys, sent=sent, received=taken, acked=acked, nacked=nacked, buried=0,
-            released=0, extended=expired * 2, promoted=nacked, expired=expired, replayed=replayed, deleted=0, purged=0,
-            died=died, waiting_delta=sent - acked - died + replayed, dead_delta=died - replayed,
-        )  # fmt: skip
+            schemas.THROUGHPUT,
+            minute,
+            keys,
+            sent=sent,
+            received=taken,
+            acked=acked,
+            nacked=nacked,
+            buried=0,
+            released=0,
+            extended=expired * 2,
+            promoted=nacked,
+            expired=expired,
+            replayed=replayed,
+            deleted=0,
+            purged=0,
+            died=died,
+            waiting_delta=sent - acked - died + replayed,
+            dead_delta=died - replayed,
+        )
         played.halved(schemas.OVERDUE, minute, keys, received=taken, extended=expired * 2, expired=expired)
         played.add(schemas.BACKLOG, None, **keys, waiting=waiting, dead=dead)
         if nacked or expired:
             error = who.errors[min(len(who.errors) - 1, int(chance.expovariate(1.6)))]
             played.halved(
-                schemas.RETRIES, minute, {**keys, "kind": who.kinds[0], "error_class": error, "worst_attempts": 5},
-                nacked=nacked, expired=expired,
-            )  # fmt: skip
+                schemas.RETRIES,
+                minute,
+                {**keys, "kind": who.kinds[0], "error_class": error, "worst_attempts": 5},
+                nacked=nacked,
+                expired=expired,
+            )
             if died:
                 causes[who.kinds[0], error, "nacked"] += [minute] * died
         _times(who, played, chance, keys, acked, waiting)
@@ -235,24 +293,47 @@ def _settle(
             by_date[str(at.date())].append(at)
         for dt, times in by_date.items():
             played.add(
-                schemas.CAUSES, dt, queue=who.name, kind=kind, error_class=error, event=event, dead=len(times),
-                first_at=times[0], last_at=times[-1], example_id=f"01JC{abs(len(times) * 7919):07d}{dt[-2:]}",
-            )  # fmt: skip
+                schemas.CAUSES,
+                dt,
+                queue=who.name,
+                kind=kind,
+                error_class=error,
+                event=event,
+                dead=len(times),
+                first_at=times[0],
+                last_at=times[-1],
+                example_id=f"01JC{abs(len(times) * 7919):07d}{dt[-2:]}",
+            )
     for hour, counts in hours.items():
         # The sample does not follow single messages: what did not die is acked as far as it can be, the rest waits.
         dead = max(0, min(counts["dead"], counts["sent"]))
         acked = min(counts["acked"], counts["sent"] - dead)
         played.add(
-            schemas.AUDIT, str(hour.date()), queue=who.name, incarnation=1, hour=hour, sent=counts["sent"], acked=acked,
-            dead=dead, expired=0, deleted=0, waiting=counts["sent"] - dead - acked, unsent=0,
-        )  # fmt: skip
+            schemas.AUDIT,
+            str(hour.date()),
+            queue=who.name,
+            incarnation=1,
+            hour=hour,
+            sent=counts["sent"],
+            acked=acked,
+            dead=dead,
+            expired=0,
+            deleted=0,
+            waiting=counts["sent"] - dead - acked,
+            unsent=0,
+        )
     arrival = sum(came for came, _ in recent[-15:]) / 900
     settle = sum(went for _, went in recent[-15:]) / 900
     played.add(
-        schemas.DRAIN, None, queue=who.name, at=end, waiting=waiting, arrival_per_second=arrival,
+        schemas.DRAIN,
+        None,
+        queue=who.name,
+        at=end,
+        waiting=waiting,
+        arrival_per_second=arrival,
         settle_per_second=settle,
         drain_seconds=0.0 if waiting == 0 else waiting / (settle - arrival) if settle > arrival else None,
-    )  # fmt: skip
+    )
 
 
 def sample_day(lake: Path, *, minutes: int = 1440, shop: tuple[Character, ...] = SHOP, end: datetime = END) -> None:
@@ -280,9 +361,18 @@ def huge(lake: Path, *, days: int = 30, queues: int = 20) -> None:
     """A month of many queues: one queue's day, repeated under other names and on other days."""
     played = Played()
     who = Character(
-        "q", 30, 36, 0.8, ("first",), ("TimeoutError", "ValueError"), 0.05, 0.01, 0.05, 1,
+        "q",
+        30,
+        36,
+        0.8,
+        ("first",),
+        ("TimeoutError", "ValueError"),
+        0.05,
+        0.01,
+        0.05,
+        1,
         ((0.3, 0.32, "fails", 14.0), (0.5, 0.51, "capacity", 0.3)),
-    )  # fmt: skip
+    )
     play(who, played, random.Random(1), 1440, END)
     for table, dates in played.rows.items():
         for dt, rows in dates.items():

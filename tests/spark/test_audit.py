@@ -253,11 +253,25 @@ class TestRetention:
         ]
         rows = [
             dict.fromkeys(JOURNAL.names)
-            | {"queue": "orders", "incarnation": 1, "position": number, "event": event, "state": state, "at": at,
-               "message_id": id, "sent_at": sent_at, "kind": "", "priority": 0, "size": 1, "attempts": 1,
-               "consumer": "", "error_class": "", "detail": ""}
+            | {
+                "queue": "orders",
+                "incarnation": 1,
+                "position": number,
+                "event": event,
+                "state": state,
+                "at": at,
+                "message_id": id,
+                "sent_at": sent_at,
+                "kind": "",
+                "priority": 0,
+                "size": 1,
+                "attempts": 1,
+                "consumer": "",
+                "error_class": "",
+                "detail": "",
+            }
             for number, (event, state, at, id, sent_at) in enumerate(lines, 1)
-        ]  # fmt: skip
+        ]
         batch = lake / "bronze" / "batch=0"
         batch.mkdir(parents=True)
         pq.write_table(pa.Table.from_pylist(rows, JOURNAL.arrow()), batch / "part-0.parquet")

@@ -56,17 +56,33 @@ def test_two_executors_with_the_package_shipped_as_a_zip_take_every_line_once(
     outside = {key: value for key, value in os.environ.items() if not key.startswith(("SPARK_", "PYTHONPATH"))}
     ran = subprocess.run(
         [
-            Path(pyspark.__path__[0], "bin", "spark-submit"), "--master", "local-cluster[2,1,1024]",
-            "--py-files", package, "--driver-java-options", java,
-            "--conf", f"spark.executor.extraJavaOptions={java}",
-            "--conf", "spark.ui.enabled=false", JOB, server.url, lake, layers,
+            Path(pyspark.__path__[0], "bin", "spark-submit"),
+            "--master",
+            "local-cluster[2,1,1024]",
+            "--py-files",
+            package,
+            "--driver-java-options",
+            java,
+            "--conf",
+            f"spark.executor.extraJavaOptions={java}",
+            "--conf",
+            "spark.ui.enabled=false",
+            JOB,
+            server.url,
+            lake,
+            layers,
         ],
         env={
-            **outside, "SPARK_HOME": str(session._home() or pyspark.__path__[0]), "PYSPARK_PYTHON": sys.executable,
+            **outside,
+            "SPARK_HOME": str(session._home() or pyspark.__path__[0]),
+            "PYSPARK_PYTHON": sys.executable,
             "PYSPARK_DRIVER_PYTHON": sys.executable,
         },
-        cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE,
-    )  # fmt: skip
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
     assert ran.returncode == 0, ran.stderr[-4000:]
     told = json.loads(ran.stdout.splitlines()[-1])
     assert told["master"] == "local-cluster[2,1,1024]"

@@ -39,11 +39,27 @@ class TestBatches:
         assert len({*tokens}) == 2
         common = {"queue": desk.queue.name, "attempts": 1, "sent_at": now, "received_at": now, "verdict": "ack"}
         assert rows == [
-            {**common, "message_id": first, "kind": "mail", "priority": 9, "retry": fixed(5.0).text(),
-             "payload": b'{"a":1}', "headers": '{"h":"ü"}', "content_type": "application/json"},
-            {**common, "message_id": second, "kind": "", "priority": 0, "retry": "", "payload": b"\x00\xff",
-             "headers": "", "content_type": "image/png"},
-        ]  # fmt: skip
+            {
+                **common,
+                "message_id": first,
+                "kind": "mail",
+                "priority": 9,
+                "retry": fixed(5.0).text(),
+                "payload": b'{"a":1}',
+                "headers": '{"h":"ü"}',
+                "content_type": "application/json",
+            },
+            {
+                **common,
+                "message_id": second,
+                "kind": "",
+                "priority": 0,
+                "retry": "",
+                "payload": b"\x00\xff",
+                "headers": "",
+                "content_type": "image/png",
+            },
+        ]
         assert desk.states() == {}
 
     def test_columns_can_be_chosen(self, desk: Desk) -> None:
@@ -316,10 +332,13 @@ class TestWithSpark:
             (of[row["message_id"]] % 5, row["attempts"], row["verdict"], row["error_class"]) for row in rows
         )
         assert verdicts == {
-            (0, 1, "bury", "Bury"): 2, (1, 1, "nack", "RetryLater"): 2, (1, 2, "ack", ""): 2,
+            (0, 1, "bury", "Bury"): 2,
+            (1, 1, "nack", "RetryLater"): 2,
+            (1, 2, "ack", ""): 2,
             **{(2, attempt, "nack", "ValueError"): 2 for attempt in (1, 2, 3)},
-            (3, 1, "ack", ""): 2, (4, 1, "ack", ""): 2,
-        }  # fmt: skip
+            (3, 1, "ack", ""): 2,
+            (4, 1, "ack", ""): 2,
+        }
         scores = {of[row["message_id"]]: row["score"] for row in rows if row["verdict"] == "ack"}
         assert scores == {1: 2, 6: 12, 3: 6, 8: 16, 4: 8, 9: None}
         dead = {of[message.id]: message for message in Admin(post).messages(queue.name, "dead").messages}

@@ -153,9 +153,11 @@ class TestCrashes:
     @settings(
         max_examples=int(os.environ.get("RESTANTE_EXAMPLES", "15")),
         derandomize="RESTANTE_EXAMPLES" not in os.environ,
-        database=None, deadline=None, phases=[Phase.explicit, Phase.generate],
+        database=None,
+        deadline=None,
+        phases=[Phase.explicit, Phase.generate],
         suppress_health_check=[HealthCheck.function_scoped_fixture],
-    )  # fmt: skip
+    )
     @given(seed=st.integers(0, 2**32))
     def test_crashes_anywhere_lose_nothing_and_double_nothing(self, desk: Desk, seed: int) -> None:
         chance = random.Random(seed)

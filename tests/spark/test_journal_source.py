@@ -240,8 +240,13 @@ def many_ranges(draw: st.DrawFn) -> list[Range]:
 
 
 class TestSplitting:
-    @settings(max_examples=200, deadline=None, database=None, derandomize=True,
-              suppress_health_check=[HealthCheck.function_scoped_fixture])  # fmt: skip
+    @settings(
+        max_examples=200,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        suppress_health_check=[HealthCheck.function_scoped_fixture],
+    )
     @given(ranges=many_ranges(), parts=st.integers(1, 12))
     def test_parts_are_about_equal_and_hold_each_line_once(
         self, small_parts: None, ranges: list[Range], parts: int

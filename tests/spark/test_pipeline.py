@@ -466,9 +466,13 @@ class TestKilled:
     ) -> None:
         chance = random.Random(11)
         options: dict[str, Any] = {
-            "url": server.url, "lake": str(lake), "batch_rows": 150, "compact_from": 3, "trigger_seconds": 0.1,
+            "url": server.url,
+            "lake": str(lake),
+            "batch_rows": 150,
+            "compact_from": 3,
+            "trigger_seconds": 0.1,
             "refresh_seconds": 0.5,
-        }  # fmt: skip
+        }
         with ExitStack() as processes, going_on(Traffic(post, 6), pause=0.05):
 
             def starting(number: int) -> SparkProcess:

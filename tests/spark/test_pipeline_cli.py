@@ -282,8 +282,12 @@ print(run(["pipeline", "--help"]))
         env = {**os.environ, "PYTHONPATH": str(CHECKOUT / "src"), "RESTANTE_URL": "redis://127.0.0.1:1"}
         ran = subprocess.run(
             [sys.executable, "-W", "error", "-c", program],
-            env=env, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE,
-        )  # fmt: skip
+            env=env,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
         assert ran.stdout.split()[:5] == ["4"] * 5, ran.stderr
         assert ran.stdout.split()[-1] == "0"
         assert ran.stderr.splitlines() == ["error: the pipeline needs Spark: pip install 'restante[spark]'"] * 5

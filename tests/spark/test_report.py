@@ -158,8 +158,17 @@ def test_a_month_of_twenty_queues_is_a_small_page_made_in_seconds(tmp_path: Path
 # -- in a browser ----------------------------------------------------------------------------------------------------
 
 SECTIONS = ("verdict", "tiles", "queues", "charts", "drain", "deaths", "failures", "consumers", "audit")
-CHARTS = ["Latency: wait", "Latency: run", "Latency: total", "Throughput", "Backlog: waiting", "Backlog: dead",
-          "Retries", "Overdue", "Why messages died"]  # fmt: skip
+CHARTS = [
+    "Latency: wait",
+    "Latency: run",
+    "Latency: total",
+    "Throughput",
+    "Backlog: waiting",
+    "Backlog: dead",
+    "Retries",
+    "Overdue",
+    "Why messages died",
+]
 
 
 @pytest.fixture(scope="module")

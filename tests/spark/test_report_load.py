@@ -133,11 +133,16 @@ def test_causes_of_several_dates_are_one(tmp_path: Path) -> None:
 
 def test_the_load_of_a_consumer_is_busy_time_by_time_passed(tmp_path: Path) -> None:
     row = {"consumer": "c1", "leases": 2, "acked": 1, "failed": 1}
-    put(tmp_path, schemas.CONSUMERS, [
-        row | {"queue": "a", "minute": at(0), "busy_seconds": 30.0},
-        row | {"queue": "b", "minute": at(0), "busy_seconds": 45.0},
-        row | {"queue": "a", "minute": at(2), "busy_seconds": 6.0},
-    ], DAY)  # fmt: skip
+    put(
+        tmp_path,
+        schemas.CONSUMERS,
+        [
+            row | {"queue": "a", "minute": at(0), "busy_seconds": 30.0},
+            row | {"queue": "b", "minute": at(0), "busy_seconds": 45.0},
+            row | {"queue": "a", "minute": at(2), "busy_seconds": 6.0},
+        ],
+        DAY,
+    )
     put(tmp_path, schemas.CONSUMERS, [row | {"queue": "a", "minute": at(0), "busy_seconds": 15.0}], EVE)
     (one,) = figured(tmp_path).consumers
     assert one.load == [1.5, 0.0, 0.1]
@@ -169,9 +174,16 @@ def test_what_one_incarnation_has_too_many_does_not_make_up_for_another(tmp_path
 
 @pytest.mark.parametrize(
     ("length", "step"),
-    [(timedelta(hours=5), 60), (timedelta(hours=6), 300), (timedelta(days=1), 300), (timedelta(days=3), 900),
-     (timedelta(days=12), 3600), (timedelta(days=30), 10800), (timedelta(days=200), 86400)],
-)  # fmt: skip
+    [
+        (timedelta(hours=5), 60),
+        (timedelta(hours=6), 300),
+        (timedelta(days=1), 300),
+        (timedelta(days=3), 900),
+        (timedelta(days=12), 3600),
+        (timedelta(days=30), 10800),
+        (timedelta(days=200), 86400),
+    ],
+)
 def test_long_spans_get_longer_buckets(length: timedelta, step: int) -> None:
     axis = Axis.over(0, int(length.total_seconds()))
     assert axis.step == step
@@ -253,9 +265,18 @@ def test_scales_end_at_round_numbers() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(0, "0 s"), (0.0004, "0.4 ms"), (0.35, "350 ms"), (3.21, "3.2 s"), (12, "12 s"), (250, "4 m 10 s"),
-     (11100, "3 h 5 m"), (187200, "2 d 4 h"), (None, "–")],
-)  # fmt: skip
+    [
+        (0, "0 s"),
+        (0.0004, "0.4 ms"),
+        (0.35, "350 ms"),
+        (3.21, "3.2 s"),
+        (12, "12 s"),
+        (250, "4 m 10 s"),
+        (11100, "3 h 5 m"),
+        (187200, "2 d 4 h"),
+        (None, "–"),
+    ],
+)
 def test_durations_are_said_at_a_glance(seconds: float | None, words: str) -> None:
     assert span(seconds) == words
 

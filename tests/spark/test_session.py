@@ -38,9 +38,12 @@ class Runner:
         return subprocess.run(
             [sys.executable, "-W", "error", str(self._script)],
             # In a folder of its own: a table makes Spark leave its warehouse where it runs.
-            env={**own, "PYTHONPATH": str(CHECKOUT), **env}, cwd=self._script.parent,
-            capture_output=True, text=True, timeout=PATIENCE,
-        )  # fmt: skip
+            env={**own, "PYTHONPATH": str(CHECKOUT), **env},
+            cwd=self._script.parent,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
 
 
 @pytest.fixture
@@ -117,8 +120,10 @@ s.stop()
         ran = subprocess.run(
             [submit, *conf, "--driver-java-options", java, str(script)],
             env={**os.environ, "SPARK_HOME": str(module._home() or submit.parents[1]), "PYSPARK_PYTHON": python},
-            capture_output=True, text=True, timeout=PATIENCE,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
         assert ran.stdout == "local[1] given 9\n", ran.stderr
 
     def test_missing_java_is_named_with_its_remedy(self, run: Runner, tmp_path: Path) -> None:

@@ -94,13 +94,26 @@ def as_row(message: Message) -> Row:
     headers = message.headers
     assert message.whole
     return {
-        "queue": message.queue, "message_id": message.id, "state": message.state.value, "kind": message.kind,
-        "priority": message.priority, "size": message.size, "sent_at": message.sent_at, "due_at": message.due_at,
-        "lease_expires_at": message.lease_expires_at, "settled_at": message.settled_at, "attempts": message.attempts,
-        "max_attempts": message.max_attempts, "replays": message.replays, "consumer": message.consumer,
-        "error_class": last.error_class if last else "", "error": last.error if last else "",
-        "payload": message.preview, "headers": headers, "content_type": message.content_type,
-    }  # fmt: skip
+        "queue": message.queue,
+        "message_id": message.id,
+        "state": message.state.value,
+        "kind": message.kind,
+        "priority": message.priority,
+        "size": message.size,
+        "sent_at": message.sent_at,
+        "due_at": message.due_at,
+        "lease_expires_at": message.lease_expires_at,
+        "settled_at": message.settled_at,
+        "attempts": message.attempts,
+        "max_attempts": message.max_attempts,
+        "replays": message.replays,
+        "consumer": message.consumer,
+        "error_class": last.error_class if last else "",
+        "error": last.error if last else "",
+        "payload": message.preview,
+        "headers": headers,
+        "content_type": message.content_type,
+    }
 
 
 def readable(rows: list[Row]) -> dict[str, Row]:

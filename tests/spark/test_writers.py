@@ -67,25 +67,63 @@ class TestSending:
         for rows in (text, raw, typed):
             written(post.url, rows, queue=queue)
         assert payloads(post, queue) == {
-            "t": {"a": "ü"}, "null": None, "b": [1], "png": b"\x00\xff", "txt": b"words", "json": [2], "none": [3],
-        }  # fmt: skip
+            "t": {"a": "ü"},
+            "null": None,
+            "b": [1],
+            "png": b"\x00\xff",
+            "txt": b"words",
+            "json": [2],
+            "none": [3],
+        }
         assert lying(post, queue)["png"].content_type == "image/png"
 
     def test_every_column_with_a_meaning_is_heeded(self, post: Client) -> None:
         queue = fresh_name("columns")
         due = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=2)
         rows: list[Row] = [
-            {"message_id": "full", "payload": "1", "kind": "mail", "priority": 200, "headers": '{"a":{"b":"ü"}}',
-             "due_at": due, "delay_seconds": None, "max_attempts": 9},
-            {"message_id": "later", "payload": "2", "kind": None, "priority": None, "headers": None, "due_at": None,
-             "delay_seconds": 3600.0, "max_attempts": None},
-            {"message_id": "plain", "payload": "3", "kind": "", "priority": 0, "headers": "", "due_at": None,
-             "delay_seconds": 0.0, "max_attempts": None},
-        ]  # fmt: skip
+            {
+                "message_id": "full",
+                "payload": "1",
+                "kind": "mail",
+                "priority": 200,
+                "headers": '{"a":{"b":"ü"}}',
+                "due_at": due,
+                "delay_seconds": None,
+                "max_attempts": 9,
+            },
+            {
+                "message_id": "later",
+                "payload": "2",
+                "kind": None,
+                "priority": None,
+                "headers": None,
+                "due_at": None,
+                "delay_seconds": 3600.0,
+                "max_attempts": None,
+            },
+            {
+                "message_id": "plain",
+                "payload": "3",
+                "kind": "",
+                "priority": 0,
+                "headers": "",
+                "due_at": None,
+                "delay_seconds": 0.0,
+                "max_attempts": None,
+            },
+        ]
         schema = pa.schema(
-            {"message_id": pa.string(), "payload": pa.string(), "kind": pa.string(), "priority": pa.int32(),
-             "headers": pa.string(), "due_at": INSTANT, "delay_seconds": pa.float64(), "max_attempts": pa.int64()}
-        )  # fmt: skip
+            {
+                "message_id": pa.string(),
+                "payload": pa.string(),
+                "kind": pa.string(),
+                "priority": pa.int32(),
+                "headers": pa.string(),
+                "due_at": INSTANT,
+                "delay_seconds": pa.float64(),
+                "max_attempts": pa.int64(),
+            }
+        )
         assert written(post.url, rows, schema, queue=queue).done == 3
         found = lying(post, queue)
         full, later, plain = found["full"], found["later"], found["plain"]
@@ -100,15 +138,28 @@ class TestSending:
     def test_without_a_payload_the_other_columns_are_it(self, post: Client) -> None:
         queue = fresh_name("made")
         at = datetime(2026, 1, 31, 12, tzinfo=UTC)
-        row = {"order": 7, "who": "ü", "price": Decimal("1.50"), "day": date(2026, 1, 31), "at": at, "none": None,
-               "items": [{"n": 1}, {"n": 2}], "kind": "order"}  # fmt: skip
+        row = {
+            "order": 7,
+            "who": "ü",
+            "price": Decimal("1.50"),
+            "day": date(2026, 1, 31),
+            "at": at,
+            "none": None,
+            "items": [{"n": 1}, {"n": 2}],
+            "kind": "order",
+        }
         assert written(post.url, [row], queue=queue, idColumns="order").done == 1
         (message,) = lying(post, queue).values()
         assert message.kind == "order"
         assert message.payload == {
-            "order": 7, "who": "ü", "price": "1.50", "day": "2026-01-31", "at": "2026-01-31T12:00:00+00:00",
-            "none": None, "items": [{"n": 1}, {"n": 2}],
-        }  # fmt: skip
+            "order": 7,
+            "who": "ü",
+            "price": "1.50",
+            "day": "2026-01-31",
+            "at": "2026-01-31T12:00:00+00:00",
+            "none": None,
+            "items": [{"n": 1}, {"n": 2}],
+        }
 
     def test_a_call_takes_as_many_rows_as_told(self, post: Client, server: RedisServer) -> None:
         queue = fresh_name("calls")
@@ -146,10 +197,16 @@ class TestIds:
         assert written(post.url, rows, queue=queue, idColumns="key").done == 2
 
     VALUES = st.one_of(
-        st.none(), st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(), st.text(max_size=3),
-        st.binary(max_size=3), st.dates(), st.decimals(places=2, allow_nan=False, allow_infinity=False, max_value=9),
+        st.none(),
+        st.booleans(),
+        st.integers(-(2**63), 2**63 - 1),
+        st.floats(),
+        st.text(max_size=3),
+        st.binary(max_size=3),
+        st.dates(),
+        st.decimals(places=2, allow_nan=False, allow_infinity=False, max_value=9),
         st.datetimes(timezones=st.just(UTC)),
-    )  # fmt: skip
+    )
 
     @settings(max_examples=300, deadline=None, database=None, derandomize=True)
     @given(st.lists(VALUES, min_size=1, max_size=3), st.lists(VALUES, min_size=1, max_size=3))

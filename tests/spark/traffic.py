@@ -30,9 +30,16 @@ class Traffic:
         if len(self.queues) > 1:
             self.queues[-1].configure(keep_done=20)
         self._verbs: tuple[tuple[Callable[[Queue], object], int], ...] = (
-            (self.send, 8), (self.work, 10), (self.hold, 2), (self.replay, 1), (self.delete, 1), (self.purge, 1),
-            (self.move, 1), (self.edit, 1), (self.pause, 1),
-        )  # fmt: skip
+            (self.send, 8),
+            (self.work, 10),
+            (self.hold, 2),
+            (self.replay, 1),
+            (self.delete, 1),
+            (self.purge, 1),
+            (self.move, 1),
+            (self.edit, 1),
+            (self.pause, 1),
+        )
 
     def play(self, moves: int) -> None:
         """So many moves, one after the other."""
