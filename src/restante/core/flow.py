@@ -1,7 +1,7 @@
 """Flows: generators that yield operations and waits, which a driver performs.
 
-A flow is written once and runs on the synchronous runner, on asyncio and in the HTTP server. When a step fails, the
-driver closes the flow and raises the error.
+A flow is written once and runs on the synchronous runner, on asyncio and in the HTTP server. When a step fails, its
+error leaves the driver, and the flow ends there.
 """
 
 from __future__ import annotations
@@ -29,29 +29,20 @@ Flow = Generator[Operation[Any] | Wait, Any, T]
 
 def drive(flow: Generator[S, Any, T], perform: Callable[[S], Any]) -> T:
     """Performs each step of a flow and sends the answer back into it; returns what the flow returns."""
-    answer: Any = None
-    while True:
-        try:
-            step = flow.send(answer)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
-        try:
-            answer = perform(step)
-        except BaseException:
-            flow.close()
-            raise
+    try:
+        step = next(flow)
+        while True:
+            step = flow.send(perform(step))
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
 
 
 async def drive_async(flow: Generator[S, Any, T], perform: Callable[[S], Awaitable[Any]]) -> T:
     """Awaits each step of a flow and sends the answer back into it; returns what the flow returns."""
-    answer: Any = None
-    while True:
-        try:
-            step = flow.send(answer)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
-        try:
+    try:
+        step = next(flow)
+        while True:
             answer = await perform(step)
-        except BaseException:
-            flow.close()
-            raise
+            step = flow.send(answer)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]

@@ -17,6 +17,7 @@ from redis.crc import key_slot
 from restante.connecting import connect
 from restante.core.connection import Waker
 from restante.core.errors import InvalidInput
+from restante.core.flow import drive, drive_async
 from restante.core.operations import Operation
 from restante.core.queue import AsyncClient, Client, check_timeout
 from restante.core.settings import ClientSettings
@@ -64,13 +65,7 @@ def _stepping(build: Callable[Concatenate[Namespace, P], Steps[T]]) -> Callable[
 
     @functools.wraps(build)
     def method(self: Rsmq, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        steps = build(self.space, *args, **kwargs)
-        try:
-            step = next(steps)
-            while True:
-                step = steps.send(self.run(step))
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
+        return drive(build(self.space, *args, **kwargs), self.run)
 
     return method
 
@@ -94,14 +89,7 @@ def _awaiting_steps(
 
     @functools.wraps(build)
     async def method(self: AsyncRsmq, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        steps = build(self.space, *args, **kwargs)
-        try:
-            step = next(steps)
-            while True:
-                answer = await self.client.connection.run(step)
-                step = steps.send(answer)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
+        return await drive_async(build(self.space, *args, **kwargs), self.client.connection.run)
 
     return method
 
