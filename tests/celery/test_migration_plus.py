@@ -293,18 +293,24 @@ class TestBack:
         assert (ran.code, ran.json["moved"]) == (0, 4), ran.err
         assert admin.counts("celery").waiting == 0
         after = {key: plus.client.hgetall(key) for key in plus.client.keys("message:*")}
-        facts = lambda hashes: sorted(  # noqa: E731 - used twice, here
-            (
-                json.loads(one[b"payload"])["headers"]["id"],
-                json.loads(one[b"payload"])["body"],
-                one[b"priority"],
-                one[b"native_delayed"],
-                one[b"routing_key"],
-                round(float(one[b"eta"]), 1),
+
+        def facts(hashes: dict[bytes, Any]) -> list[Any]:
+            return sorted(
+                (
+                    json.loads(one[b"payload"])["headers"]["id"],
+                    json.loads(one[b"payload"])["body"],
+                    one[b"priority"],
+                    one[b"native_delayed"],
+                    one[b"routing_key"],
+                )
+                for one in hashes.values()
             )
-            for one in hashes.values()
-        )
+
+        def due(hashes: dict[bytes, Any]) -> list[float]:
+            return sorted(float(one[b"eta"]) for one in hashes.values())
+
         assert facts(after) == facts(before)
+        assert due(after) == pytest.approx(due(before), abs=0.002)  # a due time has whole milliseconds here
         assert plus.client.zcard("messages_index:celery") == 4
         again = [
             json.loads(plus.client.hget(f"message:{tag.decode()}", "payload"))["headers"]["id"]
