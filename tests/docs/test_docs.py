@@ -212,6 +212,11 @@ def test_the_api_page_describes_exactly_what_is_public() -> None:
         assert name in API.text
 
 
+def test_the_old_name_of_the_client_is_an_alias_that_warns() -> None:
+    with pytest.warns(DeprecationWarning, match=r"restante\.Client"):
+        assert getattr(restante, "Post") is restante.Client  # noqa: B009 - type checkers do not know the alias
+
+
 def default_of(value: Any) -> str:
     """A default as the page writes it: functions and long tuples as an ellipsis."""
     if value is ...:
