@@ -304,7 +304,7 @@ FAULTS: Final = (
         "disk_support",
         '(config.get(b"appendonly"), config.get(b"appendfsync")) == (b"yes", b"always")',
         'config.get(b"appendonly") == b"yes"',
-        ("tests/contract/test_durability.py", "-k", "second_later and 7.0"),
+        ("tests/contract/test_durability.py", "-k", "cannot_be_waited_for"),
     ),
     Fault(
         "core",
