@@ -288,7 +288,7 @@ FAULTS: Final = (
         "confirmed",
         'reply >= int(level.partition(":")[2])',
         "reply >= 0",
-        ("tests/contract/test_durability.py", "-k", "without_a_replica and 7.0"),
+        ("tests/contract/test_durability.py", "-k", "without_a_replica and redis"),
     ),
     Fault(
         "core",
@@ -312,7 +312,7 @@ FAULTS: Final = (
         "AsyncConnection._call_with",
         "if after is not None and not confirmed(op.durability, answers[-1]):",
         "if False:",
-        ("tests/contract/test_durability.py", "-k", "without_a_replica and 7.0"),
+        ("tests/contract/test_durability.py", "-k", "without_a_replica and redis"),
     ),
     Fault(
         "core",
@@ -320,7 +320,7 @@ FAULTS: Final = (
         "_sending",
         "settings.durability if durability is None else valid_durability(durability)",
         'valid_durability(durability or "memory")',
-        ("tests/contract/test_durability.py", "-k", "7.0 and sync"),
+        ("tests/contract/test_durability.py", "-k", "redis and sync"),
     ),
     # -- waiting ---------------------------------------------------------------------------------------------------
     Fault(
