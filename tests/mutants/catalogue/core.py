@@ -254,7 +254,7 @@ FAULTS: Final = (
         "a with block acks a message whose body failed",
         "AsyncLeasedMessage.__aexit__",
         "if error is None:",
-        "if error is None or not self._consumed:",
+        "if error is None or not self.in_consume:",
         _CONTEXT,
     ),
     Fault(

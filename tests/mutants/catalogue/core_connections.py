@@ -214,7 +214,7 @@ FAULTS: Final = (
         "a call that was interrupted gives its connection back with the answer still to come",
         "Connection._call",
         "            link.close()\n",
-        "            self._give(address, link)\n",
+        "            self.give_link(address, link)\n",
         (*_HANDLING, "-k", "call_that_is_interrupted"),
     ),
     Fault(
@@ -222,7 +222,7 @@ FAULTS: Final = (
         "a cancelled call gives its connection back, which can no longer be woken",
         "AsyncConnection._call",
         "            await link.close()\n",
-        "            await self._give(address, link)\n",
+        "            await self.give_link(address, link)\n",
         (*_SLEEPING, "-k", "cancelled_call"),
     ),
     Fault(
@@ -238,7 +238,7 @@ FAULTS: Final = (
         "an interrupted wait gives its connection back while the server still blocks it",
         "Connection.wait",
         "            for _, link in parked:\n                link.close()",
-        "            for address, link in parked:\n                self._give(address, link)",
+        "            for address, link in parked:\n                self.give_link(address, link)",
         (*_SLEEPING, "-k", "interrupted"),
     ),
     Fault(
@@ -246,7 +246,7 @@ FAULTS: Final = (
         "a cancelled wait gives its connection back, which can no longer be woken",
         "AsyncConnection.wait",
         "            for _, link in parked:\n                await link.close()",
-        "            for address, link in parked:\n                await self._give(address, link)",
+        "            for address, link in parked:\n                await self.give_link(address, link)",
         (*_SLEEPING, "-k", "cancelled_wait"),
     ),
     Fault(
