@@ -74,9 +74,9 @@ conformance: setup ## Run Celery's and Kombu's own integration suites on restant
 coverage: setup dashboard ## Run the whole suite and show which lines of each room it runs
 	$(BIN)/python -m scripts.coverage_report
 
-mutants: setup dashboard ## Plant realistic faults one by one and show which test catches each (ROOM=core to choose)
-	$(if $(ROOM),,$(BIN)/python -m pytest -n $(PROCESSES) tests/core/test_mutants.py)
-	$(BIN)/python -m tests.mutants $(if $(ROOM),--room $(ROOM))
+mutants: setup dashboard ## Plant realistic faults one by one and show which test catches each (ROOM=core to choose, RESUME=1)
+	$(if $(ROOM)$(RESUME),,$(BIN)/python -m pytest -n $(PROCESSES) tests/core/test_mutants.py)
+	$(BIN)/python -m tests.mutants $(if $(ROOM),--room $(ROOM)) $(if $(RESUME),--resume)
 
 mutation: setup ## Try every small change to the modules that decide, and score the tests (mutmut; MODULE=core/retry)
 	$(BIN)/python -m tests.mutants.decision_modules $(if $(MODULE),--module $(MODULE))

@@ -1,15 +1,17 @@
 """`make mutants`: plants every fault of the catalogue in turn and says which test caught it.
 
-    python -m tests.mutants [--room core] [--only TEXT] [--processes N] [--write-docs]
+    python -m tests.mutants [--room core] [--only TEXT] [--processes N] [--resume] [--write-docs]
 
-First the closest tests run without a fault: what fails then proves nothing, and its faults do not count. The exit code
-is 1 when fewer faults than `ENOUGH` are caught or a room has none.
+First the closest tests run without a fault: what fails then proves nothing, and its faults do not count. Each outcome
+is written down as it comes; `--resume` takes those of a run that was stopped, unless the code changed since. The exit
+code is 1 when fewer faults than `ENOUGH` are caught or a room has none.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import hashlib
 import json
 import os
 import sys
@@ -24,11 +26,12 @@ from rich.table import Table
 
 from tests.mutants.catalogue import FAULTS
 from tests.mutants.planting import Fault
-from tests.mutants.running import ROOT, Outcome, try_all, without_fault
+from tests.mutants.running import CAUGHT_BY, ROOT, Outcome, try_all, without_fault
 
 #: The share of faults that must be caught.
 ENOUGH: Final = 0.98
-RESULTS: Final = ROOT / "benchmarks" / "results" / "mutants.json"
+#: One JSON line per outcome, below a line that identifies the code.
+RESULTS: Final = ROOT / "benchmarks" / "results" / "mutants.jsonl"
 PAGE: Final = ROOT / "docs" / "explain" / "planted-faults.md"
 BEGIN, END = "<!-- faults: begin -->", "<!-- faults: end -->"
 
@@ -38,6 +41,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--room", action="append", choices=sorted({fault.room for fault in FAULTS}))
     parser.add_argument("--only", metavar="TEXT", help="faults whose name or function contains this text")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--resume", action="store_true", help="continue a run that was stopped")
     parser.add_argument("--write-docs", action="store_true", help=f"put the table into {PAGE.name}")
     told = parser.parse_args(words)
     chosen = [
@@ -48,14 +52,45 @@ def main(words: Sequence[str] | None = None) -> int:
     ]
     if not chosen:
         parser.error("no fault is named so")
+    if told.write_docs and len(chosen) < len(FAULTS):
+        parser.error("--write-docs publishes a whole run: leave --room and --only out")
     console = Console()
-    outcomes = _tried(chosen, told.processes, console)
+    known = recorded()
+    done = {fault: known[fault.name] for fault in chosen if told.resume and fault.name in known}
+    done |= {
+        one.fault: one for one in _tried([fault for fault in chosen if fault not in done], told.processes, console)
+    }
+    outcomes = [done[fault] for fault in chosen]
     enough = show(outcomes, console)
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps([_line(one) for one in outcomes], indent=1) + "\n")
     if told.write_docs:
         write_page(PAGE, outcomes)
+        caught_by = {one.fault.name: one.by for one in outcomes if one.caught}
+        CAUGHT_BY.write_text(json.dumps(caught_by, indent=1, ensure_ascii=False) + "\n")
     return 0 if enough else 1
+
+
+def fingerprint() -> str:
+    """Identifies the sources, the tests and the catalogue, so that a run of other code is never continued."""
+    digest = hashlib.sha256()
+    for folder in ("src", "tests", "dashboard/src"):
+        for file in sorted((ROOT / folder).rglob("*")):
+            if file.suffix in {".py", ".lua", ".ts", ".tsx", ".css"} and "node_modules" not in file.parts:
+                digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def recorded() -> dict[str, Outcome]:
+    """The outcomes of earlier runs of the same code, by name. Without any, a new record begins."""
+    faults, outcomes = {fault.name: fault for fault in FAULTS}, {}
+    code, lines = fingerprint(), RESULTS.read_text().splitlines() if RESULTS.exists() else []
+    if not lines or lines[0] != code:
+        RESULTS.parent.mkdir(exist_ok=True)
+        RESULTS.write_text(f"{code}\n")
+        return {}
+    for row in map(json.loads, lines[1:]):
+        name = f"{row['room']}: {row['what']}"
+        outcomes[name] = Outcome(faults[name], row["verdict"], row["by"], row["seconds"])
+    return outcomes
 
 
 def _tried(chosen: Sequence[Fault], processes: int, console: Console) -> list[Outcome]:
@@ -80,11 +115,12 @@ def _tried(chosen: Sequence[Fault], processes: int, console: Console) -> list[Ou
             if outcome.fault.tests in broken:
                 outcome = replace(outcome, verdict="its tests fail without it")
             outcomes.append(outcome)
+            with RESULTS.open("a") as file:
+                file.write(json.dumps(_line(outcome)) + "\n")
             progress.advance(planted)
             if not outcome.caught:
                 progress.print(f"[red]{outcome.verdict}:[/] {outcome.fault.name} ({outcome.fault.where})")
-    order = {fault: place for place, fault in enumerate(chosen)}
-    return sorted(outcomes, key=lambda outcome: order[outcome.fault])
+    return outcomes
 
 
 def show(outcomes: Sequence[Outcome], console: Console) -> bool:

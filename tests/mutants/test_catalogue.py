@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from tests.mutants import __main__ as command
 from tests.mutants.catalogue import FAULTS
 from tests.mutants.planting import Fault, NotPlanted, locate, plant
-from tests.mutants.running import ROOT, judge, try_all
+from tests.mutants.running import ROOT, Outcome, judge, likeliest_first, try_all
 
 #: Faults that every run tries, by name: each is caught within seconds and stands for its room.
 ALWAYS = (
@@ -64,3 +66,37 @@ def test_a_text_that_is_not_there_is_not_planted(tmp_path: Path) -> None:
 )
 def test_only_a_failed_test_counts(code: int, output: str, verdict: str) -> None:
     assert judge(code, output)[0] == verdict
+
+
+def test_the_test_that_caught_a_fault_last_runs_first_while_it_exists() -> None:
+    fault = Fault("core", "sends nothing", "Queue.send", "a", "b", ("tests/core", "-k", "send"))
+    here = "tests/mutants/test_catalogue.py"
+    caught = f"{here}::test_no_two_faults_have_one_name"
+    assert likeliest_first(fault, {fault.name: f"{caught}[sync-7.0]"}) == (caught, *fault.tests)
+    assert likeliest_first(fault, {fault.name: f"{here}::TestGone::test_that_is_gone"}) == fault.tests
+    assert likeliest_first(fault, {fault.name: "tests/gone.py::test_gone"}) == fault.tests
+    assert likeliest_first(fault, {}) == fault.tests
+
+
+def test_a_stopped_run_is_continued_until_the_code_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    def try_two(faults: Sequence[Fault], processes: int) -> Iterator[Outcome]:
+        for fault in faults[:2]:
+            tried.append(fault.name)
+            yield Outcome(fault, "caught", "tests/a.py::test_b")
+        if len(faults) > 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "RESULTS", tmp_path / "mutants.jsonl")
+    monkeypatch.setattr(command, "try_all", try_two)
+    monkeypatch.setattr(command, "without_fault", lambda sets, processes: ())
+    monkeypatch.setattr(command, "FAULTS", FAULTS[:4])
+    with pytest.raises(KeyboardInterrupt):
+        command.main([])
+    assert command.main(["--resume"]) == 0
+    assert tried == [fault.name for fault in FAULTS[:4]]
+    monkeypatch.setattr(command, "fingerprint", lambda: "other code")
+    with pytest.raises(KeyboardInterrupt):
+        command.main(["--resume"])
+    assert tried[4:] == [fault.name for fault in FAULTS[:2]]
