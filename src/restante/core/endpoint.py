@@ -97,6 +97,29 @@ def _check_options(query: str, scheme: str) -> None:
             raise InvalidInput(f"a Redis URL has no option {name!r}: {nearest(name, known)}")
 
 
+def _seeds(netloc: str, mode: str) -> tuple[Address, ...]:
+    """The addresses of the sentinels or cluster nodes that a URL lists; none for a single server."""
+    if not mode:
+        return ()
+    seeds: list[Address] = []
+    for host in netloc.rpartition("@")[2].split(","):
+        name, _, port = host.partition(":")
+        number = int(port) if port.isascii() and port.isdecimal() else 0
+        if port and not 0 < number <= LAST_PORT:
+            raise InvalidInput(_BAD_URL)
+        seeds.append((name or "127.0.0.1", number or (26379 if mode == "sentinel" else 6379)))
+    return tuple(seeds)
+
+
+def _driver_options(url: str) -> dict[str, Any]:
+    """The arguments that the driver reads from the URL of a single server."""
+    try:
+        return dict(parse_url(url))  # type: ignore[no-untyped-call]
+    except ValueError:
+        # The driver's own words may quote part of a password.
+        raise InvalidInput(_BAD_URL) from None
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """A parsed Redis URL: one server, a cluster, or a service that sentinels resolve."""
@@ -118,45 +141,30 @@ class Endpoint:
         scheme, _, mode = parts.scheme.partition("+")
         if scheme not in ("redis", "rediss", "unix") or mode not in ("", "cluster", "sentinel"):
             raise _unknown_scheme(parts.scheme, url)
-        seeds: list[Address] = []
-        path, netloc = parts.path, parts.netloc
-        service = ""
-        if mode:
-            login, _, hosts = netloc.rpartition("@")
-            for host in hosts.split(","):
-                name, _, port = host.partition(":")
-                number = int(port) if port.isascii() and port.isdecimal() else 0
-                if port and not 0 < number <= LAST_PORT:
-                    raise InvalidInput(_BAD_URL)
-                seeds.append((name or "127.0.0.1", number or (26379 if mode == "sentinel" else 6379)))
-            if mode == "sentinel":
-                service, _, database = path.strip("/").partition("/")
-                if not service:
-                    raise InvalidInput("a sentinel URL names the service: redis+sentinel://host:26379/mymaster/0")
-                path = f"/{database}" if database else ""
-            netloc = f"{login}@{hosts.split(',')[0]}" if login else hosts.split(",")[0]
+        seeds = _seeds(parts.netloc, mode)
+        path, service = parts.path, ""
+        if mode == "sentinel":
+            service, _, database = path.strip("/").partition("/")
+            if not service:
+                raise InvalidInput("a sentinel URL names the service: redis+sentinel://host:26379/mymaster/0")
+            path = f"/{database}" if database else ""
         if scheme != "unix":
             _check_database(path, mode)
         _check_options(parts.query, scheme)
-        try:
-            plain = urlunsplit((scheme, netloc, path, parts.query, "")) if mode else url
-            options = dict(parse_url(plain))  # type: ignore[no-untyped-call]
-        except ValueError:
-            # The driver's own words may quote part of a password.
-            raise InvalidInput(_BAD_URL) from None
+        # The driver knows neither several hosts nor the name of a service.
+        login, at, hosts = parts.netloc.rpartition("@")
+        one = urlunsplit((scheme, f"{login}{at}{hosts.partition(',')[0]}", path, parts.query, ""))
+        options = _driver_options(one if mode else url)
         sentinel = {name.partition("_")[2]: options.pop(name) for name in _SENTINEL_LOGIN if name in options}
         if sentinel and mode != "sentinel":
             raise InvalidInput("sentinel_username and sentinel_password need sentinels: redis+sentinel://…")
-        kind = options.pop("connection_class", None)
-        if kind is not None:
-            options["connection_class"] = kind
         options.setdefault("socket_timeout", settings.socket_timeout)
         options.setdefault("socket_connect_timeout", settings.connect_timeout)
         if scheme != "unix":
             options.setdefault("socket_keepalive", True)
         # Without the login, because errors and logs show this text.
         shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-        return cls(shown, mode or "single", options, tuple(seeds), service, sentinel)
+        return cls(shown, mode or "single", options, seeds, service, sentinel)
 
     def kwargs(self, address: Address | None, *, aio: bool = False) -> dict[str, Any]:
         """Returns the arguments of the driver's connection class; the driver's own retries are off."""

@@ -104,30 +104,33 @@ def queue_fields(options: QueueOptions) -> dict[str, str]:
     for name, value in options.items():
         if name not in _FIELDS:
             raise InvalidInput(f"a queue has no setting {name!r}: {nearest(name, _FIELDS)}")
-        if value is None:
-            text = ""
-        elif name in _WHOLE:
-            text = str(whole(value, name, *_WHOLE[name]))
-        elif name == "lease":
-            text = str(milliseconds(value, name, least=0.001))  # type: ignore[arg-type]  # checked inside
-        elif name == "dedup":
-            text = str(milliseconds(value, name))  # type: ignore[arg-type]  # checked inside
-        elif name == "retry":
+        stored[_FIELDS[name]] = "" if value is None else _field_text(name, value)
+    return stored
+
+
+def _field_text(name: str, value: Any) -> str:
+    """The value of an option as Redis stores it; raises InvalidInput if it is out of range."""
+    if name in _WHOLE:
+        return str(whole(value, name, *_WHOLE[name]))
+    match name:
+        case "lease":
+            return str(milliseconds(value, name, least=0.001))
+        case "dedup":
+            return str(milliseconds(value, name))
+        case "retry":
             if not isinstance(value, RetryPolicy):
                 raise InvalidInput(f"retry must be a RetryPolicy such as restante.exponential(1), not {value!r}")
-            text = value.text()
-        elif name == "rate":
+            return value.text()
+        case "rate":
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0.001 <= value <= 1e6:
                 raise InvalidInput(f"rate must be messages per second from 0.001 to 1000000, not {value!r}")
-            text = repr(float(value))
-        elif name == "durability":
-            text = valid_durability(str(value))
-        else:
+            return repr(float(value))
+        case "durability":
+            return valid_durability(str(value))
+        case _:
             if value not in JOURNAL_LEVELS:
                 raise InvalidInput(f"journal must be one of {', '.join(JOURNAL_LEVELS)}, not {value!r}")
-            text = str(value)
-        stored[_FIELDS[name]] = text
-    return stored
+            return str(value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -199,30 +199,16 @@ def encode(
     unique_states: str = "",
 ) -> tuple[bytes, int]:
     """Returns the stored form without sent_at, and the payload's size in bytes."""
-    options: dict[str, Any] | None = None
-    body: bytes
-    if type(payload) is Json:
-        body, reading = payload.text, _check_json(payload.text)
-        if reading or content_type:
-            options = {"e": reading, "c": content_type or "application/json"}
-    elif isinstance(payload, bytes | bytearray | memoryview):
-        body = bytes(payload)
-        options = {"e": "bytes", "c": content_type or "application/octet-stream"}
-    else:
-        body, reading = encode_json(payload)
-        if reading or content_type:
-            options = {"e": reading, "c": content_type or "application/json"}
+    body, options = _encode_body(payload, content_type)
     if kind:
         valid_name(kind, "kind")
-    if headers or retry is not None:
-        options = options or {}
-        if headers:
-            if not isinstance(headers, dict):
-                raise InvalidInput(f"headers must be a dict, not {type(headers).__name__}")
-            options["h"] = headers
-        if retry is not None:
-            options["r"] = retry.text()
-    extra = b"" if options is None else encode_json(options, "headers")[0]
+    if headers:
+        if not isinstance(headers, dict):
+            raise InvalidInput(f"headers must be a dict, not {type(headers).__name__}")
+        options["h"] = headers
+    if retry is not None:
+        options["r"] = retry.text()
+    extra = encode_json(options, "headers")[0] if options else b""
     if len(extra) > MAX_OPTIONS:
         raise InvalidInput(f"headers take {len(extra)} bytes, more than {MAX_OPTIONS}: move them into the payload")
     limits = b""
@@ -236,6 +222,15 @@ def encode(
     head = b"%b\t%d\t%d\n%b\n" % (kind.encode(), priority, len(body), limits)
     tail = b"%b%b%b" % (len(extra).to_bytes(2), extra, body)
     return head + crc32(tail, crc32(head)).to_bytes(4) + tail, len(body)
+
+
+def _encode_body(payload: Any, content_type: str | None) -> tuple[bytes, dict[str, Any]]:
+    """The payload's bytes, and the options that say how to read them; none for plain JSON."""
+    if isinstance(payload, bytes | bytearray | memoryview):
+        return bytes(payload), {"e": "bytes", "c": content_type or "application/octet-stream"}
+    body, reading = (payload.text, _check_json(payload.text)) if type(payload) is Json else encode_json(payload)
+    plain = not reading and not content_type
+    return body, {} if plain else {"e": reading, "c": content_type or "application/json"}
 
 
 def encode_plain(payload: Any, priority: int) -> tuple[bytes, int]:

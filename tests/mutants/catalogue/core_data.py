@@ -206,8 +206,8 @@ FAULTS: Final = (
         "core",
         "a setting cannot be put back to its default",
         "queue_fields",
-        '            text = ""\n',
-        "            continue\n",
+        "for name, value in options.items():\n",
+        "for name, value in options.items():\n        if value is None:\n            continue\n",
         ("tests/contract/test_limits.py", "-k", "settings_hold and sync"),
     ),
     Fault(

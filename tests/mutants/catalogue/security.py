@@ -59,7 +59,7 @@ FAULTS: Final = (
     Fault(
         "core",
         "a port that no machine has is taken",
-        "Endpoint.parse",
+        "_seeds",
         "0 < number <= LAST_PORT",
         "0 < number",
         _BYTES,
