@@ -227,6 +227,7 @@ class TestAddresses:
         ).map("".join),
     )
     @example("redis+cluster://", "host:99999")
+    @example("redis+cluster://", "host,host:99999")
     @example("redis+sentinel://", "host:٣/m")
     @example("redis://", "[::1")
     @example("redis://", "h?ssl_cert_reqs=x")
