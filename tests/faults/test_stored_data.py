@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import restante
 from restante import Admin, Client, Corrupt, LeasedMessage, Queue, RestanteError, State
+from restante.core.flow import Wait, drive
 from restante.core.keys import NAMES
+from restante.core.operations import Operation
+from restante.core.queue import receiving
 from tests.faults.rows import drain, missing, places, verdict
 from tests.harness.proxy import FaultProxy
 from tests.harness.servers import RedisServer, call
@@ -123,6 +127,27 @@ def test_behind_a_corrupt_head_the_next_message_comes_at_once(server: RedisServe
             seen.append(taken.payload)
     assert seen == ["good"]
     verdict("20c", n=7)
+
+
+def test_a_damaged_message_does_not_prolong_the_wait_of_its_receive(
+    server: RedisServer, post: Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = post.queue(name)
+    flip(server, name, queue.send("bad"), -1)
+    now, waits = 0.0, []
+
+    def perform(step: Operation[Any] | Wait) -> Any:
+        nonlocal now
+        if isinstance(step, Wait):
+            waits.append(step.seconds)
+            now += step.seconds
+            return None
+        now += 1.0
+        return post.connection.run(step)
+
+    monkeypatch.setattr("restante.core.queue.time", SimpleNamespace(monotonic=lambda: now))
+    assert drive(receiving((queue.ref,), 1, timeout=4.0), perform) is None
+    assert waits == [1.0]  # what is left of four seconds after the receive, the burial and the look behind it
 
 
 def _work(queue: Queue, view: Admin) -> None:

@@ -80,18 +80,8 @@ def receiving(
     while True:
         until: float | None = None
         for ref in refs:
-            got: Received = yield ops.receive(ref, count, lease=lease, acks=acks, presence=_presence(ref))
+            got = yield from _receive_from(ref, count, lease, acks)
             acks = ()
-            while not (got.messages or got.lost or got.spoiled) and got.due == got.now:
-                # All messages at the head of the queue had expired: look behind them.
-                got = yield ops.receive(ref, count, lease=lease)
-            if got.lost:
-                log.warning("lease lost before ack queue=%s ids=%s", ref.name, ",".join(got.lost[:10]))
-            if got.spoiled:
-                buried: int = yield ops.bury_corrupt(ref, got.spoiled)
-                log.error("buried queue=%s error=Corrupt count=%d", ref.name, buried)
-                if not got.messages:
-                    return (yield from receiving(refs, count, timeout=timeout, lease=lease))
             if got.messages or (timeout == 0 and len(refs) == 1):
                 return got
             if got.due is not None:
@@ -103,6 +93,23 @@ def receiving(
         pause = min(BLOCK, remaining) if until is None else min(BLOCK, remaining, until)
         if pause > 0:
             yield Wait([ref.keys["marker"] for ref in refs], pause)
+
+
+def _receive_from(
+    ref: QueueRef, count: int, lease: float | timedelta | None, acks: Sequence[Message | ops.Ticket]
+) -> Flow[Received]:
+    """Receives from one queue without waiting; buries damaged messages and looks behind them."""
+    got: Received = yield ops.receive(ref, count, lease=lease, acks=acks, presence=_presence(ref))
+    lost = got.lost
+    if lost:
+        log.warning("lease lost before ack queue=%s ids=%s", ref.name, ",".join(lost[:10]))
+    while True:
+        if got.spoiled:
+            buried: int = yield ops.bury_corrupt(ref, got.spoiled)
+            log.error("buried queue=%s error=Corrupt count=%d", ref.name, buried)
+        if got.messages or not (got.spoiled or got.due == got.now):
+            return got._replace(lost=lost) if lost else got
+        got = yield ops.receive(ref, count, lease=lease)
 
 
 def _presence(ref: QueueRef) -> bytes:
