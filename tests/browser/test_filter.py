@@ -34,7 +34,7 @@ new MutationObserver(() => {
 
 @pytest.fixture(autouse=True)
 def something_to_filter(serving: Serving, post: Client) -> None:
-    for name in ("orders", "b", "boo", "book", "books"):  # the journal of a queue that is not there is an error
+    for name in ("orders", "books"):
         post.queue(name).send_many([1, 2])
     with Bus("billing", f"{serving.state.client.url}/0") as bus:
         bus.subscribe("shop.order.paid", name="books")(lambda data: None)
@@ -98,3 +98,17 @@ def test_the_field_shows_what_the_address_says(watched: Watched, path: str, name
     expect(page).to_have_url(re.compile(f"{name}=orders(&|$)"))
     page.evaluate("history.pushState(null, '', location.pathname); dispatchEvent(new PopStateEvent('popstate'))")
     expect(watched.find("filter")).to_have_value("")
+
+
+def test_a_queue_name_that_is_being_typed_asks_the_server_for_nothing(watched: Watched, post: Client) -> None:
+    page = watched.go("/journal?queue=orde")
+    expect(page.get_by_text("There is no queue orde.")).to_be_visible()
+    page.keyboard.press("/")
+    page.keyboard.press("End")
+    page.keyboard.type("rs")
+    expect(watched.find("journal-line").first).to_be_visible()
+    page.keyboard.type("-new")
+    expect(page.get_by_text("There is no queue orders-new.")).to_be_visible()
+    expect(watched.find("journal-line")).to_have_count(0)
+    post.queue("orders-new").send(1)
+    expect(watched.find("journal-line")).to_have_count(1)

@@ -3,7 +3,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { count } from "../format";
 import { focusFilter, useKeys } from "../keys";
 import { EVENTS } from "../lifecycle";
-import { hold, useFeed, useJournal } from "../live";
+import { hold, useCounts, useFeed, useJournal } from "../live";
 import { JournalTable } from "../parts/JournalTable";
 import { Empty } from "../parts/Marks";
 import { SearchField } from "../parts/SearchField";
@@ -37,9 +37,14 @@ function merge(shown: JournalEntry[], news: JournalEntry[]): JournalEntry[] {
 export function JournalPage() {
   const queue = query.value.get("queue") ?? "";
   const event = query.value.get("event") ?? "";
-  useFeed(queue ? { journal: "one", queue } : { journal: "all" });
   const queues = useResource<Queues>("/api/queues");
-  const recent = useResource<{ entries: JournalEntry[] }>(`/api/journal${search({ queue, event, limit: 500 })}`);
+  // A name that is still being typed names no queue: the server would refuse the journal and the feed of each letter.
+  const exists = queue === "" || queues.error !== null || queues.data?.queues.some((one) => one.queue === queue);
+  useFeed(!exists ? { journal: "none" } : queue ? { journal: "one", queue } : { journal: "all" });
+  useCounts(() => {
+    if (!exists) queues.reloadSoon();
+  }, [exists]);
+  const recent = useResource<{ entries: JournalEntry[] }>(exists ? `/api/journal${search({ queue, event, limit: 500 })}` : null);
   const [shown, setShown] = useState<JournalEntry[]>([]);
   const [stopped, setStopped] = useState(false);
   const [waiting, setWaiting] = useState(0);
@@ -114,7 +119,9 @@ export function JournalPage() {
         <JournalTable entries={shown} />
       ) : recent.error ? (
         <Failed error={recent.error} what="the journal" />
-      ) : recent.stale ? (
+      ) : exists === false ? (
+        <Empty title={`There is no queue ${queue}.`}>Choose one from the list, or clear the field to see all.</Empty>
+      ) : recent.stale || exists === undefined ? (
         <Loading />
       ) : (
         <Empty title="Nothing yet.">Lines appear here as messages move.</Empty>
