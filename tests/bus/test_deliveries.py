@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from billiard.exceptions import WorkerLostError
 from celery.exceptions import Retry
 from pydantic import BaseModel
 
@@ -22,6 +23,7 @@ from restante.bus.envelope import new_envelope
 from restante.bus.registry import register
 from restante.bus.worker_rabbitmq import attempts_of
 from restante.core import errors
+from tests.harness.proxy import FaultProxy
 from tests.harness.rabbitmq import RabbitServer
 from tests.harness.servers import RedisServer, closed_port
 
@@ -111,6 +113,32 @@ def test_an_event_at_work_elsewhere_is_left_alone_and_one_whose_process_was_kill
         shop.deliver(event(suspect=True))
     shop.deliver(event(2, suspect=True))
     assert shop.ran == [1]
+
+
+def test_an_event_that_this_very_delivery_began_before_was_killed_and_is_not_passed_over(redis: RedisServer) -> None:
+    shop = Shop(f"amqp://127.0.0.1:{closed_port()}//", store=f"{redis.url}/0")
+    # Celery hands a job to a second process when the first died before the worker had read that it began.
+    shop.bus.records.take("shop.paid", "e1", 1, token="first")
+    with pytest.raises(WorkerLostError):
+        shop.deliver(event(token="first"))
+    shop.deliver(event(token="a double"))
+    assert shop.ran == []
+    shop.deliver(event(2, token="second"))
+    assert shop.ran == [1]
+    shop.bus.close()
+
+
+def test_an_event_whose_record_was_taken_by_a_call_that_lost_its_reply_runs(redis: RedisServer) -> None:
+    with FaultProxy(redis.port) as proxy:
+        shop = Shop(f"amqp://127.0.0.1:{closed_port()}//", store=f"{proxy.url}/0")
+        shop.deliver(event(token="before"))  # the script is loaded
+        proxy.cut_before_reply(2, b"EVALSHA")
+        shop.deliver(replace(event(token="first"), envelope=replace(event().envelope, id="e2")))
+        assert shop.ran == [1, 1]
+        with restante.connect(redis.url) as client:
+            lines = [line.event for line in Admin(client).journal("shop.paid") if line.message_id == "e2"]
+        assert lines == ["received", "acked"]
+        shop.bus.close()
 
 
 def test_data_that_do_not_fit_the_model_are_not_tried_again(shop: Shop) -> None:

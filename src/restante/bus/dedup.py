@@ -1,8 +1,9 @@
 """Deduplication: records that decide whether a subscription may run a message, in Redis, in this process, or none.
 
 A record is taken when the handler starts, confirmed when it succeeds, released when it fails. A crash leaves it taken.
-On RabbitMQ the next attempt takes it over, since its turn is higher. On Redis the holder of the message's lease takes
-it over: no other delivery can be valid.
+A delivery that finds its own token in the record was begun by a process that is gone; the executor counts a failed
+attempt. On RabbitMQ the next attempt takes the record over, since its turn is higher. On Redis the holder of the
+message's lease takes it over: no other delivery can be valid.
 """
 
 from __future__ import annotations
@@ -30,7 +31,14 @@ class Records(Protocol):
     """A store of records of handled messages."""
 
     def take(
-        self, subscription: str, id: str, attempts: int, line: Line | None = None, *, seize: bool = False
+        self,
+        subscription: str,
+        id: str,
+        attempts: int,
+        line: Line | None = None,
+        *,
+        token: str = "",
+        seize: bool = False,
     ) -> Taken: ...
 
     def confirm(self, subscription: str, id: str, attempts: int, line: Line | None = None) -> None: ...
@@ -49,18 +57,25 @@ class RedisRecords:
         self._prefix = prefix
         self._keys: dict[str, QueueKeys] = {}
 
-    def _run(self, verb: str, subscription: str, id: str, attempts: int, line: Line | None) -> Taken:
+    def _run(self, verb: str, subscription: str, id: str, attempts: int, line: Line | None, token: str = "") -> Taken:
         from restante.core.claims import once
 
         keys = self._keys.get(subscription)
         if keys is None:
             keys = self._keys[subscription] = QueueKeys(self._prefix + subscription)
-        return self._connection.run(once(verb, keys, id, attempts, self._window, line))
+        return self._connection.run(once(verb, keys, id, attempts, self._window, line, token))
 
     def take(
-        self, subscription: str, id: str, attempts: int, line: Line | None = None, *, seize: bool = False
+        self,
+        subscription: str,
+        id: str,
+        attempts: int,
+        line: Line | None = None,
+        *,
+        token: str = "",
+        seize: bool = False,
     ) -> Taken:
-        return self._run("seize" if seize else "take", subscription, id, attempts, line)
+        return self._run("seize" if seize else "take", subscription, id, attempts, line, token)
 
     def confirm(self, subscription: str, id: str, attempts: int, line: Line | None = None) -> None:
         self._run("confirm", subscription, id, attempts, line)
@@ -82,7 +97,14 @@ class MemoryRecords:
         self._known: OrderedDict[tuple[str, str], tuple[int | None, float]] = OrderedDict()
 
     def take(
-        self, subscription: str, id: str, attempts: int, line: Line | None = None, *, seize: bool = False
+        self,
+        subscription: str,
+        id: str,
+        attempts: int,
+        line: Line | None = None,
+        *,
+        token: str = "",
+        seize: bool = False,
     ) -> Taken:
         now = time.monotonic()
         with self._lock:
@@ -118,7 +140,14 @@ class NoRecords:
     """No deduplication: a message that is delivered twice runs twice."""
 
     def take(
-        self, subscription: str, id: str, attempts: int, line: Line | None = None, *, seize: bool = False
+        self,
+        subscription: str,
+        id: str,
+        attempts: int,
+        line: Line | None = None,
+        *,
+        token: str = "",
+        seize: bool = False,
     ) -> Taken:
         return Taken.RUN
 
@@ -139,7 +168,14 @@ class JournalOnly(NoRecords):
         self._lines = RedisRecords(connection, prefix=prefix)
 
     def take(
-        self, subscription: str, id: str, attempts: int, line: Line | None = None, *, seize: bool = False
+        self,
+        subscription: str,
+        id: str,
+        attempts: int,
+        line: Line | None = None,
+        *,
+        token: str = "",
+        seize: bool = False,
     ) -> Taken:
         if line is not None:
             self.note(subscription, id, attempts, line)
@@ -172,11 +208,13 @@ class Claim:
     id: str
     #: Grows with each attempt: a record taken by an earlier one gives way.
     turn: int
+    #: Identifies the delivery; empty if it cannot be told from others.
+    token: str = ""
     #: Whether a taken record gives way in any case: the broker has ended the delivery that took it.
     seize: bool = False
 
     def take(self, line: Line | None) -> Taken:
-        return self.records.take(self.subscription, self.id, self.turn, line, seize=self.seize)
+        return self.records.take(self.subscription, self.id, self.turn, line, token=self.token, seize=self.seize)
 
     def confirm(self, line: Line | None) -> None:
         self.records.confirm(self.subscription, self.id, self.turn, line)

@@ -34,6 +34,8 @@ class Delivery:
     replays: int = 0
     #: Whether the broker knows that the delivery before this one ended without a verdict.
     expired: bool = False
+    #: Identifies this delivery among all of its message.
+    token: str = ""
 
     @property
     def turn(self) -> int:
@@ -51,6 +53,7 @@ class Delivery:
             self.size,
             self.replays,
             self.expired,
+            self.token,
         ]
         return orjson.dumps([self.envelope.attributes(), self.envelope.attempts, *rest]).decode()
 

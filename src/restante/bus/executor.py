@@ -12,6 +12,7 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any
 
+from billiard.exceptions import WorkerLostError
 from celery.exceptions import Ignore, Reject, Retry
 
 from restante.bus.broker import Answer
@@ -61,6 +62,9 @@ def handle(bus: Bus, handler: Handler, task: Any, delivery: Delivery, text: str)
     if taken is Taken.DONE:
         log.info("skipped reason=done subscription=%s id=%s", name, envelope.id)
         return
+    if taken is Taken.ABANDONED:
+        # The worker hands a job to a second process when the first died before the worker had read that it began.
+        raise WorkerLostError("the process that began this event was killed")
     if taken is Taken.AT_WORK:
         if handler.early and delivery.expired:
             raise Crashed()

@@ -11,6 +11,7 @@ import functools
 import logging
 import os
 import platform
+import secrets
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -142,7 +143,14 @@ class RabbitWorker:
         if purpose == "event":
             again = _count(headers.get("restante_replays"))
             return Delivery(
-                envelope, purpose, queue, suspect=redelivered, priority=_priority(message), size=size, replays=again
+                envelope,
+                purpose,
+                queue,
+                suspect=redelivered,
+                priority=_priority(message),
+                size=size,
+                replays=again,
+                token=secrets.token_hex(8),
             )
         reply_to = str(properties.get("reply_to") or "")
         if not reply_to.startswith(f"{REPLY_TO}."):
@@ -186,7 +194,7 @@ class RabbitWorker:
         return delivery.envelope.is_over
 
     def claim(self, handler: Handler, delivery: Delivery) -> Claim:
-        return Claim(self._bus.records, handler.subscription, delivery.envelope.id, delivery.turn)
+        return Claim(self._bus.records, handler.subscription, delivery.envelope.id, delivery.turn, delivery.token)
 
     def line(self, delivery: Delivery, event: JournalEvent, state: State | str, **more: Any) -> Line | None:
         if self._bus.redis is None:

@@ -81,7 +81,14 @@ class RedisWorker:
             # Always suspect: the server counts deliveries, so a record of the same attempt means a delivery that ended
             # without a verdict.
             return Delivery(
-                envelope, purpose, queue, suspect=True, priority=taken.priority, size=size, expired=taken.suspect
+                envelope,
+                purpose,
+                queue,
+                suspect=True,
+                priority=taken.priority,
+                size=size,
+                expired=taken.suspect,
+                token=taken.lease_token,
             )
         token = str(headers.get("reply_to", ""))
         if not _TOKEN.fullmatch(token):
@@ -102,8 +109,8 @@ class RedisWorker:
         """The lease's holder seizes the record, unless a handler with early acks may have begun the event before."""
         name, id = handler.subscription, delivery.envelope.id
         if handler.early:
-            return Claim(self._begun, name, id, 1, seize=not delivery.expired)
-        return Claim(self._bus.records, name, id, delivery.turn, seize=True)
+            return Claim(self._begun, name, id, 1, delivery.token, seize=not delivery.expired)
+        return Claim(self._bus.records, name, id, delivery.turn, delivery.token, seize=True)
 
     def line(self, delivery: Delivery, event: JournalEvent, state: State | str, **more: Any) -> Line | None:
         """None: the server's scripts write the journal."""

@@ -6,6 +6,8 @@ failure the caller gets the connection's typed error, and the message is retried
 
 from __future__ import annotations
 
+import itertools
+import os
 from typing import Any
 
 from restante.core.call_retry import Plain
@@ -16,11 +18,19 @@ from restante.core.operations import Argument, Operation, Script
 CLAIM = Script("claim", "queue journal")
 
 
+#: Numbers the takes of this process; with its id, a take that is repeated is told from another one.
+_takes = itertools.count(1)
+
+
 def once(
-    verb: str, keys: QueueKeys, id: str, attempts: int, window: float, line: Line | None = None
+    verb: str, keys: QueueKeys, id: str, attempts: int, window: float, line: Line | None = None, token: str = ""
 ) -> Operation[Taken]:
-    """Takes, confirms or releases a record, or only writes a line: verbs take, seize, confirm, release, note."""
-    args: list[Argument] = [verb, attempts, max(1, int(window * 1000))]
+    """Takes, confirms or releases a record, or only writes a line: verbs take, seize, confirm, release, note.
+
+    `token` identifies the delivery that takes the record.
+    """
+    number = f"{os.getpid()}-{next(_takes)}" if token else ""
+    args: list[Argument] = [verb, attempts, max(1, int(window * 1000)), token, number]
     if line is not None:
         args += (
             line.event.value,

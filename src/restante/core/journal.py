@@ -140,6 +140,8 @@ class JournalEntry:
 class Taken(IntEnum):
     """Whether a subscription may run a message."""
 
+    #: This very delivery began it, and its process is gone: a pool hands a job to a second process only then.
+    ABANDONED = -2
     #: Another delivery of the message is running.
     AT_WORK = -1
     #: The message is already done.

@@ -104,6 +104,14 @@ FAULTS: Final = (
     ),
     Fault(
         "bus",
+        "an event whose delivery began in a process that was killed is passed over as if it were at work",
+        "handle",
+        "if taken is Taken.ABANDONED:",
+        "if taken is Taken.ABANDONED:\n        return\n    if False:",
+        _DELIVERIES,
+    ),
+    Fault(
+        "bus",
         "an event whose process was killed is passed over as if it were at work",
         "handle",
         "if not delivery.suspect:",
