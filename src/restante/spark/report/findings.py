@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import IntEnum
 
-from restante.spark.report.charts import clock, count, moment, percent, rate, span
+from restante.spark.report.formats import clock, count, moment, percent, rate, span
 from restante.spark.report.model import NOW, Figures, QueueFigures, share
 
 #: Shares of expired leases that are a warning and that are wrong: consumers are stuck or too slow.

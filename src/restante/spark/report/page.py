@@ -19,8 +19,8 @@ from string import Template
 
 from restante.core.errors import RestanteError
 from restante.spark.report import sections, tables
-from restante.spark.report.charts import dated, moment, span
 from restante.spark.report.findings import Finding, Level, findings, troubled
+from restante.spark.report.formats import dated, moment, span
 from restante.spark.report.load import load_figures, open_lake
 from restante.spark.report.model import Axis, Figures
 

@@ -10,22 +10,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from restante.spark.report.charts import (
-    Chart,
-    Drawing,
-    Line,
-    Unit,
-    bar,
-    clock,
-    count,
-    moment,
-    percent,
-    rate,
-    span,
-    sparkline,
-)
+from restante.spark.report.charts import Chart, Drawing, Line, bar, sparkline
 from restante.spark.report.findings import Finding, Level
+from restante.spark.report.formats import clock, count, moment, percent, rate, span
 from restante.spark.report.model import QUANTILES, WORDS, Axis, Figures, QueueFigures, Series, share
+from restante.spark.report.scales import Unit
 
 #: Queues that get charts of their own, those with the most serious findings first; each adds about 50 kB for a month.
 DETAILED = 30

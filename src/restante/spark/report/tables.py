@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 from html import escape
 
-from restante.spark.report.charts import SHADES, bar, clock, count, percent, rate
+from restante.spark.report.charts import SHADES, bar
 from restante.spark.report.findings import Level
+from restante.spark.report.formats import clock, count, percent, rate
 from restante.spark.report.model import AuditRow, ConsumerFigures
 from restante.spark.report.sections import Page, cell, drained, mark, none, number, section, table
 
