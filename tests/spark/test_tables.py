@@ -97,7 +97,7 @@ def aware(value: Any) -> Any:
 
 
 def in_order(rows: list[Row], table: Table) -> list[Row]:
-    names = [column.name for column in table.columns if not pa.types.is_floating(column.type)]
+    names = [column.name for column in table.columns if not pa.types.is_floating(column.arrow)]
     return sorted(rows, key=lambda row: [str(row[name]) for name in (*names, *(["dt"] if "dt" in row else []))])
 
 
