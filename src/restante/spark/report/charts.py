@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import groupby, pairwise
-from typing import TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from restante.spark.report.formats import count
 from restante.spark.report.model import Axis, Series
@@ -29,16 +29,15 @@ BAR_WIDTH = 1000
 SHADES = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     """A series of a chart: its name, its colour, its values and their total for the legend."""
 
     name: str
     colour: str
     values: Series
     total: str = ""
-    #: line, area (a line over a filled area), columns, or faint (a thin line in the background).
-    style: str = "line"
+    #: An area is a line over a filled area; a faint line lies in the background.
+    style: Literal["line", "area", "columns", "faint"] = "line"
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from itertools import pairwise
+
+_UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 
 
 def span(seconds: float | None) -> str:
@@ -17,10 +20,10 @@ def span(seconds: float | None) -> str:
     if seconds < 10:
         return f"{seconds:.1f} s".replace(".0", "")
     whole = round(seconds)
-    for size, name, below, least in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
+    for (size, name), (below, least) in pairwise(_UNITS):
         if whole >= size:
-            rest = whole % size // below
-            return f"{whole // size} {name} {rest} {least}" if rest else f"{whole // size} {name}"
+            number, rest = divmod(whole // below, size // below)
+            return f"{number} {name} {rest} {least}" if rest else f"{number} {name}"
     return f"{whole} s"
 
 
