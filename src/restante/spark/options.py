@@ -117,7 +117,7 @@ class Options:
         url = self.url or os.environ.get("RESTANTE_URL", "")
         if not url or url == EMBEDDED:
             raise InvalidInput(
-                'name the server: .option("url", "redis://…"), or RESTANTE_URL; for an embedded one post.url'
+                'name the server: .option("url", "redis://…"), or RESTANTE_URL; for an embedded one client.url'
             )
         return url
 
