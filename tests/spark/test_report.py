@@ -345,6 +345,19 @@ def test_a_printed_report_is_light_keeps_the_legends_colours_and_cuts_no_table_o
     opened.context.close()
 
 
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_page_is_accessible(browser: Browser, page_file: Path, theme: str) -> None:
+    from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
+
+    # The page's policy would refuse the checker's own script.
+    context = browser.new_context(color_scheme="dark" if theme == "dark" else "light", bypass_csp=True)
+    page = context.new_page()
+    page.goto(page_file.as_uri())
+    violations = Axe().run(page).response["violations"]
+    assert [(one["id"], [node["html"] for node in one["nodes"]][:3]) for one in violations] == []
+    context.close()
+
+
 def test_an_empty_lake_opens_without_noise(browser: Browser, tmp_path: Path) -> None:
     report.write(str(tmp_path), tmp_path / "report.html")
     opened = Visit(browser, tmp_path / "report.html")

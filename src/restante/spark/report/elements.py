@@ -89,17 +89,20 @@ def section(id: str, title: str, about: str, body: str = "", otherwise: str = ""
 
 
 def table(heads: str, rows: Iterable[str], foot: str = "", more: int = 0, filtered: bool = True) -> str:
-    """A table with its heads separated by |; one that begins with > is of a column of numbers."""
-    head = "".join(
-        f'<th class="n">{title[1:]}</th>' if title.startswith(">") else f"<th>{title}</th>"
-        for title in heads.split("|")
-    )
+    """A table with its heads separated by |; > begins one of numbers, an empty one is of marks or charts."""
+    head = "".join(map(_head, heads.split("|")))
     rest = f'<p class="more">and {count(more)} more</p>' if more > 0 else ""
     attribute = ' data-filtered=""' if filtered else ""
     return (
         f'<div class="table"{attribute}><p class="none for-none">No rows for this queue.</p><table>'
         f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody>{foot}</table>{rest}</div>"
     )
+
+
+def _head(title: str) -> str:
+    if not title:
+        return "<td></td>"  # a screen reader would announce an empty <th>
+    return f'<th class="n">{title[1:]}</th>' if title.startswith(">") else f"<th>{title}</th>"
 
 
 def sentences(findings: list[Finding]) -> str:
