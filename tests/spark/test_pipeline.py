@@ -184,7 +184,7 @@ class TestRuns:
         tables = [("silver", table) for table in SILVER] + [("gold", table) for table in GOLD]
         for folder, table in [("bronze", JOURNAL), *((f"{layer}/{table.name}", table) for layer, table in tables)]:
             found = pq.read_schema(next((days.early / folder).rglob("*.parquet")))
-            assert dict(zip(found.names, found.types, strict=True)) == {one.name: one.type for one in table.columns}
+            assert dict(zip(found.names, found.types, strict=True)) == {one.name: one.arrow for one in table.columns}
 
     def test_the_sizes_told_are_those_of_the_files(self, days: Days) -> None:
         sizes = Lake(str(days.lake)).sizes()

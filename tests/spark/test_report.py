@@ -12,7 +12,7 @@ import pytest
 
 from restante.core.errors import InvalidInput, RestanteError
 from restante.spark import report, schemas
-from restante.spark.report import charts, load
+from restante.spark.report import formats, load
 from restante.spark.report.findings import Finding, Level, findings, troubled
 from restante.spark.report.load import load_figures, open_lake
 from restante.spark.report.model import ALL, Figures
@@ -84,7 +84,7 @@ def page_file(shop: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("value", "text"), [(0, "0"), (0.03112, "0.0311"), (9.876, "9.88"), (123.4, "123"), (1891.5, "1,892")]
 )
 def test_rates_are_written_without_an_exponent(value: float, text: str) -> None:
-    assert charts.rate(value) == text
+    assert formats.rate(value) == text
 
 
 def test_nothing_but_the_report_is_left_in_its_folder(page_file: Path) -> None:
@@ -299,6 +299,8 @@ def test_choosing_a_queue_shows_its_charts_and_its_rows_alone(visit: Visit) -> N
     assert set(visit.page.locator("#deaths tbody th:visible").all_inner_texts()) == {"emails"}
     assert visit.page.locator("#consumers li[data-q]:visible").count() == 3
     visit.page.click("#verdict a:text('thumbnails')")
+    # The browser reports the new address to the page after the click.
+    visit.page.locator(".panel:visible h3", has_text="thumbnails").wait_for()
     assert visit.page.locator(".panel:visible h3").all_inner_texts() == ["thumbnails"]
     visit.page.select_option("#queue", label="✓ audit.log")
     assert visit.page.locator("#deaths .for-none").is_visible()
@@ -315,6 +317,45 @@ def test_without_scripts_all_queues_are_shown(browser: Browser, page_file: Path)
     assert opened.page.locator(".panel:visible").count() == 9
     assert opened.page.locator("nav").is_hidden()
     opened.context.close()
+
+
+def test_a_viewer_without_the_style_sheet_shows_lines_of_a_readable_size(visit: Visit) -> None:
+    visit.page.evaluate("document.querySelector('style').remove()")
+    drawn = visit.page.locator("#all svg").first
+    box = drawn.bounding_box()
+    assert box is not None
+    assert (box["width"], box["height"]) == (480, 80)
+    assert visit.colour("#all svg path:last-child", "fill") == "none"
+    assert visit.colour("#all svg path:last-child", "stroke") == "rgb(0, 0, 0)"
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_printed_report_is_light_keeps_the_legends_colours_and_cuts_no_table_off(
+    browser: Browser, page_file: Path, theme: str
+) -> None:
+    opened = Visit(browser, page_file, theme, width=718)  # A4 without its margins
+    opened.page.emulate_media(media="print")
+    assert opened.colour() == "rgb(255, 255, 255)"
+    assert opened.colour("figcaption i", "print-color-adjust") == "exact"
+    tables = opened.page.locator(".table:visible")
+    assert tables.count() >= 4
+    for place in range(tables.count()):
+        assert tables.nth(place).evaluate("one => one.scrollWidth <= one.clientWidth"), place
+    assert opened.noise == []
+    opened.context.close()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_page_is_accessible(browser: Browser, page_file: Path, theme: str) -> None:
+    from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
+
+    # The page's policy would refuse the checker's own script.
+    context = browser.new_context(color_scheme="dark" if theme == "dark" else "light", bypass_csp=True)
+    page = context.new_page()
+    page.goto(page_file.as_uri())
+    violations = Axe().run(page).response["violations"]
+    assert [(one["id"], [node["html"] for node in one["nodes"]][:3]) for one in violations] == []
+    context.close()
 
 
 def test_an_empty_lake_opens_without_noise(browser: Browser, tmp_path: Path) -> None:

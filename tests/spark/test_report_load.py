@@ -11,10 +11,11 @@ import pytest
 from restante.core.errors import InvalidInput
 from restante.spark import schemas
 from restante.spark.report import load
-from restante.spark.report.charts import Unit, durations, linear, span
 from restante.spark.report.findings import Level, findings
+from restante.spark.report.formats import span
 from restante.spark.report.load import estimate, load_figures, open_lake, quantiles
 from restante.spark.report.model import BUCKETS, Axis, Figures
+from restante.spark.report.scales import Unit, durations, linear
 from tests.spark.sample_gold import DAY, EVE, NOON, at, events, failed, put, times
 
 

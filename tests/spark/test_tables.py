@@ -20,7 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from restante.core.message import JournalEvent
 from restante.spark import gold, silver
 from restante.spark.columns import FATES, dated
-from restante.spark.schemas import ATTEMPTS, COUNTED, DATE, GOLD, JOURNAL, MESSAGES, SILVER, SUMMED, THROUGHPUT, Table
+from restante.spark.schemas import ATTEMPTS, COUNTED, GOLD, JOURNAL, MESSAGES, SILVER, SUMMED, THROUGHPUT, Table
 from tests.spark import reference
 from tests.spark.reference import History, Row
 
@@ -38,7 +38,7 @@ def read(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Read:
     folder = tmp_path_factory.mktemp("rows")
 
     def read(table: Table, rows: list[Row]) -> DataFrame:
-        schema = table.arrow().append(pa.field("dt", DATE)) if table.name in DATED else table.arrow()
+        schema = table.arrow().append(pa.field("dt", pa.date32())) if table.name in DATED else table.arrow()
         path = folder / f"{len(list(folder.iterdir()))}.parquet"
         pq.write_table(pa.Table.from_pylist(rows, schema), path)
         return spark.read.parquet(str(path))
@@ -97,7 +97,7 @@ def aware(value: Any) -> Any:
 
 
 def in_order(rows: list[Row], table: Table) -> list[Row]:
-    names = [column.name for column in table.columns if not pa.types.is_floating(column.type)]
+    names = [column.name for column in table.columns if not pa.types.is_floating(column.arrow)]
     return sorted(rows, key=lambda row: [str(row[name]) for name in (*names, *(["dt"] if "dt" in row else []))])
 
 

@@ -7,7 +7,7 @@ failure: lines of a format that this client does not know raise Corrupt.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -19,7 +19,7 @@ from restante.core.errors import Corrupt
 from restante.core.journal import COLUMNS, FORMAT
 from restante.core.journal_reader import Block, JournalReader
 from restante.core.stored import Stored
-from restante.spark.schemas import JOURNAL
+from restante.spark.schemas import JOURNAL, Table
 
 #: Rows of one Arrow batch: each costs Spark and the CSV reader a fixed time, and its rows take memory.
 BATCH = 32_768
@@ -102,6 +102,13 @@ def _batch(
         columns |= _contents(blocks, table.num_rows)
     batch = pa.record_batch([columns[name] for name in names], schema=JOURNAL.arrow(names))
     return batch.slice(start, count)
+
+
+def rows_as_batch(table: Table, names: tuple[str, ...], rows: Iterable[Mapping[str, Any]]) -> pa.RecordBatch:
+    """Rows of a table as an Arrow batch with the columns named."""
+    schema, held = table.arrow(names), list(rows)
+    columns = [pa.array([row[name] for row in held], schema.field(name).type) for name in names]
+    return pa.record_batch(columns, schema=schema)
 
 
 def _instants(numbers: pa.Array, name: str) -> pa.Array:

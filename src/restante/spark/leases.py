@@ -39,7 +39,7 @@ from restante.core.message import moment
 from restante.core.queue import Client, consumer_name
 from restante.core.settings import ClientSettings
 from restante.spark import connections
-from restante.spark.arrow import content
+from restante.spark.arrow import content, rows_as_batch
 from restante.spark.options import Options
 from restante.spark.schemas import LEASES
 
@@ -221,15 +221,15 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, LeasePart):
             return
-        held: list[Row] = []
+        held: list[dict[str, Any]] = []
         for row in self._journal().rows(partition.after, partition.upto):
             if row.number not in partition.without:
-                held.append(row)
+                held.append(_row(self.queue, row))
             if len(held) >= BATCH:
-                yield _table(self.queue, held, self.names)
+                yield rows_as_batch(LEASES, self.names, held)
                 held = []
         if held:
-            yield _table(self.queue, held, self.names)
+            yield rows_as_batch(LEASES, self.names, held)
 
     def stop(self) -> None:
         if self._keeper is None:
@@ -285,26 +285,20 @@ class _Keeper(threading.Thread):
             self._held = {number: pair for number, pair in self._held.items() if pair[1] not in lost}
 
 
-def _table(queue: str, rows: Sequence[Row], names: tuple[str, ...]) -> pa.RecordBatch:
-    columns: dict[str, list[Any]] = {name: [] for name in names}
-    for row in rows:
-        stored = row.stored
-        payload, headers, content_type = content(stored)
-        values = {
-            "queue": queue,
-            "message_id": row.id,
-            "lease_token": row.token,
-            "attempts": row.attempts,
-            "kind": stored.kind,
-            "priority": stored.priority,
-            "sent_at": moment(stored.sent_ms),
-            "received_at": moment(row.received_ms),
-            "retry": stored.options.get("r") or "",
-            "payload": payload,
-            "headers": headers,
-            "content_type": content_type,
-        }
-        for name, column in columns.items():
-            column.append(values[name])
-    schema = LEASES.arrow(names)
-    return pa.record_batch([pa.array(columns[name], schema.field(name).type) for name in names], schema=schema)
+def _row(queue: str, row: Row) -> dict[str, Any]:
+    stored = row.stored
+    payload, headers, content_type = content(stored)
+    return {
+        "queue": queue,
+        "message_id": row.id,
+        "lease_token": row.token,
+        "attempts": row.attempts,
+        "kind": stored.kind,
+        "priority": stored.priority,
+        "sent_at": moment(stored.sent_ms),
+        "received_at": moment(row.received_ms),
+        "retry": stored.options.get("r") or "",
+        "payload": payload,
+        "headers": headers,
+        "content_type": content_type,
+    }

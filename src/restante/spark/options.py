@@ -6,7 +6,6 @@ remedy before anything is read or sent.
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -16,6 +15,7 @@ from typing import Any
 
 from restante.core.embedded import EMBEDDED
 from restante.core.errors import InvalidInput
+from restante.core.keywords import resembling
 from restante.core.message import State
 from restante.core.names import valid_name
 from restante.core.settings import milliseconds, whole
@@ -105,8 +105,8 @@ class Options:
             if lower in _SPARKS_OWN or lower.startswith("spark."):
                 continue
             if lower not in words:
-                near = difflib.get_close_matches(lower, words, 1)
-                hint = f"did you mean {_spelled(words[near[0]].name)}?" if near else "see the Spark source's reference"
+                near = resembling(lower, words)
+                hint = f"did you mean {_spelled(words[near].name)}?" if near else "see the Spark source's reference"
                 raise InvalidInput(f"there is no option {name}: {hint}")
             item = words[lower]
             values[item.name] = _value(_spelled(item.name), str(text), item.default)
@@ -117,7 +117,7 @@ class Options:
         url = self.url or os.environ.get("RESTANTE_URL", "")
         if not url or url == EMBEDDED:
             raise InvalidInput(
-                'name the server: .option("url", "redis://…"), or RESTANTE_URL; for an embedded one post.url'
+                'name the server: .option("url", "redis://…"), or RESTANTE_URL; for an embedded one client.url'
             )
         return url
 

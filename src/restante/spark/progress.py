@@ -27,7 +27,7 @@ BEAT_SECONDS = 2.0
 
 
 @dataclass
-class Doing:
+class ProgressFile:
     """The content of the file; instants are integer milliseconds."""
 
     phase: str = ""
@@ -50,7 +50,7 @@ class RunProgress:
 
     def __init__(self, lake: Lake) -> None:
         self._lake = lake
-        self._doing = Doing()
+        self._file = ProgressFile()
         self._turn = threading.Lock()
         self._depth = 0
         self._stop = threading.Event()
@@ -67,7 +67,7 @@ class RunProgress:
                 self._depth -= 1
             return
         self._depth = 1
-        self._doing = Doing(phase, report=report, started_at=_now())
+        self._file = ProgressFile(phase, report=report, started_at=_now())
         self._stop.clear()
         beating = threading.Thread(target=self._beat, name="restante-progress", daemon=True)
         self._write()
@@ -84,23 +84,23 @@ class RunProgress:
             beating.join()
             # If another pipeline holds the lake, the file is that pipeline's.
             if not isinstance(error, InUse):
-                self._doing.ended_at = _now()
-                self._doing.error = "" if error is None else f"{type(error).__name__}: {error}"
+                self._file.ended_at = _now()
+                self._file.error = "" if error is None else f"{type(error).__name__}: {error}"
                 self._write()
 
     def tell(self, phase: str, done: int = 0, total: int = 0) -> None:
         """Reports a step; steps of one phase in quick succession are written once."""
-        changed = phase != self._doing.phase
-        self._doing.phase, self._doing.done, self._doing.total = phase, done, total
+        changed = phase != self._file.phase
+        self._file.phase, self._file.done, self._file.total = phase, done, total
         if self._depth and (changed or done == total or time.monotonic() - self._written > BEAT_SECONDS / 4):
             self._write()
 
     def rows(self, rows: int, expected: int | None = None) -> None:
         """Reports how many lines were taken in."""
-        self._doing.rows = rows
+        self._file.rows = rows
         if expected is not None:
-            self._doing.rows_expected = expected
-        self._doing.rows_expected = max(self._doing.rows_expected, rows)
+            self._file.rows_expected = expected
+        self._file.rows_expected = max(self._file.rows_expected, rows)
 
     def _beat(self) -> None:
         while not self._stop.wait(BEAT_SECONDS):
@@ -108,13 +108,13 @@ class RunProgress:
 
     def _write(self) -> None:
         with self._turn:
-            self._doing.updated_at = _now()
+            self._file.updated_at = _now()
             self._written = time.monotonic()
             new = self._lake.at(f"{PROGRESS}.{os.getpid()}")
             try:
                 self._lake.files.create_dir(self._lake.at(), recursive=True)
                 with self._lake.files.open_output_stream(new) as stream:
-                    stream.write(json.dumps(asdict(self._doing)).encode())
+                    stream.write(json.dumps(asdict(self._file)).encode())
                 self._lake.files.move(new, self._lake.at(PROGRESS))
             except OSError as error:
                 log.warning("progress not written lake=%s error=%s", self._lake.uri, error)

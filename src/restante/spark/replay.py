@@ -242,7 +242,7 @@ class Replay:
                 break  # the journal and the task in Redis show the next run what is done
             plan.done += parts
             self._save(plan)
-            watch.tell(len(plan.done) * PART)
+            watch.report(len(plan.done) * PART)
         if len(plan.done) == plan.parts:
             for target in plan.starts:
                 JournalReader(self.post).forget(target, f"replay:{plan.name}")
@@ -316,7 +316,7 @@ class _Watch:
         self._began = time.monotonic()
         self._first: int | None = None
 
-    def tell(self, done: int) -> None:
+    def report(self, done: int) -> None:
         done = min(done, self._total)
         self._first = done if self._first is None else self._first
         seconds = max(time.monotonic() - self._began, 1e-9)
@@ -330,10 +330,10 @@ class _Watch:
 
         def look() -> None:
             while not over.wait(0.5):
-                self.tell(done + admin.counts(queue).totals[JournalEvent.SENT.value] - before)
+                self.report(done + admin.counts(queue).totals[JournalEvent.SENT.value] - before)
 
         thread = threading.Thread(target=look, name="restante-replay", daemon=True)
-        self.tell(done)
+        self.report(done)
         thread.start()
         try:
             yield

@@ -19,7 +19,7 @@ from restante.core.message import Message, State, moment
 from restante.core.operations import MAX_BATCH
 from restante.rsmq import reader
 from restante.spark import connections
-from restante.spark.arrow import content
+from restante.spark.arrow import content, rows_as_batch
 from restante.spark.options import Options
 from restante.spark.schemas import RSMQ, SNAPSHOT
 
@@ -76,23 +76,13 @@ class SnapshotReader(DataSourceReader):
                 partition.queue, partition.state, limit=limit, after=after, upto=partition.upto, preview=preview
             )
             if page.messages:
-                yield _table(page.messages, self.names)
+                yield rows_as_batch(SNAPSHOT, self.names, map(_row, page.messages))
                 if preview:
                     mean = sum(message.size for message in page.messages) / len(page.messages)
                     limit = int(max(1, min(MAX_BATCH, PAGE_BYTES / max(mean, 1))))
             if page.next is None:
                 return
             after = page.next
-
-
-def _table(messages: Sequence[Message], names: tuple[str, ...]) -> pa.RecordBatch:
-    columns: dict[str, list[Any]] = {name: [] for name in names}
-    for message in messages:
-        row = _row(message)
-        for name, column in columns.items():
-            column.append(row[name])
-    schema = SNAPSHOT.arrow(names)
-    return pa.record_batch([pa.array(columns[name], schema.field(name).type) for name in names], schema=schema)
 
 
 def _row(message: Message) -> dict[str, Any]:
@@ -150,11 +140,8 @@ class RsmqReader(DataSourceReader):
         if not isinstance(partition, RsmqPart):
             return
         post = connections.post(self.options.server(), patience=self.options.patience)
-        schema = RSMQ.arrow(self.names)
         for page in reader.walk(post, partition.queue, self.options.namespace, part=partition.part):
-            rows = [_rsmq_row(partition.queue, message) for message in page]
-            columns = [pa.array([row[name] for row in rows], schema.field(name).type) for name in self.names]
-            yield pa.record_batch(columns, schema=schema)
+            yield rows_as_batch(RSMQ, self.names, (_rsmq_row(partition.queue, message) for message in page))
 
 
 def _rsmq_row(queue: str, message: reader.RsmqMessage) -> dict[str, Any]:

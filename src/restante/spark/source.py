@@ -64,7 +64,7 @@ class RestanteSource(DataSource):
             return RsmqReader(options, names)
         if options.kind == "leases":
             raise InvalidInput(
-                "kind=leases leases messages and is a stream: use spark.readStream; to only look use kind=queue"
+                "kind=leases leases messages, as a stream: use spark.readStream, or kind=queue to read without leasing"
             )
         return SnapshotReader(options, names)
 

@@ -11,6 +11,7 @@ _CONSUMER = "tests/spark/test_consumer.py"
 _CRASHES = "tests/spark/test_consumer_crashes.py::TestCrashes"
 _WRITERS = "tests/spark/test_writers.py"
 _REGISTRATION = "tests/spark/test_registration.py"
+_CHARTS = "tests/spark/test_report_charts.py"
 
 FAULTS: Final = (
     Fault(
@@ -164,5 +165,21 @@ FAULTS: Final = (
         "dates = sorted(day for day in touched if day not in removed)",
         "dates = sorted(touched)[:1]",
         ("tests/spark/test_pipeline.py::TestRuns",),
+    ),
+    Fault(
+        "spark",
+        "a chart of the report draws a line through minutes without a value",
+        "_stretches",
+        "_runs(value is not None for value in values)",
+        "((0, len(values), True),)",
+        (_CHARTS,),
+    ),
+    Fault(
+        "spark",
+        "charts of the report are scaled linearly, so slow messages hide all others",
+        "fitting",
+        "return durations(min((value for value in values if value > 0), default=0), max(values))",
+        "return linear(max(values), unit)",
+        (_CHARTS,),
     ),
 )

@@ -6,8 +6,9 @@
 | `load` | reads the gold tables into the model |
 | `model` | the figures the page shows |
 | `findings` | what is wrong, and what to watch |
-| `sections`, `tables` | the parts of the page: charts and tiles, tables |
-| `charts` | draws SVG from numbers |
+| `summary`, `panels`, `tables` | the sections of the page: findings and tiles, charts, tables |
+| `elements` | what sections share: marks, cells, tables |
+| `charts`, `scales`, `formats` | draws SVG from numbers: drawings, axes, numbers as text |
 """
 
 from restante.spark.report.page import ReportSummary, write

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import IntEnum
+from typing import NamedTuple
 
-from restante.spark.report.charts import clock, count, moment, percent, rate, span
+from restante.spark.report.formats import clock, count, moment, percent, rate, span
 from restante.spark.report.model import NOW, Figures, QueueFigures, share
 
 #: Shares of expired leases that are a warning and that are wrong: consumers are stuck or too slow.
@@ -24,13 +24,15 @@ class Level(IntEnum):
     """How serious a finding is."""
 
     FINE = 0
+    #: Good to know; nobody has to act.
     NOTE = 1
+    #: Becomes wrong if it goes on.
     WARNING = 2
+    #: Messages fail, are late or are missing now.
     WRONG = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(NamedTuple):
     """A sentence about a queue, or about the lake if `queue` is empty."""
 
     level: Level

@@ -185,6 +185,12 @@ class QueueFigures:
     def overdue_rate(self) -> float | None:
         return share(self.total("overdue"), self.total("begun"))
 
+    @property
+    def overdue_rates(self) -> Series:
+        """The overdue rate by bucket."""
+        pairs = zip(self.counts.get("overdue", ()), self.counts.get("begun", ()), strict=True)
+        return [share(expired, begun) for expired, begun in pairs]
+
 
 @dataclass(slots=True)
 class Figures:

@@ -18,9 +18,10 @@ from pathlib import Path
 from string import Template
 
 from restante.core.errors import RestanteError
-from restante.spark.report import sections, tables
-from restante.spark.report.charts import dated, moment, span
+from restante.spark.report import panels, summary, tables
+from restante.spark.report.elements import Page
 from restante.spark.report.findings import Finding, Level, findings, troubled
+from restante.spark.report.formats import dated, moment, span
 from restante.spark.report.load import load_figures, open_lake
 from restante.spark.report.model import Axis, Figures
 
@@ -101,8 +102,8 @@ def _body(figures: Figures, results: list[Finding], title: str, foot: str) -> st
         attributes = 'data-first="0" data-step="60" data-end="0" data-buckets="1"'
         about = ""
     else:
-        page = sections.Page(figures, axis, results, troubled(figures, results))
-        first = (sections.verdict, sections.tiles, sections.queues, sections.choice, sections.charts)
+        page = Page(figures, axis, results, troubled(figures, results))
+        first = (summary.verdict, summary.tiles, summary.queues, panels.choice, panels.panels)
         lists = (tables.drain, tables.deaths, tables.failures, tables.consumers, tables.audit)
         parts = [part(page) for part in (*first, *lists)]
         attributes = (

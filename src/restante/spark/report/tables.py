@@ -6,12 +6,17 @@ Names are foreign text, so everything is escaped where it enters the HTML.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from html import escape
+from typing import TypeVar
 
-from restante.spark.report.charts import SHADES, bar, clock, count, percent, rate
+from restante.spark.report.charts import SHADES, bar
+from restante.spark.report.elements import Page, cell, drained, error, figure, mark, number, section, table
 from restante.spark.report.findings import Level
-from restante.spark.report.model import AuditRow, ConsumerFigures
-from restante.spark.report.sections import Page, cell, drained, mark, none, number, section, table
+from restante.spark.report.formats import clock, count, percent, rate
+from restante.spark.report.model import AuditRow, Cause, ConsumerFigures, Failure
+
+T = TypeVar("T")
 
 #: Most rows of a table; the number of omitted rows is shown below it.
 LISTED = 40
@@ -25,56 +30,56 @@ def drain(page: Page) -> str:
     )
     drains = [(queue, queue.drain) for queue in page.queues if queue.drain is not None]
     if not drains:
-        return section("drain", "Drain", about, none(page.lacks("drain") or "The rates are unknown."))
+        return section("drain", "Drain", about, otherwise=page.lacks("drain") or "The rates are unknown.")
     longest = max((estimate.seconds or 0.0 for _, estimate in drains), default=0.0) or 1.0
     rows = []
     for queue, estimate in drains:
         endless = estimate.growing
         part = 1.0 if endless else (estimate.seconds or 0.0) / longest
-        rows.append(
-            f"<tr {page.mine(queue.name)}><th>{page.link(queue.name)}</th>{cell(drained(queue))}"
-            f'<td class="widest">{bar(part, "dead" if endless else "ready", endless)}</td>'
-            f"{number(estimate.waiting)}{cell(f'{rate(estimate.arrival)}/s')}{cell(f'{rate(estimate.settle)}/s')}</tr>"
-        )
-    heads = ("Queue", ">Drained in", "", ">Waiting", ">Arriving", ">Leaving")
-    return section("drain", "Drain", about, table(heads, rows))
+        filled = f'<td class="widest">{bar(part, "dead" if endless else "ready", endless)}</td>'
+        rates = figure(f"{rate(estimate.arrival)}/s"), figure(f"{rate(estimate.settle)}/s")
+        rows.append(page.row(queue.name, figure(drained(queue)), filled, number(estimate.waiting), *rates))
+    return section("drain", "Drain", about, table("Queue|>Drained in||>Waiting|>Arriving|>Leaving", rows))
 
 
 def deaths(page: Page) -> str:
     """The causes of death, with an example of each."""
-    about = "By queue, kind and error, summed over the dates of sending; replayed messages are counted too."
     causes = page.figures.causes
-    if not causes:
-        return section("deaths", "Why messages died", about, none(page.lacks("causes") or "No message died."))
-    most = causes[0].dead
-    rows = [
-        f"<tr {page.mine(cause.queue)}><th>{page.link(cause.queue)}</th>{number(cause.dead)}"
-        f'<td class="error">{escape(cause.error_class) or "–"}</td>'
-        f'<td class="wide">{bar(cause.dead / most, "dead")}</td>'
-        f'<td>{escape(cause.kind)}</td><td>{escape(cause.event)}</td><td class="n">{clock(cause.first_at)}</td>'
-        f'<td class="n">{clock(cause.last_at)}</td><td><code>{escape(cause.example_id)}</code></td></tr>'
-        for cause in causes[:LISTED]
-    ]
-    heads = ("Queue", ">Died", "Error", "", "Kind", "By", ">First", ">Last", "Example")
-    return section("deaths", "Why messages died", about, table(heads, rows, more=len(causes) - LISTED))
+
+    def row(cause: Cause) -> str:
+        return page.row(
+            cause.queue,
+            number(cause.dead),
+            error(cause.error_class, cause.dead / causes[0].dead, "dead"),
+            cell(cause.kind),
+            cell(cause.event),
+            figure(clock(cause.first_at)),
+            figure(clock(cause.last_at)),
+            f"<td><code>{escape(cause.example_id)}</code></td>",
+        )
+
+    about = "By queue, kind and error, summed over the dates of sending; replayed messages are counted too."
+    drawn = _first("Queue|>Died|Error||Kind|By|>First|>Last|Example", causes, row)
+    return section("deaths", "Why messages died", about, drawn, page.lacks("causes") or "No message died.")
 
 
 def failures(page: Page) -> str:
     """Failed attempts by error."""
-    about = "Attempts that were nacked or buried, or whose lease expired, whether or not a later one succeeded."
     failed = page.figures.failures
-    if not failed:
-        return section("failures", "Why attempts failed", about, none(page.lacks("retries") or "No attempt failed."))
-    most = failed[0].failed
-    rows = [
-        f"<tr {page.mine(failure.queue)}><th>{page.link(failure.queue)}</th>{number(failure.failed)}"
-        f'<td class="error">{escape(failure.error_class) or "–"}</td>'
-        f'<td class="wide">{bar(failure.failed / most, "retrying")}</td>'
-        f"{number(failure.nacked)}{number(failure.expired)}{number(failure.worst_attempts)}</tr>"
-        for failure in failed[:LISTED]
-    ]
-    heads = ("Queue", ">Failed", "Error", "", ">Nacked or buried", ">Lease expired", ">Highest attempt")
-    return section("failures", "Why attempts failed", about, table(heads, rows, more=len(failed) - LISTED))
+
+    def row(failure: Failure) -> str:
+        counts = (failure.nacked, failure.expired, failure.worst_attempts)
+        why = error(failure.error_class, failure.failed / failed[0].failed, "retrying")
+        return page.row(failure.queue, number(failure.failed), why, *map(number, counts))
+
+    about = "Attempts that were nacked or buried, or whose lease expired, whether or not a later one succeeded."
+    drawn = _first("Queue|>Failed|Error||>Nacked or buried|>Lease expired|>Highest attempt", failed, row)
+    return section("failures", "Why attempts failed", about, drawn, page.lacks("retries") or "No attempt failed.")
+
+
+def _first(heads: str, items: Sequence[T], row: Callable[[T], str]) -> str:
+    """A table of the first items and how many more there are; empty without any."""
+    return table(heads, map(row, items[:LISTED]), more=len(items) - LISTED) if items else ""
 
 
 def consumers(page: Page) -> str:
@@ -85,7 +90,7 @@ def consumers(page: Page) -> str:
     )
     busiest = page.figures.consumers
     if not busiest:
-        return section("consumers", "Consumers", about, none(page.lacks("consumers") or "No lease has ended."))
+        return section("consumers", "Consumers", about, otherwise=page.lacks("consumers") or "No lease has ended.")
     # Scaled to the 98th percentile: a few very high loads would make all others pale.
     loads = sorted(load for consumer in busiest for load in consumer.load if load > 0)
     high = max(1.0, math.ceil(loads[int(len(loads) * 0.98)])) if loads else 1.0
@@ -118,37 +123,42 @@ def _consumer(page: Page, consumer: ConsumerFigures, high: float, seconds: float
 
 def audit(page: Page) -> str:
     """Whether every sent message has a fate, by queue, and the hours in which some have none."""
-    about = (
-        "Conservation: sent = acked + dead + expired + deleted + waiting, by hour of sending. Without sent event: "
-        "messages in the lake that were sent before it began."
-    )
     rows = page.figures.audit
-    if not rows:
-        return section("audit", "Audit", about, none(page.lacks("audit") or "No message was sent."))
     wrong = [row for row in rows if row.missing]
-    sent, off = count(sum(row.sent for row in rows)), count(sum(abs(row.missing) for row in wrong))
-    verdict = (
-        f'<p class="audit-mark wrong">{mark(Level.WRONG, "Does not add up")} {off} of {sent} messages sent, '
-        f"in {len(wrong)} of {len(rows)} hours</p>"
-        if wrong
-        else f'<p class="audit-mark fine">{mark(Level.FINE, "OK")} All {sent} messages sent are accounted for.</p>'
+    return section(
+        "audit",
+        "Audit",
+        "Conservation: sent = acked + dead + expired + deleted + waiting, by hour of sending. Without sent event: "
+        "messages in the lake that were sent before it began.",
+        _result(rows, wrong) + _audited(page, rows, wrong) + _hours(page, wrong) if rows else "",
+        page.lacks("audit") or "No message was sent.",
     )
+
+
+def _result(rows: list[AuditRow], wrong: list[AuditRow]) -> str:
+    sent, off = count(sum(row.sent for row in rows)), count(sum(abs(row.missing) for row in wrong))
+    if wrong:
+        return (
+            f'<p class="audit-mark wrong">{mark(Level.WRONG, "Does not add up")} {off} of {sent} messages sent, '
+            f"in {len(wrong)} of {len(rows)} hours</p>"
+        )
+    return f'<p class="audit-mark fine">{mark(Level.FINE, "OK")} All {sent} messages sent are accounted for.</p>'
+
+
+def _audited(page: Page, rows: list[AuditRow], wrong: list[AuditRow]) -> str:
+    """One row per queue, those that do not add up first, and the sums."""
     by_queue: dict[str, list[AuditRow]] = {}
     for row in rows:
         by_queue.setdefault(row.queue, []).append(row)
     bad = {row.queue for row in wrong}
     order = sorted(by_queue, key=lambda name: (name not in bad, page.places.get(name, 0)))
-    heads = ("Queue", "", ">Sent", ">Acked", ">Dead", ">Expired", ">Deleted", ">Waiting", ">Without sent event")
-    lines = [
-        f"<tr {page.mine(name)}><th>{page.link(name)}</th><td>{_adds_up(name not in bad)}</td>"
-        f"{_sums(by_queue[name])}</tr>"
-        for name in order
-    ]
+    lines = [page.row(name, f"<td>{_adds_up(name not in bad)}</td>", _sums(by_queue[name])) for name in order]
     foot = f"<tfoot><tr><th>All</th><td>{_adds_up(not wrong)}</td>{_sums(rows)}</tr></tfoot>"
-    return section("audit", "Audit", about, verdict + table(heads, lines, foot) + _hours(page, wrong))
+    return table(f"Queue||{_AUDIT_HEADS}", lines, foot)
 
 
 _AUDITED = ("sent", "acked", "dead", "expired", "deleted", "waiting", "unsent")
+_AUDIT_HEADS = ">Sent|>Acked|>Dead|>Expired|>Deleted|>Waiting|>Without sent event"
 
 
 def _sums(rows: list[AuditRow]) -> str:
@@ -160,23 +170,8 @@ def _adds_up(fine: bool) -> str:
 
 
 def _hours(page: Page, wrong: list[AuditRow]) -> str:
-    if not wrong:
-        return ""
-    lines = [
-        f"<tr {page.mine(row.queue)}><th>{page.link(row.queue)}</th>{cell(clock(row.hour))}"
-        f"{cell(f'{row.missing:+,}')}{_sums([row])}</tr>"
-        for row in wrong[:LISTED]
-    ]
-    heads = (
-        "Queue",
-        ">Hour",
-        ">Missing",
-        ">Sent",
-        ">Acked",
-        ">Dead",
-        ">Expired",
-        ">Deleted",
-        ">Waiting",
-        ">Without sent event",
-    )
-    return f'<h3 class="below">Hours that do not add up</h3>{table(heads, lines, more=len(wrong) - LISTED)}'
+    def hour(row: AuditRow) -> str:
+        return page.row(row.queue, figure(clock(row.hour)), figure(f"{row.missing:+,}"), _sums([row]))
+
+    drawn = _first(f"Queue|>Hour|>Missing|{_AUDIT_HEADS}", wrong, hour)
+    return f'<h3 class="below">Hours that do not add up</h3>{drawn}' if wrong else ""
