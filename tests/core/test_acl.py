@@ -45,8 +45,8 @@ _FOR_ALL = {
 }
 #: For the doctor's look at Celery's own lists, durability disk before Redis 7.2, and sentinels.
 _MAY_BE_REFUSED = {"CONFIG", "HLEN", "LLEN", "SENTINEL"}
-#: Of the event bus, whose services use the wide rule.
-_BUS = {"PEXPIRE", "RPUSH"}
+#: Of the event bus and of Celery's exchanges, whose programs use the wide rule: replies and bindings.
+_BUS = {"HINCRBY", "PEXPIRE", "RPUSH"}
 
 
 def test_every_script_belongs_to_a_role() -> None:

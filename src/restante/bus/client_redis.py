@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,120 +16,46 @@ from restante.bus.batch import GroupedSender, Publishing, Sender
 from restante.bus.broker import Answer, SendOptions
 from restante.bus.envelope import Envelope
 from restante.core import operations as ops
-from restante.core.admin import DELETE
 from restante.core.call_retry import BLOCK, Plain
-from restante.core.errors import CallTimeout, NoHandler, TopologyMismatch, Unroutable
-from restante.core.keys import QUEUES, exchange_key, reply_keys
+from restante.core.errors import CallTimeout, NoHandler, Unroutable
+from restante.core.keys import reply_keys
 from restante.core.message import Draft
-from restante.core.operations import MAX_BATCH, QueueRef
+from restante.core.operations import MAX_BATCH
 from restante.core.queue import AsyncClient, Client, Flow, Wait, open_queue, run_flow, run_flow_async
-from restante.core.routes import QueueInfo, Table, question
+from restante.core.router import Build, Router
+from restante.core.routes import QueueInfo
 from restante.core.stored import Json
 from restante.rabbitmq.topology import CALLS, CALLS_ALL, EVENTS, UNROUTED, UNROUTED_LENGTH, UNROUTED_SECONDS
 
 
-class Routes:
-    """Finds the queues of a topic by the bindings of a server, of which this process has a copy, and sends to them."""
+class RedisFlows:
+    """Publishes and calls, as flows for both clients."""
 
-    def __init__(self, redis: Client | AsyncClient, prefix: str, *, riding: bool) -> None:
-        self._redis = redis
-        self._prefix = prefix
-        #: Whether a send asks for the version in the same round trip: with the synchronous runner, outside a cluster.
-        self._riding = riding and redis.connection.endpoint.mode != "cluster"
-        self._tables: dict[str, Table] = {}
+    def __init__(self, redis: Client | AsyncClient, prefix: str) -> None:
+        self._router = Router(redis, prefix, author="bus")
 
-    def _opened(self, name: str) -> Flow[QueueRef]:
-        ref = self._redis.queue(self._prefix + name).ref
-        if not ref.opened:
-            yield open_queue(ref)
-            yield Plain(("SADD", QUEUES, ref.name), QUEUES)
-        return ref
-
-    def _key(self, exchange: str) -> bytes:
-        return exchange_key(self._prefix + exchange, "routes")
-
-    def _load(self, exchange: str) -> Flow[Table]:
-        key = self._key(exchange)
-        table = self._tables[exchange] = Table.parse((yield Plain(("HGETALL", key), key)))
-        return table
-
-    def current(self, exchange: str) -> Flow[Table]:
-        """The current bindings."""
-        known = self._tables.get(exchange)
-        if known is not None:
-            key = self._key(exchange)
-            if ((yield Plain(("HGET", key, "version"), key)) or b"") == known.version:
-                return known
-        return (yield from self._load(exchange))
-
-    def deliver(self, exchange: str, envelope: Envelope, text: bytes, options: SendOptions, **extra: Any) -> Flow[int]:
+    def _deliver(self, exchange: str, envelope: Envelope, text: bytes, options: SendOptions, **extra: Any) -> Flow[int]:
         """Sends a copy to every queue bound to the topic; returns how many."""
-        sent: set[str] = set()
-        known = self._tables.get(exchange)
-        if self._riding and known is not None and (matched := known.match(envelope.topic)):
-            answer = yield from self._send(
-                matched[0].name, envelope, text, options, question(self._key(exchange)), extra
-            )
-            sent.add(matched[0].name)
-            table = known if (answer or b"") == known.version else (yield from self._load(exchange))
-            if all(info.name != matched[0].name for info in table.match(envelope.topic)):
-                # Unbound since this process last read: unless a worker has received the message, it is removed and
-                # sent by the current bindings.
-                state = yield from self._take_back(matched[0].name, envelope.id)
-                if state != b"leased":
-                    sent.clear()
-        else:
-            table = yield from self.current(exchange)
-        for info in table.match(envelope.topic):
-            if info.name not in sent:
-                yield from self._send(info.name, envelope, text, options, b"", extra)
-                sent.add(info.name)
-        return len(sent)
-
-    def _send(
-        self, queue: str, envelope: Envelope, text: bytes, options: SendOptions, asked: bytes, extra: dict[str, Any]
-    ) -> Flow[Any]:
-        ref = yield from self._opened(queue)
-        headers = _headers(envelope)
-        op = ops.send(
-            ref,
-            Json(text),
-            id=envelope.id,
-            kind=envelope.topic,
-            priority=options.priority,
-            delay=options.delay,
-            expires=options.expires,
-            headers={**headers, **extra},
-        )
-        op.question = asked
-        yield op
-        return op.answer
-
-    def _take_back(self, queue: str, id: str) -> Flow[bytes]:
-        """Removes a message; returns its state, `leased` if it stays."""
-        ref = yield from self._opened(queue)
-        args: list[ops.Argument] = ["bus", "no longer bound", id]
-        reply = yield ops.Operation(DELETE, ref.keys.group(DELETE.keys), args, lambda states: states[0], ref.name)
-        return bytes(reply)
+        return (yield from self._router.publish(exchange, envelope.topic, _build(envelope, text, options, extra)))
 
     def publish(self, envelope: Envelope, text: bytes, options: SendOptions) -> Flow[int]:
-        count = yield from self.deliver(EVENTS, envelope, text, options)
+        count = yield from self._deliver(EVENTS, envelope, text, options)
         if not count:
             if options.unrouted == "raise":
                 raise Unroutable(
                     f"nobody has subscribed to {envelope.topic}: start the service that does, or check the spelling"
                 )
-            ref = yield from self._opened(UNROUTED)
+            ref = yield from self._router.open(UNROUTED)
             if ref.settings.max_length != UNROUTED_LENGTH:
                 ref.pending["max_length"] = str(UNROUTED_LENGTH)
                 yield open_queue(ref)
             kept = SendOptions(options.delay, options.priority, options.expires or UNROUTED_SECONDS)
-            yield from self._send(UNROUTED, envelope, text, kept, b"", {})
+            yield from self._router.send(QueueInfo(UNROUTED), _build(envelope, text, kept, {}))
         return count
 
     def publish_many(self, events: Sequence[tuple[Envelope, bytes]], options: SendOptions) -> Flow[list[int | None]]:
         """Publishes events with one round trip per queue and thousand events, instead of one per event."""
-        table = yield from self.current(EVENTS)
+        table = yield from self._router.table(EVENTS)
         by_queue: dict[str, list[Draft]] = {}
         counts: list[int | None] = []
         for envelope, text in events:
@@ -143,7 +69,7 @@ class Routes:
                 by_queue.setdefault(info.name, []).append(replace(draft, headers=headers, expires=options.expires))
             counts.append(len(matched))
         for queue, drafts in by_queue.items():
-            ref = yield from self._opened(queue)
+            ref = yield from self._router.open(queue)
             for start in range(0, len(drafts), MAX_BATCH):
                 yield ops.send_many(ref, drafts[start : start + MAX_BATCH])
         return counts
@@ -170,7 +96,7 @@ class Routes:
     def _ask(self, exchange: str, envelope: Envelope, text: bytes, timeout: float, token: str) -> Flow[int]:
         options = SendOptions(expires=timeout)
         return (
-            yield from self.deliver(
+            yield from self._deliver(
                 exchange, envelope, text, options, reply_to=token, deadline_seconds=round(timeout, 3)
             )
         )
@@ -190,6 +116,20 @@ class Routes:
                 return answers
 
 
+def _build(envelope: Envelope, text: bytes, options: SendOptions, extra: dict[str, Any]) -> Build:
+    """The send of an event to each queue; `extra` are headers beside those of the envelope."""
+    return lambda ref, info: ops.send(
+        ref,
+        Json(text),
+        id=envelope.id,
+        kind=envelope.topic,
+        priority=options.priority,
+        delay=options.delay,
+        expires=options.expires,
+        headers={**_headers(envelope), **extra},
+    )
+
+
 def _headers(envelope: Envelope) -> dict[str, Any]:
     """The envelope's attributes but those that a message has itself."""
     attributes = envelope.attributes()
@@ -202,13 +142,13 @@ class RedisBroker:
 
     def __init__(self, redis: Client, prefix: str = "") -> None:
         self.redis = redis
-        self._routes = Routes(redis, prefix, riding=True)
+        self._flows = RedisFlows(redis, prefix)
 
     def publish(self, envelope: Envelope, text: bytes, options: SendOptions) -> int:
-        return run_flow(self.redis.connection, self._routes.publish(envelope, text, options))
+        return run_flow(self.redis.connection, self._flows.publish(envelope, text, options))
 
     def publish_many(self, events: Sequence[tuple[Envelope, bytes]], options: SendOptions) -> list[int | None]:
-        return run_flow(self.redis.connection, self._routes.publish_many(events, options))
+        return run_flow(self.redis.connection, self._flows.publish_many(events, options))
 
     def sender(self) -> Sender:
         return GroupedSender(self.publish, self.publish_many)
@@ -220,10 +160,10 @@ class RedisBroker:
         sender.settle((publishing,))
 
     def call(self, envelope: Envelope, text: bytes, timeout: float) -> Answer:
-        return run_flow(self.redis.connection, self._routes.call(envelope, text, timeout))
+        return run_flow(self.redis.connection, self._flows.call(envelope, text, timeout))
 
     def call_all(self, envelope: Envelope, text: bytes, timeout: float) -> list[Answer]:
-        return run_flow(self.redis.connection, self._routes.call_all(envelope, text, timeout))
+        return run_flow(self.redis.connection, self._flows.call_all(envelope, text, timeout))
 
     def close(self) -> None:
         self.redis.close()
@@ -237,47 +177,16 @@ class AsyncRedisBroker:
 
     def __init__(self, redis: AsyncClient, prefix: str = "") -> None:
         self.redis = redis
-        self._routes = Routes(redis, prefix, riding=False)
+        self._flows = RedisFlows(redis, prefix)
 
     async def publish(self, envelope: Envelope, text: bytes, options: SendOptions) -> int:
-        return await run_flow_async(self.redis.connection, self._routes.publish(envelope, text, options))
+        return await run_flow_async(self.redis.connection, self._flows.publish(envelope, text, options))
 
     async def call(self, envelope: Envelope, text: bytes, timeout: float) -> Answer:
-        return await run_flow_async(self.redis.connection, self._routes.call(envelope, text, timeout))
+        return await run_flow_async(self.redis.connection, self._flows.call(envelope, text, timeout))
 
     async def call_all(self, envelope: Envelope, text: bytes, timeout: float) -> list[Answer]:
-        return await run_flow_async(self.redis.connection, self._routes.call_all(envelope, text, timeout))
+        return await run_flow_async(self.redis.connection, self._flows.call_all(envelope, text, timeout))
 
     async def close(self) -> None:
         await self.redis.close()
-
-
-def bind(
-    redis: Client, prefix: str, exchange: str, type: str, bindings: Sequence[tuple[str, str]], owned: Collection[str]
-) -> list[str]:
-    """Adds the bindings (queue, pattern) that are missing; removes and returns others of the owned queues."""
-    key = exchange_key(prefix + exchange, "routes")
-    command = redis.connection.command
-    table = Table.parse(command("HGETALL", key, key=key))
-    if table.declared and table.type != type:
-        raise TopologyMismatch(
-            f"the exchange {exchange} is of type {table.type} on {redis.connection.endpoint.shown}, not {type}: "
-            f"another program has declared it; delete {key.decode()} if no program needs it, or give the bus a prefix="
-        )
-    wanted = set(bindings)
-    existing = {(info.name, pattern) for pattern, _, info in table.bindings}
-    obsolete = sorted(pair for pair in existing - wanted if pair[0] in owned)
-    missing = sorted(wanted - existing)
-    if not table.declared:
-        command("HSET", key, "type", f"{type} durable", key=key)
-    for queue, pattern in obsolete:
-        command("HDEL", key, f"b:{queue}\t{pattern}", key=key)
-        bound = exchange_key(prefix + queue, "bound")
-        command("SREM", bound, f"{exchange}\t{pattern}", key=bound)
-    for queue, pattern in missing:
-        command("HSET", key, f"b:{queue}\t{pattern}", QueueInfo(queue).text(), key=key)
-        bound = exchange_key(prefix + queue, "bound")
-        command("SADD", bound, f"{exchange}\t{pattern}", key=bound)
-    if obsolete or missing or not table.declared:
-        command("HINCRBY", key, "version", 1, key=key)
-    return [f"{queue} {pattern}" for queue, pattern in obsolete]

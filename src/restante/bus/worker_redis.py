@@ -12,15 +12,20 @@ import time
 from typing import TYPE_CHECKING, Any, Literal
 
 from restante.bus.broker import REPLY_GRACE, Answer
-from restante.bus.client_redis import bind
 from restante.bus.dedup import Claim, Records, RedisRecords
 from restante.bus.delivery import Delivery, call_seconds, purpose_of
 from restante.bus.envelope import Envelope, Malformed
-from restante.core.errors import InvalidInput
+from restante.core.errors import InvalidInput, TopologyMismatch
+from restante.core.keys import exchange_key
+from restante.core.queue import run_flow
+from restante.core.router import Router
+from restante.core.routes import QueueInfo
 from restante.core.settings import QueueOptions, QueueSettings
 from restante.rabbitmq.topology import CALLS, CALLS_ALL, EVENTS, call_queue, calls_queue
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
     from restante.bus.app import Bus
     from restante.bus.handler import Handler
     from restante.bus.options import LadderOptions
@@ -136,7 +141,7 @@ class RedisWorker:
         return {"x-delivery-limit": handler.retry_rule.max_attempts} if handler else {}
 
     def forget_answer(self, topic: str) -> None:
-        bind(self._redis, self._prefix, CALLS, "direct", [], (call_queue(topic),))
+        self._bind(CALLS, "direct", [], (call_queue(topic),))
 
     def connected(self) -> None:
         """Nothing to do: a restarted server has everything at once."""
@@ -147,11 +152,11 @@ class RedisWorker:
     def declare(self) -> list[str]:
         bus = self._bus
         subscribed = [(name, handler.pattern or "") for name, handler in bus.subscriptions.items()]
-        removed = bind(self._redis, self._prefix, EVENTS, "topic", subscribed, bus.subscriptions)
+        removed = self._bind(EVENTS, "topic", subscribed, bus.subscriptions)
         topics = sorted(bus.answered)
-        bind(self._redis, self._prefix, CALLS, "direct", [(call_queue(topic), topic) for topic in topics], ())
+        self._bind(CALLS, "direct", [(call_queue(topic), topic) for topic in topics], ())
         every = calls_queue(bus.service)
-        bind(self._redis, self._prefix, CALLS_ALL, "direct", [(every, topic) for topic in topics], (every,))
+        self._bind(CALLS_ALL, "direct", [(every, topic) for topic in topics], (every,))
         for name, handler in bus.subscriptions.items():
             wanted: QueueOptions = {"max_attempts": handler.retry_rule.max_attempts, "retry": handler.retry_rule.policy}
             queue = self._redis.queue(self._prefix + name)
@@ -160,3 +165,23 @@ class RedisWorker:
             if any(getattr(settings, key) != value for key, value in wanted.items()):
                 queue.configure(**wanted)
         return removed
+
+    def _bind(self, exchange: str, type: str, bindings: Sequence[tuple[str, str]], owned: Collection[str]) -> list[str]:
+        """Adds the bindings (queue, pattern) that are missing; removes and returns others of the owned queues."""
+        router, connection = Router(self._redis, self._prefix, author="bus"), self._redis.connection
+        table = run_flow(connection, router.load(exchange))
+        if not table.declared:
+            run_flow(connection, router.declare(exchange, type))
+        elif table.type != type:
+            key = exchange_key(self._prefix + exchange, "routes").decode()
+            raise TopologyMismatch(
+                f"the exchange {exchange} is of type {table.type} on {connection.endpoint.shown}, not {type}: another "
+                f"program has declared it; delete {key} if no program needs it, or give the bus a prefix="
+            )
+        existing = {(info.name, pattern) for pattern, _, info in table.bindings}
+        missing = sorted(set(bindings) - existing)
+        obsolete = sorted(pair for pair in existing - set(bindings) if pair[0] in owned)
+        # New ones first: an event that an old and a new pattern match finds the queue at any moment.
+        run_flow(connection, router.bind(exchange, [(QueueInfo(queue), pattern) for queue, pattern in missing]))
+        run_flow(connection, router.unbind(exchange, obsolete))
+        return [f"{queue} {pattern}" for queue, pattern in obsolete]

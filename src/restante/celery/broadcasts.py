@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from restante.core.call_retry import Plain
 from restante.core.keys import exchange_key
 from restante.core.routes import QueueInfo
 from restante.core.topics import matches
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 SAVE_EVERY = 20.0
 
 
-def broadcast(broker: BrokerClient, message: dict[str, Any], exchange: str, routing_key: str) -> None:
-    """Adds a message to the stream of an exchange."""
+def broadcast(broker: BrokerClient, message: dict[str, Any], exchange: str, routing_key: str) -> Plain:
+    """The command that adds a message to the stream of an exchange."""
     body = message["body"]
     packed = {**message, "properties": {**message["properties"]}}
     packed["properties"].pop("restante_id", None)
@@ -34,7 +35,7 @@ def broadcast(broker: BrokerClient, message: dict[str, Any], exchange: str, rout
         packed["body"], packed["b"] = base64.b64encode(body).decode(), 1
     stream, text = _stream(broker, exchange), orjson.dumps(packed, default=str)
     limit = ("MAXLEN", "~", broker.options.stream_maxlen)
-    broker.command("XADD", stream, *limit, "*", "k", routing_key, "m", text, key=stream)
+    return Plain(("XADD", stream, *limit, "*", "k", routing_key, "m", text), stream)
 
 
 def start_at_end(broker: BrokerClient, queue: str, exchange: str) -> None:

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from restante.celery.options import Options
 from restante.celery.routing import Routing
@@ -23,10 +23,12 @@ from restante.connecting import resolve
 from restante.core.call_retry import away
 from restante.core.errors import LeaseLost, RestanteError, Unavailable
 from restante.core.operations import MAX_BATCH, Received
-from restante.core.queue import Client, LeasedMessage, Queue, receiving
+from restante.core.queue import Client, Flow, LeasedMessage, Queue, receiving, run_flow
 from restante.core.renewal import Renewal
+from restante.core.router import Router
 from restante.core.settings import ClientSettings
 
+T = TypeVar("T")
 log = logging.getLogger("restante")
 
 #: Seconds an ack may wait for the loop to flush it; then the verdict thread does. Shorter: more calls beside the loop.
@@ -67,11 +69,11 @@ class BrokerClient:
         if options.sentinel_kwargs:
             self.client.connection.endpoint.sentinel.update(options.sentinel_kwargs)
         self.command = self.client.connection.command
+        self.router = Router(self.client, options.global_keyprefix, author="celery")
         self.routing = Routing(self)
         self.transient_queues = TransientQueues(self)
         self.dropped = DroppedMessages(self)
         self.renewal = Renewal(self.client.connection)
-        self._queues: dict[str, Queue] = {}
         self._acks: dict[str, deque[LeasedMessage]] = {}
         #: When an ack was last queued while none of its queue was pending, by time.monotonic().
         self._acks_since = 0.0
@@ -115,11 +117,11 @@ class BrokerClient:
         return f"{self.options.global_keyprefix}{name}"
 
     def queue(self, name: str) -> Queue:
-        full_name = self.full_name(name)
-        queue = self._queues.get(full_name)
-        if queue is None:
-            queue = self._queues[full_name] = self.client.queue(full_name)
-        return queue
+        return self.client.queue(self.full_name(name))
+
+    def run(self, flow: Flow[T]) -> T:
+        """Runs a flow of operations to its end and returns its result."""
+        return run_flow(self.client.connection, flow)
 
     # -- receiving -----------------------------------------------------------------------------------------------
 

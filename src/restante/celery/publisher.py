@@ -1,4 +1,4 @@
-"""Publishes messages: finds the bound queues, sends to each, and broadcasts to transient ones.
+"""Publishes messages: packs each for its queue, sends it to all that are bound, and broadcasts to transient ones.
 
 On failure a typed error reaches Kombu, whose retries are safe: a message keeps its id over them.
 """
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from restante.celery.broadcasts import broadcast
 from restante.celery.messages import Message, delay_of, headers_of, kind_of, payload_of, priority_of
 from restante.core import operations as ops
-from restante.core.admin import Admin
-from restante.core.errors import MessageLeased, NotFound
-from restante.core.message import new_id
+from restante.core.message import MessageId, new_id
+from restante.core.operations import Operation, QueueRef
+from restante.core.router import Build
 from restante.core.routes import QueueInfo
 
 if TYPE_CHECKING:
@@ -28,63 +28,45 @@ class Publisher:
 
     def publish(self, message: dict[str, Any], exchange: str, routing_key: str) -> bool:
         """Sends a message to every queue bound for it; returns False if there is none."""
-        sent: str | None = None
-        routing = self._broker.routing
-        cached, question = routing.cached(exchange)
-        if cached is not None:
-            guessed = cached.match(routing_key)
-            if len(guessed) == 1 and not (guessed[0].transient and cached.broadcasts):
-                # One queue, as for most messages: the send carries the question whether the cached routes still hold.
-                sent = guessed[0].name
-                if (self.send(guessed[0], message, exchange, routing_key, question=question) or b"") == cached.version:
-                    return True
-        table = routing.load(exchange) if sent else routing.table(exchange)
-        queues = table.match(routing_key)
-        if sent is not None:
-            if all(info.name != sent for info in queues):
-                self._take_back(sent, message)
-            elif len(queues) == 1:
-                return True
-            queues = [info for info in queues if info.name != sent]
-        if not exchange and not queues:
-            queues = [QueueInfo(routing_key)]
-        copies = [info for info in queues if not (info.transient and table.broadcasts)]
-        if len(copies) < len(queues):
-            broadcast(self._broker, message, exchange, routing_key)
-        for info in copies:
-            self.send(info, message, exchange, routing_key)
-        return bool(queues)
-
-    def _take_back(self, queue: str, message: dict[str, Any]) -> None:
-        """Deletes a message from a queue that was unbound before the send, unless it was received already."""
-        try:
-            Admin(self._broker.client, audited=False).delete(
-                self._broker.full_name(queue), [message["properties"]["restante_id"]], detail="no longer bound"
-            )
-        except (MessageLeased, NotFound, KeyError):
-            pass
+        broker = self._broker
+        flow = broker.router.publish(
+            exchange,
+            routing_key,
+            lambda ref, info: self._build(ref, info, message, exchange, routing_key),
+            lambda: broadcast(broker, message, exchange, routing_key),
+        )
+        if broker.run(flow):
+            return True
+        if exchange:
+            return False
+        # The default exchange leads to every queue by its name, also to one that nobody has declared.
+        self.send(QueueInfo(routing_key), message, exchange, routing_key)
+        return True
 
     def send(
+        self, info: QueueInfo, message: dict[str, Any], exchange: str, routing_key: str, id: str | None = None
+    ) -> None:
+        """Sends a message to one queue, under its own id or another."""
+        build: Build = lambda ref, info: self._build(ref, info, message, exchange, routing_key, id)  # noqa: E731
+        self._broker.run(self._broker.router.send(info, build))
+
+    def _build(
         self,
+        ref: QueueRef,
         info: QueueInfo,
         message: dict[str, Any],
         exchange: str,
         routing_key: str,
         id: str | None = None,
-        question: bytes = b"",
-    ) -> Any:
-        """Sends a message to one queue; returns the answer to `question`, a command that travels with the send."""
+    ) -> Operation[MessageId]:
         headers, properties = message["headers"], message["properties"]
         payload, content_type = payload_of(
             message["body"], message.get("content-type"), message.get("content-encoding")
         )
         delay = 0.0 if message.get("due") else delay_of(headers)
         dead_letters = "x-dead-letter-exchange" in info.arguments
-        queue = self._broker.queue(info.name)
-        if not queue.ref.opened:
-            queue.ensure_open()
         call = ops.send(
-            queue.ref,
+            ref,
             payload,
             id=id or properties.get("restante_id") or new_id(),
             kind=kind_of(headers),
@@ -94,11 +76,9 @@ class Publisher:
             delay=delay,
             expires=None if dead_letters else self.expires(info, properties, delay),
         )
-        call.question = question
         if id is None and properties.pop("restante_new", None):
-            ops.first_try(queue.ref, call)
-        self._broker.client.connection.run(call)
-        return call.answer
+            ops.first_try(ref, call)
+        return call
 
     def expires(self, info: QueueInfo, properties: dict[str, Any], delay: float) -> float | None:
         """Seconds after the due time at which a waiting message is removed: the shortest limit that is set.

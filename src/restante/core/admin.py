@@ -31,7 +31,6 @@ from restante.core.stored import encode
 log = logging.getLogger("restante")
 
 REPLAY = Script("replay", "queue journal messages deliveries ready dead unique marker tasks")
-DELETE = Script("delete", "queue journal messages deliveries history ready scheduled retrying dead done leased unique")
 PURGE = Script("purge", "queue journal messages deliveries history")
 EDIT = Script("edit", "queue journal messages deliveries ready scheduled retrying dead marker")
 MOVE = Script(
@@ -144,7 +143,9 @@ class Admin(Inspector):
         count, held = 0, []
         for start in range(0, len(ids), SLICE):
             part = ids[start : start + SLICE]
-            states = self._run(DELETE, queue, [self.operator, " ".join(detail.split()), *part])
+            words = " ".join(detail.split())
+            call = ops.delete(self._ref(queue), part, operator=self.operator, detail=words)
+            states = self._client.connection.run(call)
             for id, state in zip(part, states, strict=True):
                 if state == b"leased":
                     held.append(id)

@@ -34,7 +34,7 @@ Beside them:
 | restante:{subscription}:once:… | string | event → running or done in this subscription, expires | the bus |
 | restante:{queue}:idempotency:… | string | Idempotency-Key of an HTTP send → its request and reply, expires | send |
 
-Routing of the Celery transport:
+Exchanges of the Celery transport and of the bus:
 
 | key `restante:exchange:{name}:…` | type | members | written by |
 |---|---|---|---|

@@ -103,6 +103,7 @@ NACK = Script("nack", "queue journal deliveries history retrying leased dead uni
 BURY = Script("bury", "queue journal deliveries history leased dead unique marker")
 RELEASE = Script("release", "queue journal deliveries ready scheduled leased unique marker")
 EXTEND = Script("extend", "queue journal deliveries leased consumers")
+DELETE = Script("delete", "queue journal messages deliveries history ready scheduled retrying dead done leased unique")
 
 
 class Operation(Generic[T]):
@@ -667,3 +668,9 @@ def renew(
         return [messages[index - 1].id for index in reply[0]]
 
     return Operation(EXTEND, ref.keys.group(EXTEND.keys), args, parse, ref.name)
+
+
+def delete(ref: QueueRef, /, ids: Sequence[str], *, operator: str, detail: str) -> Operation[list[bytes]]:
+    """Deletes messages by id; returns the state of each before, `leased` for one that stays, nothing for an unknown."""
+    args: list[Argument] = [operator, detail, *ids]
+    return Operation(DELETE, ref.keys.group(DELETE.keys), args, lambda states: states, ref.name)

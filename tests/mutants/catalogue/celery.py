@@ -11,7 +11,6 @@ _AWAY = ("tests/celery/test_broker_away.py",)
 _VERDICTS = ("tests/celery/test_verdicts.py",)
 _ORDER = ("tests/celery/test_kombu.py::TestOrder",)
 _QUEUES = ("tests/celery/test_kombu.py::TestQueues",)
-_EXCHANGES = ("tests/celery/test_kombu.py::TestExchanges",)
 _BROADCASTS = ("tests/celery/test_kombu.py::TestBroadcasts",)
 _DELAYS = ("tests/celery/test_faults.py::TestDelays",)
 _LOST = ("tests/celery/test_faults.py::TestLostAnswers",)
@@ -184,7 +183,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         "celery",
         "priorities are reversed",
-        "Publisher.send",
+        "Publisher._build",
         'priority=priority_of(properties.get("priority"), info.arguments.get("x-max-priority", 255))',
         'priority=255 - priority_of(properties.get("priority"), info.arguments.get("x-max-priority", 255))',
         _ORDER,
@@ -197,7 +196,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
         "self.prefetch - len(self.waiting)",
         _ORDER,
     ),
-    Fault("celery", "countdown and eta are ignored", "Publisher.send", "delay=delay,", "delay=0.0,", _DELAYS),
+    Fault("celery", "countdown and eta are ignored", "Publisher._build", "delay=delay,", "delay=0.0,", _DELAYS),
     Fault(
         "celery",
         "delays are cut to whole seconds, so tasks run early",
@@ -234,26 +233,10 @@ FAULTS: Final[tuple[Fault, ...]] = (
     Fault(
         "celery",
         "a publish that Kombu repeats is sent without a check whether its id is stored",
-        "Publisher.send",
+        "Publisher._build",
         'properties.pop("restante_new", None)',
         'properties.get("restante_new", True)',
         _LOST,
-    ),
-    Fault(
-        "celery",
-        "publishers in other processes do not see a new binding",
-        "Routing._bump_version",
-        'self._broker.command("HINCRBY", key, "version", 1, key=key)',
-        "pass",
-        _EXCHANGES,
-    ),
-    Fault(
-        "celery",
-        "a message sent to a queue that was unbound stays there",
-        "Publisher.publish",
-        "self._take_back(sent, message)",
-        "pass",
-        _EXCHANGES,
     ),
     Fault(
         "celery",

@@ -10,6 +10,7 @@ _HOLDING = ("tests/faults/test_holding_on.py",)
 _HANDLING = ("tests/faults/test_handling.py",)
 _SLEEPING = ("tests/faults/test_long_sleeps.py",)
 _CONSUMERS = "tests/faults/test_consumers.py"
+_ROUTES = ("tests/core/test_router.py", "tests/celery/test_kombu.py::TestExchanges")
 _CONTEXT = ("tests/contract/test_leases.py", "-k", "context_manager")
 
 FAULTS: Final = (
@@ -394,5 +395,54 @@ FAULTS: Final = (
         'command("TIME"',
         'command("PING"',
         ("tests/faults/test_disk.py",),
+    ),
+    # -- routes ----------------------------------------------------------------------------------------------------
+    Fault(
+        "core",
+        "publishers in other processes do not see a new binding",
+        "Router._changed",
+        'yield Plain(("HINCRBY", key, "version", 1), key)',
+        'yield Plain(("HGET", key, "version"), key)',
+        _ROUTES,
+    ),
+    Fault(
+        "core",
+        "a message sent to a queue that was unbound stays there",
+        "Router._send_first",
+        " and (yield from self._take_back(first, id))",
+        "",
+        _ROUTES,
+    ),
+    Fault(
+        "core",
+        "a message that a consumer of an unbound queue has already counts as taken back",
+        "Router._take_back",
+        'bool(states != [b"leased"])',
+        "True",
+        _ROUTES,
+    ),
+    Fault(
+        "core",
+        "a publish by a copy of the routes reaches only the first queue",
+        "Router.publish",
+        "if info.name != first:",
+        'if first == "":',
+        _ROUTES,
+    ),
+    Fault(
+        "core",
+        "routes that have changed are not read again",
+        "Router._send_first",
+        "table = yield from self.load(exchange)",
+        "table = known",
+        _ROUTES,
+    ),
+    Fault(
+        "core",
+        "a removed binding stays in the list of its queue",
+        "Router.unbind",
+        'yield Plain(("SREM", bound, f"{exchange}\\t{pattern}"), bound)',
+        "pass",
+        _ROUTES,
     ),
 )
