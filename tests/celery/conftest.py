@@ -34,7 +34,7 @@ def server(_server: RedisServer) -> Iterator[RedisServer]:
     yield _server
     pools.reset()
     for broker in _clients.values():
-        broker.renewal.close()
+        broker.holder.close()
         broker.client.close()
     _clients.clear()
 

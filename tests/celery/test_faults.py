@@ -45,7 +45,7 @@ Connect = Callable[..., Connection]
 def take_and_die(connection: Connection, queue: Queue) -> Any:
     """Receives a message and never settles it."""
     message = queue(connection.channel()).get()
-    connection.transport.broker.renewal.drop(message.leased)
+    connection.transport.broker.holder.drop(message.leased)
     return message
 
 

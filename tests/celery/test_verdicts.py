@@ -138,7 +138,7 @@ def test_a_stale_ack_has_no_effect(connect: Connect, admin: Admin, post: Client)
     connection = connect(visibility_timeout=0.3)
     Producer(connection).publish("x", routing_key="orders")
     message = Queue("orders")(connection.channel()).get()
-    connection.transport.broker.renewal.drop(message.leased)  # as if this process had stalled
+    connection.transport.broker.holder.drop(message.leased)  # as if this process had stalled
     time.sleep(0.4)
     other = post.queue("orders").receive(timeout=PATIENCE, lease=30)
     assert other is not None
@@ -177,7 +177,7 @@ def test_a_lease_that_nobody_renews_ends(frozen: tuple[RedisServer, FrozenClock]
     ):
         Producer(connection).publish("x", routing_key="left")
         message = Queue("left")(connection.channel()).get()
-        connection.transport.broker.renewal.drop(message.leased)
+        connection.transport.broker.holder.drop(message.leased)
         clock.advance(3601)
         again = post.queue("left").receive()
         assert again is not None

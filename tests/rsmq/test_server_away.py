@@ -13,8 +13,9 @@ import pytest
 
 import restante
 from restante import Admin, Client, QueueFull
+from restante.core import operations
 from restante.core.operations import Script
-from restante.rsmq import AsyncRsmq, Rsmq, RsmqReceived, calls
+from restante.rsmq import AsyncRsmq, Rsmq, RsmqReceived, calls, transfer
 from restante.rsmq import consumer as rsmq_consumer
 from restante.rsmq.bridge import Bridge, Bridged, take_over
 from tests.harness.cluster import RedisCluster3
@@ -153,6 +154,28 @@ def test_a_bridge_goes_on_once_the_queue_has_room_again(
         second = wait_until(queue.receive)
         assert second is not None
     assert (first.payload, second.payload) == ("a", "b")
+
+
+def test_acks_of_a_bridge_that_failed_are_delivered_when_it_goes_on(
+    debian: Bench, proxy: FaultProxy, ours: Rsmq, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "restante")
+    ours.create_queue("in")
+    debian.post.queue("out").send_many(["a", "b"])
+    drop_calls(proxy, operations.ACK)
+    admin = Admin(debian.post)
+    with (
+        restante.connect(proxy.url, patience=0.1) as post,
+        carrying(Bridge(post, "in", "out", back=True)),
+    ):
+        wait_until(lambda: "bridge paused" in caplog.text)
+        assert admin.counts("out").leased == 2
+        proxy.pass_through()
+        wait_until(lambda: not admin.counts("out").leased)  # the server's clock stands: no lease ends
+        markers = debian.client.keys("restante:bridge:*")
+        wait_until(lambda: all(debian.client.ttl(marker) <= transfer.SETTLED for marker in markers))
+    totals = admin.counts("out").totals
+    assert (totals["received"], totals["acked"], len(markers)) == (2, 2, 2)
 
 
 def test_what_a_bridge_brings_back_is_announced_where_that_is_asked_for(debian: Bench, ours: Rsmq) -> None:

@@ -10,7 +10,6 @@ import logging
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -21,10 +20,10 @@ from restante.celery.transient_queues import TransientQueues
 from restante.celery.unroutable import DroppedMessages
 from restante.connecting import resolve
 from restante.core.call_retry import away
-from restante.core.errors import LeaseLost, RestanteError, Unavailable
-from restante.core.operations import MAX_BATCH, Received
-from restante.core.queue import Client, Flow, LeasedMessage, Queue, receiving, run_flow
-from restante.core.renewal import Renewal
+from restante.core.errors import RestanteError, Unavailable
+from restante.core.holder import LeaseHolder
+from restante.core.operations import Received
+from restante.core.queue import Client, Flow, LeasedMessage, Queue, run_flow
 from restante.core.router import Router
 from restante.core.settings import ClientSettings
 
@@ -73,12 +72,7 @@ class BrokerClient:
         self.routing = Routing(self)
         self.transient_queues = TransientQueues(self)
         self.dropped = DroppedMessages(self)
-        self.renewal = Renewal(self.client.connection)
-        self._acks: dict[str, deque[LeasedMessage]] = {}
-        #: When an ack was last queued while none of its queue was pending, by time.monotonic().
-        self._acks_since = 0.0
-        #: Releases that failed, to be sent again once the server is back.
-        self._pending_releases: deque[LeasedMessage] = deque()
+        self.holder = LeaseHolder(self.client.connection)
         self._verdict_thread: threading.Thread | None = None
         self._users = 0
         self._clock: tuple[float, float] | None = None
@@ -102,12 +96,12 @@ class BrokerClient:
         """Counts one user less; the last one closes the connection, unless leases are held or verdicts pending."""
         with _lock:
             self._users -= 1
-            if self._users > 0 or self.renewal.held_any or self.has_acks() or self._pending_releases:
+            if self._users > 0 or self.holder.in_use:
                 return
             for key in [key for key, client in _clients.items() if client is self]:
                 del _clients[key]
         self.transient_queues.close()
-        self.renewal.close()
+        self.holder.close()
         self.client.close()
         if self.on_close is not None:
             self.on_close()
@@ -126,129 +120,59 @@ class BrokerClient:
     # -- receiving -----------------------------------------------------------------------------------------------
 
     def receive(self, queue: Queue, count: int, lease: float) -> Received:
-        """Receives up to `count` messages and settles the queue's pending acks in the same call."""
-        acks = self._pop_acks(queue.name)
+        """Receives up to `count` messages and delivers the queue's acks in the same call."""
         if self.process_info and queue.ref.presence != self.process_info:
             queue.ref.presence, queue.ref.seen = self.process_info, 0.0
         try:
-            received = queue.run(receiving((queue.ref,), count, lease=lease, acks=acks))
+            received, _ = self.holder.receive(queue, count, lease=lease)
         except BaseException:
-            self._requeue_acks(queue.name, acks)
+            if self.holder.has_acks:
+                self._start_verdict_thread()
             raise
         self.polled_at = time.monotonic()
         assert received is not None  # one queue without a wait always answers
         if received.messages:
-            self.renewal.hold(queue.ref, received.messages)
+            self.holder.hold(queue, received.messages)
             self._start_verdict_thread()
         return received
 
     # -- verdicts ------------------------------------------------------------------------------------------------
 
-    def queue_ack(self, message: LeasedMessage) -> None:
-        """Queues an ack; the next receive of its queue carries it, or `flush_acks` sends it."""
-        message.settled = True
-        self.renewal.drop(message)
-        waiting = self._acks.get(message.queue)
-        if waiting is None:
-            waiting = self._acks.setdefault(message.queue, deque())
-        if not waiting:
-            self._acks_since = time.monotonic()
-        waiting.append(message)
-
-    def has_acks(self) -> bool:
-        return any(self._acks.values())
-
     def flush_acks(self) -> None:
-        """Sends every pending ack."""
-        for name in list(self._acks):
-            while acks := self._pop_acks(name):
-                try:
-                    self.client.queue(name).ack_many(acks)
-                except LeaseLost as error:
-                    log.warning("lease lost before ack queue=%s ids=%s", name, ",".join(error.ids[:10]))
-                except BaseException:
-                    self._requeue_acks(name, acks)
-                    raise
-
-    def _pop_acks(self, name: str) -> Sequence[LeasedMessage]:
-        waiting = self._acks.get(name)
-        if not waiting:
-            return ()
-        acks: list[LeasedMessage] = []
-        while len(acks) < MAX_BATCH:
-            try:
-                acks.append(waiting.popleft())
-            except IndexError:
-                break
-        return acks
-
-    def _requeue_acks(self, name: str, acks: Sequence[LeasedMessage]) -> None:
-        if acks:
-            self._acks.setdefault(name, deque()).extendleft(reversed(acks))
+        """Delivers every queued ack; one that cannot be delivered now is repeated by the verdict thread."""
+        try:
+            self.holder.flush_all()
+        except BaseException:
             self._start_verdict_thread()
-
-    def nack(self, message: LeasedMessage, error: BaseException | str, delay: float = 0.0) -> None:
-        """Returns a message to its queue after a delay; the attempt counts."""
-        self._settle("nack", message, error, delay)
-
-    def bury(self, message: LeasedMessage, error: BaseException | str) -> None:
-        """Makes a message dead, with its error."""
-        self._settle("bury", message, error)
+            raise
 
     def release(self, messages: Sequence[LeasedMessage]) -> None:
         """Returns messages to their queues without counting the attempt; repeats it later if the server is away."""
-        by_queue: dict[str, list[LeasedMessage]] = {}
-        for message in messages:
-            message.settled = True
-            self.renewal.drop(message)
-            by_queue.setdefault(message.queue, []).append(message)
-        for name, released in by_queue.items():
-            for start in range(0, len(released), MAX_BATCH):
-                part = released[start : start + MAX_BATCH]
-                try:
-                    self.client.queue(name).release_many(part)
-                except LeaseLost:
-                    pass  # their leases ended: they are in the queue, or with another consumer
-                except RestanteError as error:
-                    log.warning("release delayed queue=%s count=%d error=%s", name, len(part), error)
-                    self._pending_releases += part
-                    self._start_verdict_thread()
-
-    def _settle(self, verb: str, message: LeasedMessage, error: BaseException | str, delay: float = 0.0) -> None:
-        message.settled = True
-        self.renewal.drop(message)
-        queue = self.client.queue(message.queue)
-        try:
-            if verb == "nack":
-                queue.nack_many((message,), delay=delay, error=error)
-            else:
-                queue.bury_many((message,), error=error)
-        except LeaseLost:
-            log.warning("lease lost before %s queue=%s id=%s", verb, message.queue, message.id)
-
-    # -- verdict thread ------------------------------------------------------------------------------------------
+        self.holder.release(messages, insist=True)
+        if self.holder.has_late_releases:
+            self._start_verdict_thread()
 
     def _start_verdict_thread(self) -> None:
         if self._verdict_thread is None or not self._verdict_thread.is_alive():
             with _lock:
                 if self._verdict_thread is None or not self._verdict_thread.is_alive():
                     self._verdict_thread = threading.Thread(
-                        target=self._flush_verdicts, name="restante-verdicts", daemon=True
+                        target=self._deliver_verdicts, name="restante-verdicts", daemon=True
                     )
                     self._verdict_thread.start()
 
-    def _flush_verdicts(self) -> None:
-        """Sends verdicts that no loop sent in time. Ends after a while without work."""
+    def _deliver_verdicts(self) -> None:
+        """Delivers verdicts that no loop delivered in time. Ends after a while without work."""
         idle = failures = 0
-        while idle < IDLE_ROUNDS:
+        while idle < IDLE_ROUNDS or not self._idle_thread_ends():
             time.sleep(ACK_DELAY if not failures else away(failures))
             try:
-                if self._pending_releases:
-                    self._retry_releases()
-                elif self.has_acks():
-                    if time.monotonic() - self._acks_since >= ACK_DELAY:
-                        self.flush_acks()
-                elif not self.renewal.held_any:
+                if self.holder.has_late_releases:
+                    self.holder.release_late()
+                elif self.holder.has_acks:
+                    if time.monotonic() - self.holder.acks_since >= ACK_DELAY:
+                        self.holder.flush_all()
+                elif not self.holder.in_use:
                     idle += 1
                     continue
                 idle = failures = 0
@@ -259,16 +183,14 @@ class BrokerClient:
             except Exception:
                 failures += 1
                 log.exception("verdicts delayed")
-        self._verdict_thread = None
 
-    def _retry_releases(self) -> None:
-        while self._pending_releases:
-            message = self._pending_releases[0]
-            try:
-                self.client.queue(message.queue).release_many((message,))
-            except LeaseLost:
-                pass
-            self._pending_releases.popleft()
+    def _idle_thread_ends(self) -> bool:
+        """Signs the thread off, unless a message was received meanwhile: its receiver may have seen the thread here."""
+        with _lock:
+            self._verdict_thread = None
+            if self.holder.in_use:
+                self._verdict_thread = threading.current_thread()
+        return self._verdict_thread is None
 
     def server_time(self) -> float:
         """The server's clock in seconds, read once a minute and extrapolated in between."""

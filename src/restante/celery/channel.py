@@ -284,7 +284,7 @@ class Channel(base.StdChannel):
             parts = messages.unpack(leased, source.name)
         except Exception as error:  # a foreign message may contain anything, and must not stop the worker
             log.error("buried queue=%s id=%s error=%s", source.name, leased.id, type(error).__name__)
-            self.broker.bury(leased, error)
+            self.broker.holder.bury(leased, error=error)
             return
         message = self.Message(self, leased, f"{source.name}:{leased.lease_token}", parts)
         arguments = source.info.arguments
@@ -331,7 +331,7 @@ class Channel(base.StdChannel):
             message.delivery_info["consumer_tag"] = tag
             if no_ack:
                 if message.leased is not None:
-                    self.broker.queue_ack(message.leased)
+                    self.broker.holder.queue_ack(message.leased)
             else:
                 self.held[str(message.delivery_tag)] = message
             callback(message)
@@ -362,7 +362,7 @@ class Channel(base.StdChannel):
             self.waiting = in_line
         if no_ack:
             if message.leased is not None:
-                self.broker.queue_ack(message.leased)
+                self.broker.holder.queue_ack(message.leased)
                 self.broker.flush_acks()
         else:
             self.held[str(message.delivery_tag)] = message
@@ -380,9 +380,9 @@ class Channel(base.StdChannel):
             if message is None or message.leased is None:
                 continue
             if message.unreadable is not None:
-                self.broker.bury(message.leased, message.unreadable)
+                self.broker.holder.bury(message.leased, error=message.unreadable)
             else:
-                self.broker.queue_ack(message.leased)
+                self.broker.holder.queue_ack(message.leased)
         self._after_verdict()
 
     def basic_reject(self, delivery_tag: str, requeue: bool = False, **_: Any) -> None:
@@ -395,11 +395,12 @@ class Channel(base.StdChannel):
                 origin = message.delivery_info
                 self.publisher.send(info, message.as_published(), origin["exchange"], origin["routing_key"])
         elif requeue:
-            self.broker.nack(message.leased, message.failure or "rejected with requeue")
+            self.broker.holder.nack(message.leased, delay=0, error=message.failure or "rejected with requeue")
         elif "x-dead-letter-exchange" in info.arguments:
             self.publisher.dead_letter(info, message, "rejected")
         else:
-            self.broker.bury(message.leased, message.unreadable or message.failure or sys.exc_info()[1] or "rejected")
+            error = message.unreadable or message.failure or sys.exc_info()[1] or "rejected"
+            self.broker.holder.bury(message.leased, error=error)
         self._after_verdict()
 
     def retry(self, delivery_tag: str, delay: float, error: BaseException) -> None:
@@ -409,14 +410,14 @@ class Channel(base.StdChannel):
         """
         message = self.held.pop(delivery_tag, None)
         if message is not None and message.leased is not None:
-            self.broker.nack(message.leased, error, delay)
+            self.broker.holder.nack(message.leased, delay=delay, error=error)
         self._after_verdict()
 
     def bury(self, delivery_tag: str, error: BaseException) -> None:
         """Makes a message dead at once, with its error."""
         message = self.held.pop(delivery_tag, None)
         if message is not None and message.leased is not None:
-            self.broker.bury(message.leased, error)
+            self.broker.holder.bury(message.leased, error=error)
         self._after_verdict()
 
     def basic_nack(self, delivery_tag: str, multiple: bool = False, requeue: bool = True, **_: Any) -> None:

@@ -118,6 +118,7 @@ class Publisher:
         copy["properties"].pop("expiration", None)
         copy["properties"]["restante_id"] = f"{leased.id[:150]}.{leased.lease_token}"
         if self.publish(copy, exchange, key):
-            self._broker.queue_ack(leased)
+            self._broker.holder.queue_ack(leased)
         else:
-            self._broker.bury(leased, f"{reason}, and no queue is bound to {exchange} for {key}")
+            error = f"{reason}, and no queue is bound to {exchange} for {key}"
+            self._broker.holder.bury(leased, error=error)

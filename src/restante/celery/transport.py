@@ -200,7 +200,7 @@ class Transport(base.Transport):
         for channel in list(self.channels):
             channel.receive(now)
         broker = self.broker
-        if broker.has_acks() and not any(channel.waiting for channel in self.channels):
+        if broker.holder.has_acks and not any(channel.waiting for channel in self.channels):
             broker.flush_acks()
 
     def _next_due(self) -> float | None:
@@ -352,7 +352,7 @@ class Transport(base.Transport):
         finally:
             self._drains -= 1
             more = self.loop_running or any(channel.waiting for channel in self.channels)
-            if self._broker is not None and not more and self._broker.has_acks():
+            if self._broker is not None and not more and self._broker.holder.has_acks:
                 self._broker.flush_acks()
 
     def _deliver(self) -> bool:
@@ -413,7 +413,7 @@ class Transport(base.Transport):
             while channel.deliver():
                 delivered = True
         if not self._busy():
-            if self.broker.has_acks():
+            if self.broker.holder.has_acks:
                 self.broker.flush_acks()
             self._start_waiting()
         if delivered or self._busy():

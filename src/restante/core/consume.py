@@ -107,7 +107,7 @@ def iterate(queue: Queue, *, prefetch: int = 100, stop_when_empty: bool = False)
                 _flush_last(holder, queue, waker)
             except RestanteError as error:
                 log.warning("ack failed queue=%s error=%s", queue.name, error)
-            holder.release(queue, [message for message in buffer if not message.lease_lost])
+            holder.release([message for message in buffer if not message.lease_lost])
             holder.close()
             waker.close()
 

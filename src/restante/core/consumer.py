@@ -393,14 +393,14 @@ class Consumer:
         """Waits for running handlers, releases the other messages and delivers the last acks."""
         deadline = time.monotonic() + self._grace
         self._stops = max(self._stops, 1)
-        self._hand_back(self._drain())
+        self._holder.release(self._drain())
         while True:
             with self._changed:
                 if self._outstanding <= 0 or self._stops > 1 or time.monotonic() >= deadline:
                     break
                 self._changed.wait(0.05)
-            self._hand_back(self._drain())
-        self._hand_back(self._drain())
+            self._holder.release(self._drain())
+        self._holder.release(self._drain())
         if self._outstanding > 0:
             self._give_up([message for message in list(self._running.values()) if not message.settled])
         for source in self._sources.values():
@@ -443,7 +443,3 @@ class Consumer:
                 message.nack(delay=0, error="the consumer was stopped while the handler ran")
             except RestanteError as error:
                 log.warning("nack failed queue=%s id=%s error=%s", message.queue, message.id, error)
-
-    def _hand_back(self, messages: list[LeasedMessage]) -> None:
-        for name, source in self._sources.items():
-            self._holder.release(source.queue, [message for message in messages if message.queue == name])

@@ -1,14 +1,17 @@
 """Holds the leases of one process: receives messages, renews their leases, delivers acks, and releases the rest.
 
-Used by `consume()` and by `Consumer`. When a call fails, its acks return to the front of their queue and their leases
-are renewed until the acks are delivered. A message that cannot be released returns when its lease ends.
+Used by `consume()`, `Consumer`, Celery's transport and the RSMQ bridge. When a call fails, its acks return to the front
+of their queue and their leases are renewed until the acks are delivered. A message that cannot be released returns when
+its lease ends.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from datetime import timedelta
 
 from restante.core.connection import Connection, Waker
 from restante.core.errors import LeaseLost, RestanteError
@@ -25,22 +28,32 @@ class LeaseHolder:
 
     def __init__(self, connection: Connection) -> None:
         self._renewal = Renewal(connection)
-        self._acks: dict[str, deque[LeasedMessage]] = {}
+        self._acks: dict[Queue, deque[LeasedMessage]] = {}
+        #: When `queue_ack` last found none of its queue waiting, by time.monotonic().
+        self.acks_since = 0.0
+        self._late_releases: deque[LeasedMessage] = deque()
 
     # -- taking --------------------------------------------------------------------------------------------------
 
     def receive(
-        self, queue: Queue, count: int, *, timeout: float = 0.0, waker: Waker | None = None
+        self,
+        queue: Queue,
+        count: int,
+        *,
+        timeout: float = 0.0,
+        lease: float | timedelta | None = None,
+        waker: Waker | None = None,
     ) -> tuple[Received | None, int]:
         """Receives up to `count` messages and delivers queued acks in the same call; also returns the number of acks.
 
         A call that carries acks does not wait for messages: the acks must not be late.
         """
-        acks = self._take_acks(queue.name)
+        acks = self._take_acks(queue)
+        timeout = 0.0 if acks else timeout
         try:
-            got = queue.run(receiving((queue.ref,), count, timeout=0.0 if acks else timeout, acks=acks), waker)
+            got = queue.run(receiving((queue.ref,), count, timeout=timeout, lease=lease, acks=acks), waker)
         except BaseException:
-            self._put_back(queue.name, acks)
+            self._put_back(queue, acks)
             raise
         self._drop_all(acks)
         return got, len(acks)
@@ -48,51 +61,133 @@ class LeaseHolder:
     def keep(self, queue: Queue, messages: list[LeasedMessage]) -> list[LeasedMessage]:
         """Starts renewing the leases of received messages and returns them. Beside a suspect it releases the others."""
         kept, rest = isolate_suspect(messages)
-        self.release(queue, rest)
+        self.release(rest)
         self._renewal.hold(queue.ref, kept)
         return kept
 
-    # -- settling ------------------------------------------------------------------------------------------------
+    def hold(self, queue: Queue, messages: Sequence[LeasedMessage]) -> None:
+        """`keep` for a worker of another protocol, whose pool decides what runs beside a suspect."""
+        self._renewal.hold(queue.ref, messages)
+
+    @property
+    def in_use(self) -> bool:
+        """Whether leases are held or verdicts wait for the server."""
+        return self._renewal.held_any or self.has_acks or self.has_late_releases
+
+    # -- acks ----------------------------------------------------------------------------------------------------
 
     def acks(self, queue: Queue) -> deque[LeasedMessage]:
         """The acks of a queue that the next receive or `flush` delivers."""
-        return self._acks.setdefault(queue.name, deque())
+        waiting = self._acks.get(queue)
+        return self._acks.setdefault(queue, deque()) if waiting is None else waiting
 
-    def flush(self, queue: Queue) -> None:
-        """Delivers the acks queued so far. On failure it raises, and undelivered acks keep their place."""
+    def queue_ack(self, message: LeasedMessage) -> None:
+        """Acks a message by the next receive of its queue or by `flush`. Its lease is renewed until then."""
+        message.settled = True
+        waiting = self.acks(message.source)
+        if not waiting:
+            self.acks_since = time.monotonic()
+        waiting.append(message)
+
+    @property
+    def has_acks(self) -> bool:
+        """Whether acks of any queue wait."""
+        return any(self._acks.values())
+
+    def flush(self, queue: Queue) -> list[LeasedMessage]:
+        """Delivers the acks queued so far and returns the messages for which they came in time.
+
+        On failure it raises, and undelivered acks keep their place.
+        """
+        acked: list[LeasedMessage] = []
         for _ in range(-(-len(self.acks(queue)) // MAX_BATCH)):
-            acks = self._take_acks(queue.name)
+            acks = self._take_acks(queue)
             if not acks:
-                return  # another thread took them
+                break  # another thread took them
+            lost: Sequence[str] = ()
             try:
                 queue.ack_many(acks)
             except LeaseLost as error:
-                log.warning("lease lost before ack queue=%s ids=%s", queue.name, ",".join(error.ids[:10]))
+                lost = error.ids
+                log.warning("lease lost before ack queue=%s ids=%s", queue.name, ",".join(lost[:10]))
             except BaseException:
-                self._put_back(queue.name, acks)
+                self._put_back(queue, acks)
                 raise
             self._drop_all(acks)
+            acked += [message for message in acks if message.id not in lost] if lost else acks
+        return acked
+
+    def flush_all(self) -> None:
+        """Delivers the acks of every queue."""
+        for queue in list(self._acks):
+            self.flush(queue)
+
+    # -- other verdicts ------------------------------------------------------------------------------------------
 
     def drop(self, message: LeasedMessage) -> None:
         """Stops renewing the lease of a settled message."""
         self._renewal.drop(message)
 
-    def release(self, queue: Queue, messages: Sequence[LeasedMessage]) -> None:
-        """Returns messages that were not started, without counting the attempt."""
-        self._drop_all(messages)
-        if not messages:
-            return
+    def nack(self, message: LeasedMessage, *, delay: float | timedelta, error: BaseException | str) -> None:
+        """Fails an attempt whose work is over: a verdict that comes too late is logged."""
+        self._settle("nack", message, lambda: message.source.nack_many((message,), delay=delay, error=error))
+
+    def bury(self, message: LeasedMessage, *, error: BaseException | str) -> None:
+        """Dead-letters a message whose work is over: a verdict that comes too late is logged."""
+        self._settle("bury", message, lambda: message.source.bury_many((message,), error=error))
+
+    def _settle(self, verb: str, message: LeasedMessage, call: Callable[[], object]) -> None:
+        self._renewal.drop(message)
         try:
-            queue.release_many(messages)
-        except RestanteError as error:
-            log.warning("release failed queue=%s error=%s", queue.name, error)
+            call()
+        except LeaseLost:
+            log.warning("lease lost before %s queue=%s id=%s", verb, message.queue, message.id)
+
+    def release(self, messages: Sequence[LeasedMessage], *, insist: bool = False) -> None:
+        """Returns messages that were not started to their queues, without counting the attempt.
+
+        With `insist`, those that the server did not answer wait for `release_late`: a process that goes on after an
+        outage need not keep them from others until their leases end.
+        """
+        by_queue: dict[Queue, list[LeasedMessage]] = {}
+        for message in messages:
+            self._renewal.drop(message)
+            by_queue.setdefault(message.source, []).append(message)
+        for queue, released in by_queue.items():
+            for start in range(0, len(released), MAX_BATCH):
+                part = released[start : start + MAX_BATCH]
+                try:
+                    queue.release_many(part)
+                except LeaseLost as error:
+                    # They are in the queue already, or with another consumer.
+                    log.warning("lease lost before release queue=%s ids=%s", queue.name, ",".join(error.ids[:10]))
+                except RestanteError as error:
+                    verb = "release delayed" if insist else "release failed"
+                    log.warning("%s queue=%s count=%d error=%s", verb, queue.name, len(part), error)
+                    if insist:
+                        self._late_releases += part
+
+    @property
+    def has_late_releases(self) -> bool:
+        """Whether releases that failed wait to be repeated."""
+        return bool(self._late_releases)
+
+    def release_late(self) -> None:
+        """Repeats the releases that failed. On failure it raises, and the rest keep their place."""
+        while self._late_releases:
+            message = self._late_releases[0]
+            try:
+                message.source.release_many((message,))
+            except LeaseLost:
+                pass
+            self._late_releases.popleft()
 
     def close(self) -> None:
         """Stops the renewal thread."""
         self._renewal.close()
 
-    def _take_acks(self, name: str) -> list[LeasedMessage]:
-        waiting = self._acks.get(name)
+    def _take_acks(self, queue: Queue) -> list[LeasedMessage]:
+        waiting = self._acks.get(queue)
         taken: list[LeasedMessage] = []
         while waiting and len(taken) < MAX_BATCH:
             try:
@@ -101,8 +196,8 @@ class LeaseHolder:
                 break  # another thread took it
         return taken
 
-    def _put_back(self, name: str, acks: Sequence[LeasedMessage]) -> None:
-        self._acks.setdefault(name, deque()).extendleft(reversed(acks))
+    def _put_back(self, queue: Queue, acks: Sequence[LeasedMessage]) -> None:
+        self.acks(queue).extendleft(reversed(acks))
 
     def _drop_all(self, messages: Sequence[LeasedMessage]) -> None:
         for message in messages:

@@ -24,12 +24,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from restante.core.call_retry import Plain, away
-from restante.core.errors import InvalidInput, LeaseLost, NotFound, PayloadTooLarge, QueueFull, Unavailable, Unconfirmed
+from restante.core.errors import InvalidInput, NotFound, PayloadTooLarge, QueueFull, Unavailable, Unconfirmed
+from restante.core.holder import LeaseHolder
 from restante.core.message import State
 from restante.core.queue import Client, LeasedMessage
 from restante.core.settings import whole
@@ -100,6 +101,8 @@ class Bridge:
         self._channel = f"{namespace}:rt:{queue}".encode() if realtime else b""
         self._lease = whole(lease, "lease", 1, LONGEST)
         self._rsmq = Rsmq(namespace=namespace, post=post)
+        # Without renewal: a batch that takes longer than its lease is left to the next receiver.
+        self._holder = LeaseHolder(post.connection)
         self._stop = threading.Event()
         # RSMQ delivers refused messages again whenever their lease ends; each is counted and logged once.
         self._refused_ids: set[str] = set()
@@ -183,30 +186,31 @@ class Bridge:
     # -- back ----------------------------------------------------------------------------------------------------
 
     def _bring(self, timeout: float) -> Bridged:
+        self._ack()
         # Measured on this process's clock from before the call, so it ends before the lease on the server does.
         until = time.monotonic() + self._lease
-        held = self._queue.receive_many(BATCH, timeout, lease=self._lease)
+        got, _ = self._holder.receive(self._queue, BATCH, timeout=timeout, lease=self._lease)
+        held = got.messages if got else []
         done = Bridged()
-        settled: list[LeasedMessage] = []
         try:
-            for message in held:
+            for place, message in enumerate(held):
                 # A process that was stopped for longer than the lease must not start a message: another may have
                 # finished it.
                 if time.monotonic() >= until:
                     break
-                outcome = self._bring_one(message)
+                try:
+                    outcome = self._bring_one(message)
+                except NotFound:
+                    self._holder.release(held[place:])
+                    raise
                 if outcome == "refused":
                     done.refused += 1
                     continue
-                settled.append(message)
+                self._holder.queue_ack(message)
                 done.moved += outcome == "brought"
                 done.repeated += outcome == "known"
-        except NotFound:
-            rest = held[len(settled) + done.refused :]
-            self._queue.release_many(rest)
-            raise
         finally:
-            self._settle(settled)
+            self._ack()
         return done
 
     def _bring_one(self, message: LeasedMessage) -> str:
@@ -229,32 +233,18 @@ class Bridge:
 
     def _refuse(self, message: LeasedMessage, error: InvalidInput) -> str:
         log.error("bridge refused queue=%s id=%s error=%s", self._queue.name, message.id, error)
-        try:
-            message.bury(error=error)
-        except LeaseLost:
-            log.warning("lease lost queue=%s id=%s", self._queue.name, message.id)
+        self._holder.bury(message, error=error)
         return "refused"
 
-    def _settle(self, messages: list[LeasedMessage]) -> None:
+    def _ack(self) -> None:
         """Acks the messages that arrived and shortens the life of their markers.
 
-        After the ack only a bridge that was stopped while it held the message still needs the marker.
+        After the ack only a bridge that was stopped while it held the message still needs the marker. Acks that fail
+        wait for the next batch.
         """
-        if not messages:
-            return
-        lost: set[str] = set()
-        try:
-            self._queue.ack_many(messages)
-        except LeaseLost as error:
-            lost.update(error.ids)
-            log.warning("lease lost before ack queue=%s ids=%s", self._queue.name, ",".join(error.ids[:10]))
-        self._post.connection.run_all(list(self._expiring(messages, lost)))
-
-    def _expiring(self, messages: list[LeasedMessage], lost: set[str]) -> Iterator[Plain]:
-        for message in messages:
-            if message.id not in lost:
-                key = bridge_key(self._namespace, self._keys.queue, transfer.id_of(message))
-                yield Plain(("EXPIRE", key, transfer.SETTLED), key)
+        acked = self._holder.flush(self._queue)
+        keys = [bridge_key(self._namespace, self._keys.queue, transfer.id_of(message)) for message in acked]
+        self._post.connection.run_all([Plain(("EXPIRE", key, transfer.SETTLED), key) for key in keys])
 
 
 def take_over(post: Client, queue: str, to: str, ids: Sequence[str], *, namespace: str = DEFAULT_NAMESPACE) -> int:

@@ -32,53 +32,16 @@ FAULTS: Final[tuple[Fault, ...]] = (
     # -- verdicts and leases
     Fault(
         "celery",
-        "delayed releases are forgotten",
+        "releases that fail are not repeated",
         "BrokerClient.release",
-        "self._pending_releases += part",
-        "pass",
-        _AWAY,
-    ),
-    Fault(
-        "celery",
-        "a delayed release is forgotten when its second try fails",
-        "BrokerClient._retry_releases",
-        """
-            message = self._pending_releases[0]
-            try:
-                self.client.queue(message.queue).release_many((message,))
-            except LeaseLost:
-                pass
-            self._pending_releases.popleft()
-""",
-        """
-            message = self._pending_releases.popleft()
-            try:
-                self.client.queue(message.queue).release_many((message,))
-            except LeaseLost:
-                pass
-""",
-        _AWAY,
-    ),
-    Fault(
-        "celery",
-        "acks that could not be delivered are forgotten",
-        "BrokerClient._requeue_acks",
-        "self._acks.setdefault(name, deque()).extendleft(reversed(acks))",
-        "pass",
-        _AWAY,
-    ),
-    Fault(
-        "celery",
-        "acks are forgotten when the receive that carries them fails",
-        "BrokerClient.receive",
-        "self._requeue_acks(queue.name, acks)",
-        "pass",
+        "insist=True",
+        "insist=False",
         _AWAY,
     ),
     Fault(
         "celery",
         "failed verdicts are not repeated",
-        "BrokerClient._flush_verdicts",
+        "BrokerClient._deliver_verdicts",
         "                failures += 1\n                if failures == 1:",
         "                return\n                if failures == 1:",
         _AWAY,
@@ -87,7 +50,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
         "celery",
         "a connection that closes during an outage takes its unsent acks with it",
         "BrokerClient.close",
-        " or self.renewal.held_any or self.has_acks() or self._pending_releases",
+        " or self.holder.in_use",
         "",
         _AWAY,
     ),
@@ -95,7 +58,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
         "celery",
         "leases are not renewed",
         "BrokerClient.receive",
-        "self.renewal.hold(queue.ref, received.messages)",
+        "self.holder.hold(queue, received.messages)",
         "pass",
         _VERDICTS,
     ),
@@ -159,8 +122,8 @@ FAULTS: Final[tuple[Fault, ...]] = (
         "celery",
         "a native message that is not a valid Kombu message is acked and lost",
         "Channel._accept",
-        "self.broker.bury(leased, error)",
-        "self.broker.queue_ack(leased)",
+        "self.broker.holder.bury(leased, error=error)",
+        "self.broker.holder.queue_ack(leased)",
         _VERDICTS,
     ),
     Fault(

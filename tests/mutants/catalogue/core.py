@@ -10,6 +10,7 @@ _HOLDING = ("tests/faults/test_holding_on.py",)
 _HANDLING = ("tests/faults/test_handling.py",)
 _SLEEPING = ("tests/faults/test_long_sleeps.py",)
 _CONSUMERS = "tests/faults/test_consumers.py"
+_AWAY = ("tests/celery/test_broker_away.py",)
 _ROUTES = ("tests/core/test_router.py", "tests/celery/test_kombu.py::TestExchanges")
 _CONTEXT = ("tests/contract/test_leases.py", "-k", "context_manager")
 
@@ -35,7 +36,7 @@ FAULTS: Final = (
         "core",
         "acks are forgotten when the receive that carries them fails",
         "LeaseHolder.receive",
-        "self._put_back(queue.name, acks)",
+        "self._put_back(queue, acks)",
         "pass",
         (*_HOLDING, "-k", "ride_on_a_receive"),
     ),
@@ -43,7 +44,7 @@ FAULTS: Final = (
         "core",
         "acks are forgotten when ack_many fails",
         "LeaseHolder.flush",
-        "self._put_back(queue.name, acks)",
+        "self._put_back(queue, acks)",
         "pass",
         (*_HOLDING, "-k", "told_again"),
     ),
@@ -188,7 +189,7 @@ FAULTS: Final = (
         "core",
         "consume() forgets acks when the receive that carries them fails",
         "LeaseHolder.receive",
-        "self._put_back(queue.name, acks)",
+        "self._put_back(queue, acks)",
         "pass",
         (*_HANDLING, "-k", "ride_again"),
     ),
@@ -196,7 +197,7 @@ FAULTS: Final = (
         "core",
         "consume() keeps what it took ahead when the loop is left",
         "iterate",
-        "holder.release(queue, [message for message in buffer if not message.lease_lost])",
+        "holder.release([message for message in buffer if not message.lease_lost])",
         "pass",
         (*_HANDLING, "-k", "took_ahead"),
     ),
@@ -395,6 +396,52 @@ FAULTS: Final = (
         'command("TIME"',
         'command("PING"',
         ("tests/faults/test_disk.py",),
+    ),
+    # -- the holder of leases, as Celery uses it ---------------------------------------------------------------------
+    Fault(
+        "core",
+        "delayed releases are forgotten",
+        "LeaseHolder.release",
+        "self._late_releases += part",
+        "pass",
+        _AWAY,
+    ),
+    Fault(
+        "core",
+        "a delayed release is forgotten when its second try fails",
+        "LeaseHolder.release_late",
+        """
+            message = self._late_releases[0]
+            try:
+                message.source.release_many((message,))
+            except LeaseLost:
+                pass
+            self._late_releases.popleft()
+""",
+        """
+            message = self._late_releases.popleft()
+            try:
+                message.source.release_many((message,))
+            except LeaseLost:
+                pass
+""",
+        _AWAY,
+    ),
+    Fault(
+        "core",
+        "a worker's acks that could not be delivered are forgotten",
+        "LeaseHolder._put_back",
+        "self.acks(queue).extendleft(reversed(acks))",
+        "pass",
+        _AWAY,
+    ),
+    Fault(
+        "core",
+        "a worker's acks are forgotten when the receive that carries them fails",
+        "LeaseHolder.receive",
+        "self._put_back(queue, acks)",
+        "pass",
+        _AWAY,
     ),
     # -- routes ----------------------------------------------------------------------------------------------------
     Fault(

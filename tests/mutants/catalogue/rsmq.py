@@ -337,7 +337,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
         "rsmq",
         "the bridge back acks a message that RSMQ cannot carry",
         "Bridge._refuse",
-        "message.bury(error=error)",
+        "self._holder.bury(message, error=error)",
         "message.ack()",
         _BACK,
     ),
@@ -345,8 +345,27 @@ FAULTS: Final[tuple[Fault, ...]] = (
         "rsmq",
         "the bridge back keeps what it holds when its target is gone",
         "Bridge._bring",
-        "self._queue.release_many(rest)",
+        "self._holder.release(held[place:])",
         "pass",
+        _BACK,
+    ),
+    Fault(
+        "rsmq",
+        "the bridge back leaves acks that failed to their leases",
+        "Bridge._bring",
+        """
+        self._ack()
+        # Measured""",
+        """
+        # Measured""",
+        _AWAY,
+    ),
+    Fault(
+        "rsmq",
+        "the bridge back keeps the marker of a message that it has acked for a week",
+        "Bridge._ack",
+        'Plain(("EXPIRE", key, transfer.SETTLED), key)',
+        'Plain(("EXISTS", key), key)',
         _BACK,
     ),
     Fault(
