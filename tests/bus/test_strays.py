@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from kombu import Connection
 
-from restante.bus.client_rabbitmq import amqp_message
+from restante.bus.amqp_messages import amqp_message
 from restante.rabbitmq import shared
 from restante.rabbitmq.declaration import declare, verify
 from restante.rabbitmq.ladder import GATE, RETURN, TO_QUEUE

@@ -25,9 +25,10 @@ import orjson
 from kombu import Connection
 
 from restante.bus.addresses import is_rabbitmq
+from restante.bus.amqp_messages import properties_of, to_headers, unreachable
 from restante.bus.archive import RabbitDeadLetters
 from restante.bus.client import open_redis
-from restante.bus.client_rabbitmq import ConnectionPool, properties_of, to_headers, unreachable
+from restante.bus.client_rabbitmq import ConnectionPool
 from restante.bus.envelope import Envelope
 from restante.bus.registry import registered_handlers
 from restante.core.errors import InvalidInput, NotFound, Unavailable

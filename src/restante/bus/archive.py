@@ -14,8 +14,9 @@ from typing import Any
 import amqp
 from kombu import Connection
 
-from restante.bus.client_rabbitmq import CONFIRM, ConnectionPool, from_headers, unreachable
-from restante.bus.dead import PAGE, DeadEvent, DeadFilter
+from restante.bus.amqp_messages import from_headers, unreachable
+from restante.bus.client_rabbitmq import CONFIRM, ConnectionPool
+from restante.bus.dead import ALL, PAGE, DeadEvent, DeadFilter
 from restante.core.errors import NotFound, Unavailable
 from restante.rabbitmq.topology import archive_name
 
@@ -55,7 +56,7 @@ class RabbitDeadLetters:
         with self._channel() as channel:
             return {self._queue: channel.queue_declare(self._queue, passive=True).message_count}
 
-    def list(self, choice: DeadFilter = DeadFilter(), limit: int = PAGE) -> list[DeadEvent]:  # noqa: B008 - a frozen value
+    def list(self, choice: DeadFilter = ALL, limit: int = PAGE) -> list[DeadEvent]:
         with self._channel() as channel:
             events = []
             for _, event in self._each(channel):
@@ -66,11 +67,7 @@ class RabbitDeadLetters:
             return events
 
     def replay(
-        self,
-        choice: DeadFilter = DeadFilter(),  # noqa: B008 - a frozen value
-        *,
-        dry_run: bool = False,
-        progress: Callable[[int], None] | None = None,
+        self, choice: DeadFilter = ALL, *, dry_run: bool = False, progress: Callable[[int], None] | None = None
     ) -> int:
         with self._channel() as channel:
             returned: list[Any] = []

@@ -129,8 +129,8 @@ def allowed(timeout: float | timedelta) -> float:
     return seconds(timeout, "timeout", least=0.001)
 
 
-class BusClient:
-    """Publishes and calls over one broker; safe to share between threads. Close it when done."""
+class _Connected:
+    """What both clients are opened with."""
 
     def __init__(
         self,
@@ -144,10 +144,21 @@ class BusClient:
     ) -> None:
         self.url = choose_broker_url(broker, broker_url)
         self.source = source
-        self._broker: Broker
+        _check_settings(self.url, settings, type(self).__name__)
+        self._connect(store, prefix, settings)
+
+    def _connect(self, store: str | None, prefix: str, settings: ConnectionOptions) -> None:
+        raise NotImplementedError
+
+
+class BusClient(_Connected):
+    """Publishes and calls over one broker; safe to share between threads. Close it when done."""
+
+    _broker: Broker
+
+    def _connect(self, store: str | None, prefix: str, settings: ConnectionOptions) -> None:
         #: The open batches of each thread.
         self._opened = threading.local()
-        _check_settings(self.url, settings, type(self).__name__)
         if is_rabbitmq(self.url):
             with needs_extra("rabbitmq", "a client of RabbitMQ"):
                 from restante.bus.client_rabbitmq import RabbitBroker
@@ -258,25 +269,14 @@ class BusClient:
         self.close()
 
 
-class AsyncBusClient:
+class AsyncBusClient(_Connected):
     """`BusClient` for asyncio."""
 
-    def __init__(
-        self,
-        broker: str | None = None,
-        *,
-        broker_url: str | None = None,
-        source: str = "",
-        store: str | None = None,
-        prefix: str = "",
-        **settings: Unpack[ConnectionOptions],
-    ) -> None:
-        self.url = choose_broker_url(broker, broker_url)
-        self.source = source
-        self._broker: AsyncBroker
+    _broker: AsyncBroker
+
+    def _connect(self, store: str | None, prefix: str, settings: ConnectionOptions) -> None:
         #: The open batch of the current task.
         self._opened: ContextVar[AsyncBatch | None] = ContextVar("restante_batch", default=None)
-        _check_settings(self.url, settings, type(self).__name__)
         if is_rabbitmq(self.url):
             with needs_extra("rabbitmq", "an asyncio client of RabbitMQ"):
                 from restante.bus.client_rabbitmq_aio import AsyncRabbitBroker

@@ -12,44 +12,34 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import amqp
 from kombu import Connection
 from kombu.exceptions import OperationalError
 
-from restante.bus.addresses import shown
+from restante.bus.amqp_messages import (
+    amqp_message,
+    properties_of,
+    queue_full,
+    returned_error,
+    route,
+    to_headers,
+    unreachable,
+)
 from restante.bus.broker import Answer, SendOptions
 from restante.bus.envelope import Envelope
 from restante.bus.registry import Registry
-from restante.core.errors import (
-    CallTimeout,
-    NoHandler,
-    QueueFull,
-    RestanteError,
-    Unavailable,
-    Unconfirmed,
-    Unroutable,
-)
+from restante.core.errors import CallTimeout, NoHandler, RestanteError, Unavailable, Unconfirmed
 from restante.rabbitmq.declaration import declare
-from restante.rabbitmq.ladder import RUNGS, Ladder, RungType
-from restante.rabbitmq.topology import (
-    CALLS,
-    CALLS_ALL,
-    EVENTS,
-    KNOWN,
-    LONGEST_DELAY,
-    Topology,
-    TopologyOptions,
-    shared,
-)
+from restante.rabbitmq.topology import CALLS, CALLS_ALL, EVENTS, Topology, TopologyOptions, shared
 
 if TYPE_CHECKING:
     from restante.bus.batch import Publishing, Sender
     from restante.bus.confirms import Confirms
+    from restante.bus.options import LadderOptions
 
 T = TypeVar("T")
 log = logging.getLogger("restante")
@@ -60,51 +50,10 @@ PATIENCE = 10.0
 CONFIRM = 10.0
 #: Idle connections that a process keeps for its threads.
 IDLE = 8
-#: The highest priority of a queue on RabbitMQ; 0–255 is scaled to it.
-MOST_PRIORITY = 10
 #: RabbitMQ's direct reply-to: it carries answers to the connection that called.
 REPLY_TO = "amq.rabbitmq.reply-to"
 #: A broker that is out of memory stops reading, and a write to it would never end.
 _OPTIONS = {"confirm_publish": True, "write_timeout": CONFIRM}
-_CLOUD = "cloudEvents_"
-_CLOUD_NAMES = frozenset(("specversion", "id", "type", "source", "time", "schemaversion"))
-
-
-def to_headers(envelope: Envelope) -> dict[str, Any]:
-    """An envelope as AMQP headers: CloudEvents' attributes with its prefix, all others as they are."""
-    return {f"{_CLOUD}{name}" if name in _CLOUD_NAMES else name: value for name, value in envelope.attributes().items()}
-
-
-def from_headers(headers: Mapping[str, Any]) -> dict[str, Any]:
-    """AMQP headers without CloudEvents' prefix, in either of its two forms."""
-    return {
-        name[len(_CLOUD) :] if name.startswith((_CLOUD, "cloudEvents:")) else name: value
-        for name, value in headers.items()
-    }
-
-
-def properties_of(envelope: Envelope, options: SendOptions | None = None) -> dict[str, Any]:
-    """The AMQP properties of an event."""
-    return {
-        "message_id": envelope.id,
-        "type": envelope.topic,
-        "app_id": envelope.source,
-        "timestamp": int((envelope.time or datetime.now(UTC)).timestamp()),
-        "priority": scaled(options.priority if options else 0),
-        "delivery_mode": 2,
-    }
-
-
-def scaled(priority: int) -> int:
-    """A priority of 0–255 in RabbitMQ's steps, rounded up: above zero stays above zero."""
-    return -(-priority * MOST_PRIORITY // 255)
-
-
-def route(envelope: Envelope, options: SendOptions, ladder: Ladder) -> tuple[str, str]:
-    """The exchange and the routing key of an event: to its subscriptions, or to the ladder that delays it."""
-    if options.delay:
-        return ladder.later(options.delay, envelope.topic)
-    return KNOWN, envelope.topic
 
 
 class RabbitConnection:
@@ -159,12 +108,6 @@ class RabbitConnection:
             self.kombu.release()
         except Exception as error:  # a broken connection cannot be closed properly, and need not be
             log.debug("closing failed error=%s", error)
-
-
-def amqp_message(body: bytes, headers: dict[str, Any], properties: dict[str, Any]) -> amqp.Message:
-    """An AMQP message, of JSON unless its properties say otherwise."""
-    all_properties = {"content_type": "application/json", "content_encoding": "utf-8", **properties}
-    return amqp.Message(body, application_headers=headers, **all_properties)
 
 
 class ConnectionPool:
@@ -250,45 +193,13 @@ class ConnectionPool:
             self._idle.pop().close()
 
 
-def unreachable(url: str, error: BaseException) -> Unavailable:
-    return Unavailable(
-        f"RabbitMQ at {shown(url)} cannot be reached ({type(error).__name__}): check the URL, the login, that the "
-        "broker runs, and the network between"
-    )
-
-
-def no_subscription(topic: str) -> Unroutable:
-    return Unroutable(f"nobody has subscribed to {topic}: start the service that does, or check the spelling")
-
-
-def queue_full(ids: str) -> QueueFull:
-    return QueueFull(f"a queue is full and refused {ids}: replay or purge its messages")
-
-
-def ladder_gone(exchange: str) -> Unavailable:
-    return Unavailable(
-        f"{exchange} is gone from RabbitMQ, so the event cannot wait there: start a worker, which declares it, or run "
-        "`restante rabbitmq declare`"
-    )
-
-
-def event_refused(error: BaseException) -> Unavailable:
-    return Unavailable(f"RabbitMQ closes every connection that publishes this event: {type(error).__name__}: {error}")
-
-
 class RabbitBroker:
     """The synchronous client's side of RabbitMQ."""
 
     def __init__(
-        self,
-        url: str,
-        *,
-        store: str | None = None,
-        patience: float = PATIENCE,
-        rungs: RungType = RUNGS,
-        longest_delay: float = LONGEST_DELAY,
+        self, url: str, *, store: str | None = None, patience: float = PATIENCE, **ladder: Unpack[LadderOptions]
     ) -> None:
-        self.pool = ConnectionPool(url, patience, TopologyOptions(rungs=rungs, longest_delay=longest_delay))
+        self.pool = ConnectionPool(url, patience, TopologyOptions(**ladder))
         self.registry = Registry(store) if store else None
         self._confirms: Confirms | None = None
         self._lock = threading.Lock()
@@ -317,10 +228,8 @@ class RabbitBroker:
         try:
             routed = self.pool.publish(text, headers, properties, exchange, key, id=envelope.id)
             if not routed:
-                if options.delay:
-                    raise ladder_gone(exchange)
-                if options.unrouted == "raise":
-                    raise no_subscription(envelope.topic)
+                if error := returned_error(envelope.topic, options, exchange):
+                    raise error
                 # EVENTS keeps events without a subscription; a service that has subscribed meanwhile gets it too.
                 self.pool.publish(text, headers, properties, EVENTS, envelope.topic, id=envelope.id)
                 return 0

@@ -7,31 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage
 from aio_pika.exceptions import AMQPError, ChannelNotFoundEntity, DeliveryError, PublishError
 
+from restante.bus.amqp_messages import properties_of, queue_full, returned_error, route, to_headers, unreachable
 from restante.bus.broker import Answer, SendOptions
-from restante.bus.client_rabbitmq import (
-    CONFIRM,
-    PATIENCE,
-    REPLY_TO,
-    ConnectionPool,
-    ladder_gone,
-    no_subscription,
-    properties_of,
-    queue_full,
-    route,
-    to_headers,
-    unreachable,
-)
+from restante.bus.client_rabbitmq import CONFIRM, PATIENCE, REPLY_TO, ConnectionPool
 from restante.bus.envelope import Envelope
 from restante.bus.registry import Registry
 from restante.core.errors import CallTimeout, NoHandler, RestanteError, Unconfirmed
-from restante.rabbitmq.ladder import RUNGS, RungType
-from restante.rabbitmq.topology import CALLS, CALLS_ALL, EVENTS, LONGEST_DELAY, TopologyOptions, shared
+from restante.rabbitmq.topology import CALLS, CALLS_ALL, EVENTS, TopologyOptions, shared
+
+if TYPE_CHECKING:
+    from restante.bus.options import LadderOptions
 
 _LOST = (OSError, AMQPError, asyncio.TimeoutError)
 
@@ -43,16 +34,10 @@ class AsyncRabbitBroker:
     at_once = 500
 
     def __init__(
-        self,
-        url: str,
-        *,
-        store: str | None = None,
-        patience: float = PATIENCE,
-        rungs: RungType = RUNGS,
-        longest_delay: float = LONGEST_DELAY,
+        self, url: str, *, store: str | None = None, patience: float = PATIENCE, **ladder: Unpack[LadderOptions]
     ) -> None:
         self._url = url
-        self._options = TopologyOptions(rungs=rungs, longest_delay=longest_delay)
+        self._options = TopologyOptions(**ladder)
         self._ladder = self._options.ladder()
         self._patience = patience
         self._registry = Registry(store) if store else None
@@ -121,10 +106,8 @@ class AsyncRabbitBroker:
         try:
             exchange, key = route(envelope, options, self._ladder)
             if not await self._run(message, exchange, key, envelope.id):
-                if options.delay:
-                    raise ladder_gone(exchange)
-                if options.unrouted == "raise":
-                    raise no_subscription(envelope.topic)
+                if error := returned_error(envelope.topic, options, exchange):
+                    raise error
                 await self._run(message, EVENTS, envelope.topic, envelope.id)
                 return 0
         except RestanteError:

@@ -18,21 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import amqp
 
+from restante.bus.amqp_messages import event_message, event_refused, queue_full, returned_error, route, unreachable
 from restante.bus.batch import Publishing
-from restante.bus.client_rabbitmq import (
-    CONFIRM,
-    ConnectionPool,
-    RabbitConnection,
-    amqp_message,
-    event_refused,
-    ladder_gone,
-    no_subscription,
-    properties_of,
-    queue_full,
-    route,
-    to_headers,
-    unreachable,
-)
+from restante.bus.client_rabbitmq import CONFIRM, ConnectionPool, RabbitConnection
 from restante.core.errors import InvalidInput, RestanteError, Unavailable, Unconfirmed
 from restante.rabbitmq.ladder import Ladder
 from restante.rabbitmq.topology import EVENTS, shared
@@ -65,9 +53,8 @@ class _Entry:
 
     def __init__(self, publishing: Publishing, ladder: Ladder) -> None:
         self.publishing = publishing
-        envelope = publishing.envelope
-        self.message = amqp_message(publishing.text, to_headers(envelope), properties_of(envelope, publishing.options))
-        self.exchange, self.key = route(envelope, publishing.options, ladder)
+        self.message = event_message(publishing.envelope, publishing.text, publishing.options)
+        self.exchange, self.key = route(publishing.envelope, publishing.options, ladder)
         self.size = len(publishing.text)
         self.noted: int | None = None
         #: Whether it was written to a connection, so that the broker may have it.
@@ -262,12 +249,10 @@ class Confirms:
         for entry in self._pop_confirmed(tag, multiple):
             if not entry.returned:
                 self._end(entry, 0 if entry.exchange == EVENTS else entry.noted or None)
-            elif entry.publishing.options.delay:
-                self._end(entry, ladder_gone(entry.exchange))
             elif entry.exchange == EVENTS:
                 self._end(entry, 0)
-            elif entry.publishing.options.unrouted == "raise":
-                self._end(entry, no_subscription(entry.publishing.topic))
+            elif error := returned_error(entry.publishing.topic, entry.publishing.options, entry.exchange):
+                self._end(entry, error)
             else:
                 # EVENTS keeps events without a subscription; a service that has subscribed meanwhile gets it too.
                 entry.exchange, entry.returned = EVENTS, False

@@ -60,6 +60,9 @@ class DeadFilter:
         )
 
 
+ALL = DeadFilter()
+
+
 class DeadLetters(Protocol):
     """The dead events of one service."""
 
@@ -119,7 +122,7 @@ class RedisDeadLetters:
                 counts[info.name] = 0
         return counts
 
-    def list(self, choice: DeadFilter = DeadFilter(), limit: int = PAGE) -> list[DeadEvent]:  # noqa: B008 - a frozen value
+    def list(self, choice: DeadFilter = ALL, limit: int = PAGE) -> list[DeadEvent]:
         events: list[DeadEvent] = []
         for info in self._handler_infos():
             if choice.subscription not in (None, info.name):
@@ -139,11 +142,7 @@ class RedisDeadLetters:
             return
 
     def replay(
-        self,
-        choice: DeadFilter = DeadFilter(),  # noqa: B008 - a frozen value
-        *,
-        dry_run: bool = False,
-        progress: Callable[[int], None] | None = None,
+        self, choice: DeadFilter = ALL, *, dry_run: bool = False, progress: Callable[[int], None] | None = None
     ) -> int:
         done = 0
         for info in self._handler_infos():

@@ -18,7 +18,8 @@ import amqp
 import orjson
 from kombu import Connection
 
-from restante.bus.client_rabbitmq import CONFIRM, ConnectionPool, amqp_message, unreachable
+from restante.bus.amqp_messages import amqp_message, unreachable
+from restante.bus.client_rabbitmq import CONFIRM, ConnectionPool
 from restante.bus.registry import HandlerInfo
 from restante.core.errors import Unavailable
 from restante.rabbitmq.topology import SERVICES

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from kombu import Connection
 
-from restante.bus.client_rabbitmq import ConnectionPool, unreachable
+from restante.bus.amqp_messages import unreachable
+from restante.bus.client_rabbitmq import ConnectionPool
 from restante.bus.directory import announced_handlers
 from restante.bus.registry import HandlerInfo
 from restante.rabbitmq.declaration import Channels

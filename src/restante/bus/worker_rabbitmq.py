@@ -17,15 +17,9 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from restante.bus.amqp_messages import MOST_PRIORITY, amqp_message, from_headers, unreachable
 from restante.bus.broker import Answer
-from restante.bus.client_rabbitmq import (
-    MOST_PRIORITY,
-    REPLY_TO,
-    ConnectionPool,
-    amqp_message,
-    from_headers,
-    unreachable,
-)
+from restante.bus.client_rabbitmq import REPLY_TO, ConnectionPool
 from restante.bus.dedup import Claim
 from restante.bus.delivery import Delivery, call_seconds, purpose_of
 from restante.bus.directory import announce

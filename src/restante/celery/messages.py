@@ -93,7 +93,35 @@ def headers_of(
     message: dict[str, Any], queue: str, exchange: str, routing_key: str, delay: float = 0.0
 ) -> dict[str, Any]:
     """Headers and properties in one dict, without usual values; `delay` is included if a time to live needs it."""
-    given, properties = message["headers"], message["properties"]
+    headers, extra = _unusual(message["headers"])
+    if exchange != queue:
+        extra["x"] = exchange
+    if routing_key != queue:
+        extra["k"] = routing_key
+    encoding, content_type = message.get("content-encoding"), message.get("content-type")
+    if encoding != "utf-8":
+        extra["e"] = encoding
+    if content_type != "application/json":
+        extra["t"] = content_type
+    if isinstance(message["body"], bytes):
+        extra["b"] = 1
+    own = _own_properties(message["properties"])
+    if own.get("delivery_mode") == 2:
+        del own["delivery_mode"]
+        extra["m"] = 1
+    if headers.get("id") is not None and own.get("correlation_id") == headers["id"]:
+        del own["correlation_id"]
+        extra["c"] = 1
+    if own:
+        extra["p"] = own
+    if delay:
+        extra["d"] = delay
+    headers[KOMBU] = extra
+    return headers
+
+
+def _unusual(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The headers that do not have their usual values, and what `KOMBU` says about the others."""
     headers: dict[str, Any] = {}
     extra: dict[str, Any] = {}
     bits = 0
@@ -109,33 +137,16 @@ def headers_of(
     if "id" in headers and "root_id" in headers and headers["root_id"] == headers["id"]:
         del headers["root_id"]
         extra["r"] = 1
-    if exchange != queue:
-        extra["x"] = exchange
-    if routing_key != queue:
-        extra["k"] = routing_key
-    encoding = message.get("content-encoding")
-    if encoding != "utf-8":
-        extra["e"] = encoding
-    if message.get("content-type") != "application/json":
-        extra["t"] = message.get("content-type")
-    if isinstance(message["body"], bytes):
-        extra["b"] = 1
+    return headers, extra
+
+
+def _own_properties(properties: dict[str, Any]) -> dict[str, Any]:
+    """The properties to be stored, without those that could not be read again."""
     own = {name: value for name, value in properties.items() if name not in _ELSEWHERE and value is not None}
     for name in own.keys() - _AMQP:
         if not _is_json(own[name]):
             _log_dropped(name, own.pop(name))
-    if own.get("delivery_mode") == 2:
-        del own["delivery_mode"]
-        extra["m"] = 1
-    if headers.get("id") is not None and own.get("correlation_id") == headers["id"]:
-        del own["correlation_id"]
-        extra["c"] = 1
-    if own:
-        extra["p"] = own
-    if delay:
-        extra["d"] = delay
-    headers[KOMBU] = extra
-    return headers
+    return own
 
 
 def _is_json(value: Any) -> bool:
