@@ -108,8 +108,9 @@ def _receive_from(
             buried: int = yield ops.bury_corrupt(ref, got.spoiled)
             log.error("buried queue=%s error=Corrupt count=%d", ref.name, buried)
         if got.messages or not (got.spoiled or got.due == got.now):
-            return got._replace(lost=lost) if lost else got
+            return got
         got = yield ops.receive(ref, count, lease=lease)
+        got.lost.extend(lost)  # only the first call carried acks
 
 
 def _presence(ref: QueueRef) -> bytes:

@@ -10,7 +10,7 @@ _HOLDING = ("tests/faults/test_holding_on.py",)
 _HANDLING = ("tests/faults/test_handling.py",)
 _SLEEPING = ("tests/faults/test_long_sleeps.py",)
 _CONSUMERS = "tests/faults/test_consumers.py"
-_CONTEXT = ("tests/contract/test_leases.py", "-k", "context_manager")
+_BLOCKS = ("tests/contract/test_blocks.py",)
 
 FAULTS: Final = (
     # -- consumers -------------------------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ FAULTS: Final = (
         "core",
         "Ctrl-C in the body of consume() is swallowed",
         "LeasedMessage.__exit__",
-        "if not isinstance(error, Exception):",
+        "if error is not None and not isinstance(error, Exception):",
         "if False:",
         (*_HANDLING, "-k", "interrupt_ends"),
     ),
@@ -245,25 +245,49 @@ FAULTS: Final = (
         "core",
         "a with block acks a message that the handler has settled otherwise",
         "LeasedMessage.__exit__",
-        "if self.settled:",
-        "if False:",
-        ("tests/faults/test_waiting_verdicts.py", "-k", "a_verdict_in_consume and nack"),
+        "            self._note_failure(error)\n        if not self.settled:",
+        "            self._note_failure(error)\n        if True:",
+        ("tests/contract/test_blocks.py", "-k", "a_verdict_given_in_a_block and sync"),
     ),
     Fault(
         "core",
         "a with block acks a message whose body failed",
         "AsyncLeasedMessage.__aexit__",
-        "if error is None:",
-        "if error is None or not self.in_consume:",
-        _CONTEXT,
+        "                if error is None:",
+        "                if error is None or not self.in_consume:",
+        (*_BLOCKS, "-k", "goes_on_behind and async"),
     ),
     Fault(
         "core",
-        "an async with block hides that its lease was lost",
-        "AsyncLeasedMessage._ack_at_exit",
-        "if not self.in_consume:",
-        "if False:",
-        _CONTEXT,
+        "a block of `with message:` raises its exception after it nacked the message",
+        "LeasedMessage.__exit__",
+        "        return True",
+        "        return self.riding_acks is not None",
+        (*_BLOCKS, "-k", "goes_on_behind and sync"),
+    ),
+    Fault(
+        "core",
+        "the failure of a block is nacked and not logged",
+        "Leased._note_failure",
+        '        log.error("failed queue=%s id=%s attempt=%d", self.queue, self.id, self.attempts, exc_info=error)\n',
+        "",
+        (*_BLOCKS, "-k", "goes_on_behind and sync"),
+    ),
+    Fault(
+        "core",
+        "a block hides that its lease was lost",
+        "Leased._note_late",
+        "        _log_failed(self, verb, late)\n",
+        "",
+        (*_BLOCKS, "-k", "whose_lease_is_lost and sync"),
+    ),
+    Fault(
+        "core",
+        "a block hides that its verdict did not reach the server",
+        "LeasedMessage.__exit__",
+        "                if self.waker is None:\n                    raise\n",
+        "",
+        (*_BLOCKS, "-k", "cannot_reach and sync"),
     ),
     Fault(
         "core",
