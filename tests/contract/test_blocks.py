@@ -118,18 +118,22 @@ async def test_a_failed_block_obeys_the_retry_policy(room: Room) -> None:
     assert room.states(queue) == {}
 
 
+@pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("verdict", ["acked", "buried"])
-async def test_a_verdict_given_in_a_block_stands_when_the_block_fails(
-    room: Room, verdict: str, caplog: pytest.LogCaptureFixture
+async def test_a_verdict_given_in_a_block_stands(
+    room: Room, verdict: str, fails: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue = room.queue()
     await room.send(queue, "x")
     message = await room.take(queue)
     await room.call(message.ack if verdict == "acked" else message.bury)
-    await in_block(message, failing(LookupError("afterwards")))
-    assert (message.verdict, str(message.error)) == (verdict, "afterwards")
+    error = LookupError("afterwards")
+    await in_block(message, failing(error) if fails else succeeding)
+    assert (message.verdict, message.error) == (verdict, error if fails else None)
     assert room.states(queue) == ({} if verdict == "acked" else {"dead": 1})
-    assert "LookupError: afterwards" in caplog.text
+    assert ("LookupError: afterwards" in caplog.text) is fails
+    assert not message.lease_lost  # no second verdict was tried
+    assert "lease lost" not in caplog.text
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError])
