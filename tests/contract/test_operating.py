@@ -303,8 +303,9 @@ async def test_what_dies_again_during_a_replay_is_not_replayed_twice(room: Room)
     queue = room.queue(max_attempts=1)
     await bury(room, queue, 250)
     plain = room.plain.queue(queue.name)
-    clock, failures = room.clock, []
+    clock = room.clock
     assert clock is not None
+    failures: list[list[State]] = []
 
     def fail_first_pages(_: ReplayTask) -> None:
         """Lets what was replayed die again, later than the replay began; not for ever, or a fault would never end."""

@@ -230,7 +230,7 @@ def signature(name: str, function: Any, *, without: frozenset[str] = frozenset()
     """Name and parameters without types."""
     parts: list[str] = []
     for one in inspect.signature(function).parameters.values():
-        if one.name in {"self", "cls", "ref"} | without:
+        if one.name in {"self", "cls"} | without:
             continue
         if one.kind is one.KEYWORD_ONLY and "*" not in parts:
             parts.append("*")

@@ -162,8 +162,25 @@ def check_timeout(timeout: float) -> float:
     return timeout
 
 
+Method = TypeVar("Method", bound=Callable[..., Any])
 #: Keywords that a verb passes on to each message of a call.
 _SHARED = {"send_many": tuple(ops.SendOptions.__annotations__)}
+
+
+def shown_as(method: Method, build: Callable[..., Operation[Any]]) -> Method:
+    """Gives a method the signature of its operation as its callers see it: `self` for the ref, the result as result.
+
+    Done once per method, for `inspect`, `help()` and editors. Type checkers read the annotations of `sync_method`.
+    """
+    signature = inspect.signature(build)
+    _, *parameters_ = signature.parameters.values()
+    self = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    result = signature.return_annotation.partition("[")[2].removesuffix("]")  # of Operation[result]
+    shown = signature.replace(parameters=[self, *parameters_], return_annotation=result)
+    annotations = {parameter.name: parameter.annotation for parameter in parameters_} | {"return": result}
+    method.__dict__["__signature__"] = shown
+    method.__annotations__, method.__module__ = annotations, __name__
+    return method
 
 
 def sync_method(
@@ -184,7 +201,7 @@ def sync_method(
             raise
         return self.connection.run(operation)  # type: ignore[no-any-return]
 
-    return method
+    return shown_as(method, build)
 
 
 def async_method(
@@ -205,7 +222,7 @@ def async_method(
             raise
         return await self.connection.run(operation)  # type: ignore[no-any-return]
 
-    return method
+    return shown_as(method, build)
 
 
 class _Named:
@@ -215,6 +232,7 @@ class _Named:
 
     @property
     def name(self) -> str:
+        """The name of the queue."""
         return self.ref.name
 
     @property
@@ -239,6 +257,7 @@ class Queue(_Named):
         self.handlers: dict[str | None, Callable[[Any], Any]] = {}
 
     def ensure_open(self) -> None:
+        """Registers the queue, writes its pending options and reads the settings in force."""
         self.connection.command("SADD", QUEUES, self.name, key=QUEUES)
         self.connection.run(open_queue(self.ref))
 
@@ -310,6 +329,7 @@ class AsyncQueue(_Named):
         self.ref.pending = queue_fields(options)
 
     async def ensure_open(self) -> None:
+        """Registers the queue, writes its pending options and reads the settings in force."""
         await self.connection.command("SADD", QUEUES, self.name, key=QUEUES)
         await self.connection.run(open_queue(self.ref))
 
@@ -432,6 +452,7 @@ class Client:
         return got.messages if got else []
 
     def close(self) -> None:
+        """Closes the connections, and stops the embedded server if this was its last client."""
         self.connection.close()
         if self._on_close is not None:
             self._on_close()
@@ -485,6 +506,7 @@ class AsyncClient:
         return got.messages if got else []
 
     async def close(self) -> None:
+        """Closes the connections, and stops the embedded server if this was its last client."""
         await self.connection.close()
         if self._on_close is not None:
             self._on_close()
