@@ -9,14 +9,16 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
+from typing import TypeVar
 
 from restante.core.connection import Connection, Waker
 from restante.core.errors import LeaseLost, RestanteError
-from restante.core.leased_message import LeasedMessage
+from restante.core.leased_message import Leased
 from restante.core.operations import MAX_BATCH, Received
 from restante.core.queue import Queue, receiving
 from restante.core.renewal import Renewal
 
+L = TypeVar("L", bound=Leased)
 log = logging.getLogger("restante")
 
 
@@ -25,7 +27,7 @@ class LeaseHolder:
 
     def __init__(self, connection: Connection) -> None:
         self._renewal = Renewal(connection)
-        self._acks: dict[str, deque[LeasedMessage]] = {}
+        self._acks: dict[str, deque[Leased]] = {}
 
     # -- taking --------------------------------------------------------------------------------------------------
 
@@ -45,7 +47,7 @@ class LeaseHolder:
         self._drop_all(acks)
         return got, len(acks)
 
-    def keep(self, queue: Queue, messages: list[LeasedMessage]) -> list[LeasedMessage]:
+    def keep(self, queue: Queue, messages: list[L]) -> list[L]:
         """Starts renewing the leases of received messages and returns them. Beside a suspect it releases the others."""
         kept, rest = isolate_suspect(messages)
         self.release(queue, rest)
@@ -54,7 +56,7 @@ class LeaseHolder:
 
     # -- settling ------------------------------------------------------------------------------------------------
 
-    def acks(self, queue: Queue) -> deque[LeasedMessage]:
+    def acks(self, queue: Queue) -> deque[Leased]:
         """The acks of a queue that the next receive or `flush` delivers."""
         return self._acks.setdefault(queue.name, deque())
 
@@ -73,11 +75,11 @@ class LeaseHolder:
                 raise
             self._drop_all(acks)
 
-    def drop(self, message: LeasedMessage) -> None:
+    def drop(self, message: Leased) -> None:
         """Stops renewing the lease of a settled message."""
         self._renewal.drop(message)
 
-    def release(self, queue: Queue, messages: Sequence[LeasedMessage]) -> None:
+    def release(self, queue: Queue, messages: Sequence[Leased]) -> None:
         """Returns messages that were not started, without counting the attempt."""
         self._drop_all(messages)
         if not messages:
@@ -91,9 +93,9 @@ class LeaseHolder:
         """Stops the renewal thread."""
         self._renewal.close()
 
-    def _take_acks(self, name: str) -> list[LeasedMessage]:
+    def _take_acks(self, name: str) -> list[Leased]:
         waiting = self._acks.get(name)
-        taken: list[LeasedMessage] = []
+        taken: list[Leased] = []
         while waiting and len(taken) < MAX_BATCH:
             try:
                 taken.append(waiting.popleft())
@@ -101,15 +103,15 @@ class LeaseHolder:
                 break  # another thread took it
         return taken
 
-    def _put_back(self, name: str, acks: Sequence[LeasedMessage]) -> None:
+    def _put_back(self, name: str, acks: Sequence[Leased]) -> None:
         self._acks.setdefault(name, deque()).extendleft(reversed(acks))
 
-    def _drop_all(self, messages: Sequence[LeasedMessage]) -> None:
+    def _drop_all(self, messages: Sequence[Leased]) -> None:
         for message in messages:
             self._renewal.drop(message)
 
 
-def isolate_suspect(messages: list[LeasedMessage]) -> tuple[list[LeasedMessage], list[LeasedMessage]]:
+def isolate_suspect(messages: list[L]) -> tuple[list[L], list[L]]:
     """Separates a suspect message from the others: returns the messages to keep and those to release.
 
     A suspect may have crashed its last consumer, so it runs alone. If it crashes the consumer again, no other message

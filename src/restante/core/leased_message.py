@@ -58,6 +58,8 @@ class Leased(Message):
     error: BaseException | None = None
     #: When the renewal extends the lease, by time.monotonic().
     renew_at = 0.0
+    #: Set by a loop or consumer that waits while its server is away; fires when it must stop.
+    waker: Waker | None = None
 
     def _note_failure(self, error: Exception) -> None:
         """Logs the exception of a block with its traceback, before the nack: a nack may wait for the server."""
@@ -71,6 +73,20 @@ class Leased(Message):
         _log_failed(self, verb, late)
 
 
+def insist(message: Leased, verb: str, call: Callable[[], T]) -> T:
+    """Calls the server for a message. In a loop that waits for it, repeats until it answers or the loop stops."""
+    failures = 0
+    while True:
+        try:
+            return call()
+        except Unavailable as error:
+            if message.waker is None or message.waker.woken:
+                raise
+            failures += 1
+            _log_waiting(message, verb, error)
+            time.sleep(away(failures))
+
+
 class LeasedMessage(Leased):
     """A received message, leased to this consumer. `with message:` acks it, or nacks it if the block fails.
 
@@ -81,9 +97,7 @@ class LeasedMessage(Leased):
 
     state = State.LEASED
     #: In `consume()`: acks that travel with the next receive.
-    riding_acks: deque[LeasedMessage] | None = None
-    #: Set by a loop or consumer that waits while its server is away; fires when it must stop.
-    waker: Waker | None = None
+    riding_acks: deque[Leased] | None = None
 
     def __init__(self, queue: Queue, id: str, stored: Stored, attempts: int, expires: int, token: str, now: int):
         # Does not call super().__init__(): this runs once per received message.
@@ -143,17 +157,8 @@ class LeasedMessage(Leased):
             raise LeaseLost(ids=(self.id,))
 
     def _insist(self, verb: str, call: Callable[[], T]) -> T:
-        """Calls the server. In a loop that waits for its server, repeats until it answers or the loop stops."""
-        failures = 0
-        while True:
-            try:
-                return call()
-            except Unavailable as error:
-                if self.waker is None or self.waker.woken:
-                    raise
-                failures += 1
-                _log_waiting(self, verb, error)
-                time.sleep(away(failures))
+        """`insist` for this message."""
+        return insist(self, verb, call)
 
     def __enter__(self) -> Self:
         return self
@@ -192,7 +197,7 @@ class LeasedMessage(Leased):
 class AsyncLeasedMessage(Leased):
     """A received message for asyncio: its verbs are awaited, and `async with` does what `with` does."""
 
-    #: Set by `consume()`: verbs wait while the server is away.
+    #: Set by `consume()`: verbs wait while the server is away, until their task is cancelled.
     in_consume = False
 
     def __init__(self, queue: AsyncQueue, id: str, stored: Stored, attempts: int, expires: int, token: str, now: int):
@@ -208,6 +213,14 @@ class AsyncLeasedMessage(Leased):
             received_ms=now,
         )
         self.source = queue
+
+    @classmethod
+    def of(cls, queue: AsyncQueue, message: LeasedMessage) -> AsyncLeasedMessage:
+        """A received message with verbs that are awaited."""
+        expires, now = message.expires_ms, message.received_ms
+        made = cls(queue, message.id, message.stored, message.attempts, expires, message.lease_token, now)
+        made.replays, made.suspect = message.replays, message.suspect
+        return made
 
     async def ack(self) -> None:
         """Acks the message: it is removed, or kept as done."""
@@ -247,13 +260,13 @@ class AsyncLeasedMessage(Leased):
             raise LeaseLost(ids=(self.id,))
 
     async def _insist(self, verb: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Calls the server. Inside `consume()` repeats until it answers or the task is cancelled."""
+        """As `insist`, on asyncio."""
         failures = 0
         while True:
             try:
                 return await call()
             except Unavailable as error:
-                if not self.in_consume:
+                if not self.in_consume and (self.waker is None or self.waker.woken):
                     raise
                 failures += 1
                 _log_waiting(self, verb, error)
@@ -276,11 +289,16 @@ class AsyncLeasedMessage(Leased):
         if error is not None:
             self._note_failure(error)
         if not self.settled:
+            verb = "ack" if error is None else "nack"
             try:
                 if error is None:
                     await self.ack()
                 else:
                     await self.nack(error=error)
             except LeaseLost as late:
-                self._note_late("ack" if error is None else "nack", late)
+                self._note_late(verb, late)
+            except Unavailable as failure:
+                if self.waker is None:
+                    raise
+                _log_failed(self, verb, failure)
         return True

@@ -98,8 +98,10 @@ FAULTS: Final = (
         "core",
         "a stopped consumer gives back the attempt of what its handler had begun",
         "Consumer._give_up",
-        'message.nack(delay=0, error="the consumer was stopped while the handler ran")',
-        "message.release()",
+        """nack_many(
+                    (message,), delay=0, error="the consumer was stopped while the handler ran"
+                )""",
+        "release_many((message,))",
         ("tests/cli/test_messages.py", "-k", "hands_back"),
     ),
     Fault(
@@ -227,7 +229,7 @@ FAULTS: Final = (
         "core",
         "consume() in asyncio does not renew leases",
         "iterate_async",
-        "renewal.hold(queue.ref, [message])",
+        "renewal.hold(queue.ref, kept)",
         "pass",
         (*_HANDLING, "-k", "asyncio_renews"),
     ),
