@@ -10,6 +10,7 @@ _HOLDING = ("tests/faults/test_holding_on.py",)
 _HANDLING = ("tests/faults/test_handling.py",)
 _SLEEPING = ("tests/faults/test_long_sleeps.py",)
 _CONSUMERS = "tests/faults/test_consumers.py"
+_CONSUME = ("tests/contract/test_consume.py",)
 _BLOCKS = ("tests/contract/test_blocks.py",)
 
 FAULTS: Final = (
@@ -232,6 +233,46 @@ FAULTS: Final = (
         "renewal.hold(queue.ref, kept)",
         "pass",
         (*_HANDLING, "-k", "asyncio_renews"),
+    ),
+    Fault(
+        "core",
+        "consume() in asyncio keeps the leases of what it received ahead when it is left",
+        "iterate_async",
+        "        _release(keeper, queue.ref, [message for message in buffer if not message.lease_lost])\n",
+        "",
+        (*_CONSUME, "-k", "releases_what_it_held and async"),
+    ),
+    Fault(
+        "core",
+        "consume() in asyncio receives one message at a time whatever the prefetch",
+        "iterate_async",
+        "count = 1 if suspected else window.room",
+        "count = 1",
+        (*_CONSUME, "-k", "at_most_prefetch and async"),
+    ),
+    Fault(
+        "core",
+        "consume() in asyncio runs other messages beside a suspect",
+        "iterate_async",
+        "kept, rest = isolate_suspect(messages)",
+        "kept, rest = messages, []",
+        (*_CONSUME, "-k", "runs_alone and async"),
+    ),
+    Fault(
+        "core",
+        "a coroutine handler of an asyncio queue gets a message whose verbs block",
+        "Source.shaped",
+        "AsyncLeasedMessage.of(self.verbs, message) if awaits else message",
+        "message",
+        (*_CONSUME, "-k", "runs_the_handlers and async"),
+    ),
+    Fault(
+        "core",
+        "a consumer forgets the options of an asyncio queue that are not stored yet",
+        "SourceConnections.twins",
+        "        plain.ref.pending = dict(queue.ref.pending)\n",
+        "",
+        (*_CONSUME, "-k", "not_stored_yet and async"),
     ),
     # -- messages --------------------------------------------------------------------------------------------------
     Fault(
