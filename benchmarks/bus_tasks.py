@@ -11,7 +11,7 @@ from restante.bus import Bus
 
 BROKER = os.environ.get("BROKER", "restante://localhost:6379/0")
 
-bus = Bus("bench", BROKER, store=os.environ.get("STORE"), dedup="redis" if "STORE" in os.environ else "memory")
+bus = Bus("bench", BROKER, store=os.environ.get("STORE"), dedup_store="redis" if "STORE" in os.environ else "memory")
 
 
 @bus.subscribe("bench.event")

@@ -74,7 +74,7 @@ def retried(url: str, rungs: RungType, count: int) -> tuple[float, list[float]]:
             "broker": url,
             "handlers": ["failing"],
             "delays": [1],
-            "options": {"dedup": "off", "rabbitmq": {"rungs": rungs}, "max_attempts": 3},
+            "options": {"dedup": 0, "rabbitmq": {"rungs": rungs}, "max_attempts": 3},
         }
         environment = {**os.environ, "SERVICE": json.dumps(service), "LEDGER": str(ledger)}
         worker = subprocess.Popen(

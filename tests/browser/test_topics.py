@@ -175,7 +175,7 @@ def test_the_page_is_accessible(watched: Watched, theme: str) -> None:
 @pytest.fixture
 def far(serving: Serving, rabbit: RabbitServer) -> Iterator[BusClient]:
     """A service on RabbitMQ whose bus has no store: its archive is nearly full, and events wait on the ladder."""
-    parcels = Bus("parcels", rabbit.url, dedup="off", rabbitmq={"archive_length": 5})
+    parcels = Bus("parcels", rabbit.url, dedup=0, rabbitmq={"archive_length": 5})
     parcels.subscribe("shop.order.paid", name="weigh")(handle)
     parcels.answer("parcel.price.get", name="price")(handle)
     parcels.declare()

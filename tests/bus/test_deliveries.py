@@ -65,7 +65,7 @@ class Shop:
 @pytest.fixture(params=["redis", "memory"])
 def shop(request: pytest.FixtureRequest, redis: RedisServer) -> Iterator[Shop]:
     """With its records in Redis or in this process; no broker is needed to run a handler."""
-    records = {"store": f"{redis.url}/0"} if request.param == "redis" else {"dedup": "memory"}
+    records = {"store": f"{redis.url}/0"} if request.param == "redis" else {"dedup_store": "memory"}
     made = Shop(f"amqp://127.0.0.1:{closed_port()}//", **records)
     yield made
     made.bus.close()
@@ -193,7 +193,7 @@ def test_an_event_that_could_not_be_published_is_not_left_in_the_journal_as_sent
 
 def test_a_replay_to_a_handler_that_is_gone_leaves_the_event_in_the_archive(rabbit: RabbitServer) -> None:
     with rabbit.virtual_host("replay-to-nobody") as url:
-        shop = Shop(url, dedup="off")
+        shop = Shop(url, dedup=0)
         shop.bus.declare()
         headers = {"cloudEvents_id": "e1", "cloudEvents_type": "order.paid", "restante_subscription": "shop.gone"}
         broker: Any = shop.bus.client._broker

@@ -42,7 +42,7 @@ def handle(data: Any) -> None:
 
 def declared(url: str, service: str, *handlers: str, answers: str = "", **options: Any) -> None:
     """A service that has started, and has no store."""
-    bus = Bus(service, url, dedup="off", retry=fixed(1), **options)
+    bus = Bus(service, url, dedup=0, retry=fixed(1), **options)
     for name in handlers:
         bus.subscribe("shop.#", name=name)(handle)
     if answers:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,8 @@ from celery.app.defaults import SETTING_KEYS
 from restante import fixed
 from restante.bus import AsyncBusClient, Bus, BusClient, Event
 from restante.bus.celery_settings import CeleryOptions
+from restante.bus.dedup import MemoryRecords, NoRecords
+from restante.compat.amqp_events.celery import events_app
 from restante.core.errors import InvalidInput
 from tests.bus.places import OnRabbitMQ
 from tests.harness.deadlines import PATIENCE
@@ -43,6 +46,37 @@ class TestUnknownKeywords:
     def test_a_bus_names_the_nearest(self, given: dict[str, Any], meant: str) -> None:
         with pytest.raises(InvalidInput, match=f"did you mean {meant}\\?"):
             Bus("s", URL, **given)
+
+    @pytest.mark.parametrize(
+        ("given", "remedy"),
+        [
+            ({"dedup": "redis"}, "dedup is the window of deduplication in seconds, not 'redis': dedup_store='redis'"),
+            ({"dedup": "memory"}, "dedup_store='memory' keeps its records in this process"),
+            ({"dedup": "off"}, "dedup=0 turns deduplication off"),
+            ({"dedup": "1h"}, "not '1h': dedup=86400 is a day"),
+            ({"dedup": -1}, "dedup must be between 0 and"),
+            ({"dedup": None}, "dedup must be a number of seconds"),
+            ({"dedup_store": "off"}, "redis or memory, not 'off'; dedup=0 turns"),
+            ({"dedup_stor": "memory"}, "did you mean dedup_store"),
+            ({"window": 60}, "Bus does not take window: the window of deduplication is dedup=SECONDS"),
+        ],
+    )
+    def test_the_old_words_of_deduplication_are_refused_with_the_new(self, given: dict[str, Any], remedy: str) -> None:
+        with pytest.raises(InvalidInput, match=remedy):
+            Bus("s", URL, **given)
+        if "window" not in given and given != {"dedup": None}:
+            with pytest.raises(InvalidInput, match=remedy):
+                events_app("s", broker_url=URL, **given)
+
+    def test_records_in_redis_need_one(self) -> None:
+        with pytest.raises(InvalidInput, match=r"store='redis://…', or choose dedup_store='memory' .* or dedup=0"):
+            Bus("s", "amqp://localhost")
+        assert isinstance(Bus("s", "amqp://localhost", dedup=0).records, NoRecords)
+        assert isinstance(Bus("s", "amqp://localhost", dedup_store="memory").records, MemoryRecords)
+        assert isinstance(events_app("s", broker_url="amqp://localhost").records, NoRecords)
+        assert isinstance(events_app("s", broker_url="amqp://localhost", dedup_store="memory").records, MemoryRecords)
+        assert not Bus("s", URL, dedup=0).has_shared_records
+        assert Bus("s", URL, dedup=timedelta(hours=1)).has_shared_records
 
     @pytest.mark.parametrize("client", [BusClient, AsyncBusClient])
     async def test_a_client_names_the_nearest(self, client: Any) -> None:
@@ -101,6 +135,8 @@ class TestUnknownKeywords:
         wrong = [
             "Bus('s', max_attemps=3)",
             "Bus('s', worker_concurency=3)",
+            "Bus('s', dedup='off')",
+            "Bus('s', dedup_store='off')",
             "bus.publish('a.b', dealy=3)",
             "bus.publish('a.b', delay='soon')",
             "bus.publish_many([], id='x')",
@@ -227,7 +263,7 @@ class TestOptionsOfTasks:
 
 class TestOneBroker:
     def test_broker_url_is_the_broker(self) -> None:
-        bus = Bus("s", broker_url="amqp://localhost", dedup="off")
+        bus = Bus("s", broker_url="amqp://localhost", dedup=0)
         assert (bus.broker_url, bus.worker_backend.broker) == ("amqp://localhost", "rabbitmq")
         assert bus.conf.broker_url == "amqp://localhost"
         assert Bus("s", URL, broker_url=URL.replace("redis://", "restante://")).broker_url == URL
@@ -305,7 +341,7 @@ class TestOneBroker:
         for name in ("RESTANTE_BROKER", "RESTANTE_URL"):
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv("CELERY_BROKER_URL", "amqp://elsewhere")
-        assert Bus("s", dedup="off").broker_url == "amqp://elsewhere"
+        assert Bus("s", dedup=0).broker_url == "amqp://elsewhere"
         with pytest.raises(InvalidInput, match="CELERY_BROKER_URL in the environment is amqp://elsewhere"):
             Bus("s", URL)
         monkeypatch.delenv("CELERY_BROKER_URL")

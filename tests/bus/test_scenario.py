@@ -186,7 +186,7 @@ class TestPoison:
         place.mend()
 
     def test_what_kills_the_whole_worker_is_counted_too(self, place: Place, service: Start) -> None:
-        options = {} if place.kind == "redis" else {"dedup": "off"}  # without records the broker counts
+        options = {} if place.kind == "redis" else {"dedup": 0}  # without records the broker counts
         conf = {"broker_transport_options": {"visibility_timeout": 1.5}} if place.kind == "redis" else {}
         first = service("billing", "killer", pool="solo", options=options, conf=conf)
         with place.client() as client:

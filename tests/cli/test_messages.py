@@ -37,6 +37,25 @@ async def email(message):
 """
 
 
+AIO_APP = """
+import restante.aio
+
+letters = restante.aio.connect().queue("letters")
+
+@letters.handler
+async def deliver(message):
+    if message.payload == "unreadable":
+        await message.bury(error="no address")
+    else:
+        print("delivered", message.payload, flush=True)
+
+@letters.handler(kind="heavy")
+def lift(message):
+    message.ack()
+    print("lifted", message.payload, flush=True)
+"""
+
+
 def test_a_sent_message_carries_everything_it_was_given(cli: Cli, admin: Admin) -> None:
     ran = cli(
         "send",
@@ -256,6 +275,18 @@ def test_sigterm_stops_an_idle_consumer(cli: Cli) -> None:
     running.wait_for("consuming orders")
     running.signal(signal.SIGTERM)
     assert running.wait() == 0
+
+
+def test_the_handlers_of_an_asyncio_queue_are_run(cli: Cli) -> None:
+    (cli.cwd / "aio_app.py").write_text(AIO_APP)
+    cli("send", "letters", '"good"')
+    cli("send", "letters", '"unreadable"')
+    cli("send", "letters", '"heavy"', "--kind", "heavy")
+    ran = cli("consume", "aio_app:letters", "--stop-when-empty")
+    assert (ran.code, sorted(ran.out.splitlines())) == (0, ["delivered good", "lifted heavy"])
+    assert "3 handled, 0 failed" in ran.err
+    assert cli("ls", "--json").json["queues"][0]["dead"] == 1
+    assert cli("consume", "aio_app", "--stop-when-empty").code == 0
 
 
 def test_what_cannot_be_consumed_is_said(cli: Cli) -> None:

@@ -123,7 +123,7 @@ def test_an_archive_that_is_full_or_missing_keeps_the_rest_where_it_was(old: str
     with pytest.raises(InvalidInput, match="amqp"):
         adopt("redis://127.0.0.1:1", "till")
     assert waiting(old) == 4
-    small = Bus("small", new, dedup="off", rabbitmq={"archive_length": 2})
+    small = Bus("small", new, dedup=0, rabbitmq={"archive_length": 2})
     small.declare()
     small.close()
     with pytest.raises(QueueFull):

@@ -507,7 +507,7 @@ class TestWithoutABroker:
     def test_a_redis_result_backend_keeps_the_records_for_its_window(self) -> None:
         made = app(result_backend="redis://127.0.0.1:1/0", result_expires=3600)
         made.message_broker("town")
-        assert (made._store_url, made._dedup, made._window) == ("redis://127.0.0.1:1/0", "redis", 3600)
+        assert (made._store_url, made._dedup_store, made._window) == ("redis://127.0.0.1:1/0", "redis", 3600)
 
     def test_one_function_may_handle_several_topics_and_the_first_answers(self) -> None:
         made = app()

@@ -29,6 +29,7 @@ CAPABILITIES: Final = {
     "batch": "many messages by one call",
     "cancel": "calls that are coroutines, which a task's cancellation ends",
     "bytes": "raw bytes with a content type",
+    "consume": "a loop over messages",
     "dead": "a state for what has failed for good",
     "dedup": "the same id again stores nothing",
     "delay": "messages that become ready later",
@@ -167,8 +168,8 @@ def sync_client(url: str) -> Callable[..., Any]:
     return lambda **settings: restante.connect(url, **settings)
 
 
-#: What a queue behind an HTTP server can do: everything; operators look at the same Redis.
-HTTP_CAN: Final = BLOCKING
+#: What a queue behind an HTTP server can do: everything but the loop; operators look at the same Redis.
+HTTP_CAN: Final = BLOCKING - {"consume"}
 
 
 def http_client(address: str) -> Callable[..., Any]:

@@ -303,14 +303,21 @@ async def test_what_dies_again_during_a_replay_is_not_replayed_twice(room: Room)
     queue = room.queue(max_attempts=1)
     await bury(room, queue, 250)
     plain = room.plain.queue(queue.name)
+    clock = room.clock
+    assert clock is not None
+    failures: list[list[State]] = []
 
-    def fail_some(_: ReplayTask) -> None:
-        time.sleep(0.005)
-        plain.nack_many(plain.receive_many(100), error="again")
+    def fail_first_pages(_: ReplayTask) -> None:
+        """Lets what was replayed die again, later than the replay began; not for ever, or a fault would never end."""
+        if len(failures) < 2:
+            clock.advance(0.002)
+            failures.append(plain.nack_many(plain.receive_many(100), error="again"))
 
-    task = room.admin.replay(queue.name, progress=fail_some)
-    assert task.replayed == 250
+    task = room.admin.replay(queue.name, progress=fail_first_pages)
+    assert [set(states) for states in failures] == [{State.DEAD}] * 2
+    assert (task.replayed, task.status) == (250, "finished")
     assert room.admin.counts(queue.name).totals["replayed"] == 250
+    assert room.states(queue) == {"dead": 200, "ready": 50}
 
 
 async def test_delete_removes_by_id_from_any_state_but_leased(room: Room) -> None:

@@ -109,7 +109,7 @@ class TestReleases:
         for name in ("orders", "mail"):
             client.queue(name).send_many([1, 2])
             held += receive(holder, client.queue(name), 2)
-        holder.release(held[1:])
+        holder.release_all(held[1:])
         counts = [Admin(client).counts(name) for name in ("orders", "mail")]
         assert [(one.ready, one.leased) for one in counts] == [(1, 1), (2, 0)]
         assert holder.in_use
@@ -123,7 +123,7 @@ class TestReleases:
         held = receive(holder, orders, 2)
         with monkeypatch.context() as away:
             fail(away, orders, "release_many")
-            holder.release(held, insist=insist)
+            holder.release(orders, held, insist=insist)
             assert holder.has_late_releases == holder.in_use == insist
             if insist:
                 with pytest.raises(Unavailable):
@@ -148,6 +148,6 @@ def test_a_verdict_that_comes_too_late_is_logged(
     elif verb == "bury":
         holder.bury(message, error="no")
     else:
-        holder.release([message])
+        holder.release(orders, [message])
     assert f"lease lost before {verb} queue=orders" in caplog.text
     assert not holder.in_use

@@ -23,6 +23,13 @@ def test_the_defaults_double_from_a_second_to_ten_minutes_spread_by_a_tenth() ->
     assert RetryPolicy() == exponential()
 
 
+def test_a_policy_is_made_by_its_class_or_by_the_function_of_that_name() -> None:
+    assert RetryPolicy.exponential is exponential
+    assert RetryPolicy.fixed is fixed
+    assert RetryPolicy.none is no_retry
+    assert RetryPolicy.none().next(1) is None
+
+
 def test_a_factor_of_one_keeps_the_base() -> None:
     policy = exponential(7, factor=1, jitter=0)
     assert {policy.next(attempts) for attempts in (1, 2, 1000)} == {7}

@@ -83,6 +83,12 @@ async def forgets() -> None:
             one.nack()  # unused-coroutine
             with one:  # attr-defined,attr-defined
                 pass
+        queue.consume(prefech=3)  # call-arg
+        queue.handler(plain_of_async)  # call-overload
+
+
+def plain_of_async(message: restante.aio.AsyncLeasedMessage) -> None:
+    print(message.payload)
 """
 
 RIGHT = """
@@ -145,9 +151,17 @@ async def remembers() -> None:
         message = await queue.receive(timeout=1)
         if message is not None:
             await message.ack()
-        async for one in queue.consume():
+        async for one in queue.consume(prefetch=10):
             async with one:
-                print(one.payload)
+                print(one.payload, one.error)
+        queue.handler(alone)
+        queue.handler(kind="plain")(plain)
+        queue.handler(kind="lambda")(lambda message: print(message.payload))
+        Consumer([queue, orders])
+
+
+async def alone(message: restante.aio.AsyncLeasedMessage) -> None:
+    await message.nack(error="no")
 """
 _COMMENT = re.compile(r"# ([a-z-]+(?:,[a-z-]+)*)$")
 _FOUND = re.compile(r"^(?:.*/)?(\w+)\.py:(\d+): error: .*\[([a-z-]+)\]$")

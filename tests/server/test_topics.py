@@ -364,7 +364,7 @@ class TestRabbitMQ:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         monkeypatch.setattr("restante.server.rabbitmq.FRESH", 0.0)
-        options: dict[str, Any] = {"store": f"{redis.url}/0"} if stored else {"dedup": "off"}
+        options: dict[str, Any] = {"store": f"{redis.url}/0"} if stored else {"dedup": 0}
         with rabbit.virtual_host(f"fill-{stored}") as url, ExitStack() as opened:
             bus(
                 "parcels",

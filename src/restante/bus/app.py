@@ -26,7 +26,7 @@ from restante.bus.batch import Batch, Publishing
 from restante.bus.broker import Answer, Published, SendOptions, WorkerBackend
 from restante.bus.celery_settings import CeleryOptions
 from restante.bus.client import AsyncBusClient, BusClient, Topic, make_outgoing, open_redis
-from restante.bus.dedup import WINDOW, Records, open_records
+from restante.bus.dedup import WINDOW, DedupStore, Records, dedup_window, open_records
 from restante.bus.delivery import Delivery, purpose_of
 from restante.bus.handler import Handler, RetryRule
 from restante.bus.options import (
@@ -44,7 +44,7 @@ from restante.bus.worker import DeclareStep, HandlerStep, Request
 from restante.core.errors import InvalidInput, RestanteError
 from restante.core.keywords import check_keywords
 from restante.core.message import JournalEvent, State
-from restante.core.retry import RetryPolicy, exponential, seconds
+from restante.core.retry import RetryPolicy, exponential
 from restante.core.topics import valid_pattern, valid_topic, valid_word
 from restante.rabbitmq.topology import RESERVED_HANDLERS, TopologyOptions, call_queue, calls_queue, valid_service
 
@@ -106,8 +106,9 @@ class HandlerTask(Task):
 class Bus(Celery):
     """A service's bus: `bus = Bus("billing", broker="restante://…")`, or `amqp://…`.
 
-    `retry` and `max_attempts` are the defaults of its handlers. `dedup` decides where records of handled events are
-    kept for `window` seconds: "redis" (the broker's own, or for RabbitMQ the one at `store`), "memory" or "off".
+    `retry` and `max_attempts` are the defaults of its handlers. A handled event does not run again for `dedup` seconds;
+    0 turns this off. Its records are kept in Redis (the broker's own, or for RabbitMQ the one at `store`), or with
+    `dedup_store="memory"` in this process.
     `broker_url` is another name of `broker`. All other keywords are arguments of a Celery app or Celery's settings.
     """
 
@@ -118,8 +119,8 @@ class Bus(Celery):
         *,
         broker_url: str | None = None,
         store: str | None = None,
-        dedup: Literal["redis", "memory", "off"] = "redis",
-        window: float | timedelta = WINDOW,
+        dedup: float | timedelta = WINDOW,
+        dedup_store: DedupStore = "redis",
         retry: RetryPolicy = RETRY,
         max_attempts: int = MAX_ATTEMPTS,
         prefix: str = "",
@@ -132,16 +133,15 @@ class Bus(Celery):
         if not (broker or broker_url) and os.environ.get("CELERY_BROKER_URL") and "RESTANTE_BROKER" not in os.environ:
             # Celery's worker would read from there in any case.
             self.broker_url = os.environ["CELERY_BROKER_URL"]
-        if dedup not in ("redis", "memory", "off"):
-            raise InvalidInput(f"dedup must be redis, memory or off, not {dedup!r}")
-        self.worker_backend = worker_backend(self, store, seconds(window, "window"), prefix, rabbitmq or {})
-        if dedup == "redis" and self.worker_backend.store_url is None:
+        self._window, self._dedup_store = dedup_window(dedup, dedup_store), dedup_store
+        self.worker_backend = worker_backend(self, store, self._window, prefix, rabbitmq or {})
+        if self.has_shared_records and self.worker_backend.store_url is None:
             raise InvalidInput(
                 "on RabbitMQ the records of handled events need a Redis: name it by store='redis://…', or choose "
-                "dedup='memory' (this process alone) or dedup='off'"
+                "dedup_store='memory' (this process alone) or dedup=0 (no deduplication)"
             )
         self._usual = RetryRule(retry, max_attempts)
-        self._dedup, self._window, self._store_url, self._prefix = dedup, seconds(window, "window"), store, prefix
+        self._store_url, self._prefix = store, prefix
         #: Handlers of events, by the name of their subscription.
         self.subscriptions: dict[str, Handler] = {}
         #: Handlers of calls, by topic.
@@ -363,12 +363,12 @@ class Bus(Celery):
     @functools.cached_property
     def records(self) -> Records:
         """The records of handled events."""
-        return open_records(self._dedup, self.redis, self._window, self._prefix)
+        return open_records(self._dedup_store, self.redis, self._window, self._prefix)
 
     @property
     def has_shared_records(self) -> bool:
         """Whether a record tells every process that a handler has begun a message."""
-        return self._dedup == "redis"
+        return self._window > 0 and self._dedup_store == "redis"
 
     def handles(self, queue: str) -> bool:
         """Whether a queue holds events or calls."""

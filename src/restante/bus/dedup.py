@@ -12,17 +12,21 @@ import threading
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from restante.core.errors import InvalidInput
 from restante.core.journal import Line, Taken
 from restante.core.keys import QueueKeys
+from restante.core.retry import seconds
 
 if TYPE_CHECKING:
     from restante.core.connection import Connection
     from restante.core.queue import Client
 
-#: Seconds for which a handled message does not run again.
+#: Default of `dedup`: seconds for which a handled message does not run again.
 WINDOW = 86400.0
+#: Where records are kept.
+DedupStore = Literal["redis", "memory"]
 #: Records that a process keeps in memory; the oldest are dropped beyond.
 MOST = 100_000
 
@@ -189,12 +193,26 @@ class JournalOnly(NoRecords):
         self._lines.note(subscription, id, attempts, line)
 
 
-def open_records(kind: Literal["redis", "memory", "off"], redis: Client | None, window: float, prefix: str) -> Records:
+def dedup_window(dedup: Any, store: Any) -> float:
+    """Checks `dedup` and `dedup_store` of a bus; returns the window in seconds."""
+    if isinstance(dedup, str):
+        remedy = {
+            "redis": "dedup_store='redis', the default, keeps its records in Redis: leave dedup out",
+            "memory": "dedup_store='memory' keeps its records in this process",
+            "off": "dedup=0 turns deduplication off",
+        }.get(dedup, "dedup=86400 is a day")
+        raise InvalidInput(f"dedup is the window of deduplication in seconds, not {dedup!r}: {remedy}")
+    if store not in ("redis", "memory"):
+        raise InvalidInput(f"dedup_store must be redis or memory, not {store!r}; dedup=0 turns deduplication off")
+    return seconds(dedup, "dedup")
+
+
+def open_records(store: DedupStore, redis: Client | None, window: float, prefix: str) -> Records:
     """The records of a bus; `redis` is the broker's own or the store's, None where there is none."""
-    if kind == "memory":
-        return MemoryRecords(window)
-    if kind == "off":
+    if window == 0:
         return NoRecords() if redis is None else JournalOnly(redis.connection, prefix)
+    if store == "memory":
+        return MemoryRecords(window)
     assert redis is not None
     return RedisRecords(redis.connection, window, prefix)
 

@@ -48,6 +48,8 @@ _OWN = {
 
 def celery_keywords(given: Mapping[str, Any]) -> dict[str, Any]:
     """Checks the keywords of a bus that are Celery's."""
+    if "window" in given:
+        raise InvalidInput("Bus does not take window: the window of deduplication is dedup=SECONDS")
     check_keywords(given, CeleryOptions.__optional_keys__ | SETTING_KEYS | _BUS, "Bus")
     for name in given:
         if name in _OWN:
@@ -56,7 +58,7 @@ def celery_keywords(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 #: Keywords of a bus that are not Celery's, for the hint in the error about an unknown one.
-_BUS = frozenset(("broker", "store", "dedup", "window", "retry", "max_attempts", "prefix", "rabbitmq"))
+_BUS = frozenset(("broker", "store", "dedup", "dedup_store", "retry", "max_attempts", "prefix", "rabbitmq"))
 
 
 def agree(own: str, where: str, urls: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any, Literal
 
 from restante.bus.broker import REPLY_GRACE, Answer
-from restante.bus.dedup import Claim, Records, RedisRecords
+from restante.bus.dedup import WINDOW, Claim, Records, RedisRecords
 from restante.bus.delivery import Delivery, call_seconds, purpose_of
 from restante.bus.envelope import Envelope, Malformed
 from restante.core.errors import InvalidInput, TopologyMismatch
@@ -63,7 +63,8 @@ class RedisWorker:
     @functools.cached_property
     def _begun(self) -> Records:
         """Records of what handlers with early acks have begun."""
-        return RedisRecords(self._redis.connection, self._window, self._prefix)
+        # Also without deduplication: an early ack promises that an event does not run again.
+        return RedisRecords(self._redis.connection, self._window or WINDOW, self._prefix)
 
     def prepare_transport(self, options: dict[str, Any]) -> None:
         if options.get("global_keyprefix", self._prefix) != self._prefix:

@@ -148,7 +148,7 @@ class BrokerClient:
 
     def release(self, messages: Sequence[LeasedMessage]) -> None:
         """Returns messages to their queues without counting the attempt; repeats it later if the server is away."""
-        self.holder.release(messages, insist=True)
+        self.holder.release_all(messages, insist=True)
         if self.holder.has_late_releases:
             self._start_verdict_thread()
 

@@ -31,6 +31,7 @@ from restante import (
     RetryPolicy,
     Unavailable,
 )
+from restante.aio import AsyncQueue
 from restante.cli import render
 from restante.cli.arguments import QueueName, parse_duration, parse_json, parse_pair
 from restante.cli.session import QUICK, Context, Session, WrongUsage, stopping
@@ -261,7 +262,7 @@ def consume(
         os.environ["RESTANTE_DIRECTORY"] = session.directory
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr, level=logging.INFO)
     sys.path.insert(0, str(Path.cwd()))
-    groups: dict[int, list[Queue]] = {}
+    groups: dict[int, list[Queue | AsyncQueue]] = {}
     for queue in dict.fromkeys(queue for name in names for queue in find_queues(name)):
         groups.setdefault(id(queue.connection), []).append(queue)
     for url in {group[0].connection.url for group in groups.values()}:
@@ -293,7 +294,7 @@ def _check_server(url: str) -> None:
         Admin(post).queues()
 
 
-def find_queues(name: str) -> list[Queue]:
+def find_queues(name: str) -> list[Queue | AsyncQueue]:
     """Returns the queues that `module:queue` or `module` names."""
     module_name, _, path = name.partition(":")
     try:
@@ -307,7 +308,7 @@ def find_queues(name: str) -> list[Queue]:
     except Exception as error:
         raise WrongUsage(f"importing {module_name} failed: {_error_with_line(error)}") from None
     if not path:
-        queues = [value for value in vars(module).values() if isinstance(value, Queue) and value.handlers]
+        queues = [value for value in vars(module).values() if isinstance(value, Queue | AsyncQueue) and value.handlers]
         if not queues:
             raise WrongUsage(f"{module_name} has no queue with a handler: register one with @queue.handler")
         return queues
@@ -316,7 +317,7 @@ def find_queues(name: str) -> list[Queue]:
         if not hasattr(value, part):
             raise WrongUsage(f"{module_name} has no {path}")
         value = getattr(value, part)
-    if not isinstance(value, Queue):
+    if not isinstance(value, Queue | AsyncQueue):
         raise WrongUsage(f"{name} is a {type(value).__name__}, not a queue opened by restante.connect().queue(…)")
     if not value.handlers:
         raise InvalidInput(f"{name} has no handler: register one with @{path}.handler")

@@ -319,12 +319,13 @@ class Admin(Inspector):
         task: str | None = None,
         name: str | None = None,
         progress: Callable[[ReplayTask], None] | None = None,
-        cancel: Callable[[], bool] = lambda: False,
+        cancel: Callable[[], bool] | None = None,
     ) -> ReplayTask:
         """Moves dead messages back to ready, page by page; resets their attempts and keeps their errors.
 
         `rate` limits the messages per second. With `dry_run` nothing moves, and the result counts the messages that
-        would. `task` resumes a cancelled or interrupted replay by its id; `name` sets the id of a new one.
+        would. `task` resumes a cancelled or interrupted replay by its id; `name` sets the id of a new one. The replay
+        stops between two pages once `cancel` returns True.
         """
         if rate is not None and not 0.01 <= rate <= 1e6:
             raise InvalidInput(f"rate must be messages per second from 0.01 to 1000000, not {rate!r}")
@@ -332,7 +333,8 @@ class Admin(Inspector):
         work.status = "running"
         started, paced = time.monotonic(), 0
         size = SLICE if rate is None else max(1, min(SLICE, int(rate / 10)))
-        while not cancel():
+        cancelled = cancel or (lambda: False)
+        while not cancelled():
             chosen, over = self._replay_page(queue, work, size)
             if over:
                 work.status = "finished"
@@ -348,7 +350,7 @@ class Admin(Inspector):
                 return work
             if rate is not None:
                 ahead = paced / rate - (time.monotonic() - started)
-                while ahead > 0 and not cancel():
+                while ahead > 0 and not cancelled():
                     time.sleep(min(ahead, 0.1))
                     ahead = paced / rate - (time.monotonic() - started)
         work.status = "cancelled"

@@ -13,12 +13,13 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 
+from restante.core import operations as ops
 from restante.core.call_retry import away
 from restante.core.connection import Connection, Waker
 from restante.core.errors import RestanteError, Unavailable
-from restante.core.holder import LeaseHolder
+from restante.core.holder import LeaseHolder, isolate_suspect
 from restante.core.leased_message import AsyncLeasedMessage, LeasedMessage
 from restante.core.prefetch import Prefetch
 from restante.core.queue import AsyncQueue, Queue
@@ -28,6 +29,8 @@ log = logging.getLogger("restante")
 
 #: Seconds one receive of an idle loop waits before the loop checks whether it must stop and waits again.
 LONGEST_WAIT = 3600.0
+#: Seconds over which the release of messages that were received ahead is repeated in asyncio: it blocks the event loop.
+RELEASE_PATIENCE = 0.5
 
 
 def log_paused(name: str, paused: bool, before: bool) -> bool:
@@ -107,7 +110,7 @@ def iterate(queue: Queue, *, prefetch: int = 100, stop_when_empty: bool = False)
                 _flush_last(holder, queue, waker)
             except RestanteError as error:
                 log.warning("ack failed queue=%s error=%s", queue.name, error)
-            holder.release([message for message in buffer if not message.lease_lost])
+            holder.release(queue, [message for message in buffer if not message.lease_lost])
             holder.close()
             waker.close()
 
@@ -135,33 +138,63 @@ def _flush_last(holder: LeaseHolder, queue: Queue, waker: Waker) -> None:
         time.sleep(away(tries))
 
 
-async def iterate_async(queue: AsyncQueue, *, stop_when_empty: bool = False) -> AsyncIterator[AsyncLeasedMessage]:
+async def iterate_async(
+    queue: AsyncQueue, *, prefetch: int = 100, stop_when_empty: bool = False
+) -> AsyncGenerator[AsyncLeasedMessage, None]:
     """Yields messages one by one in asyncio. A separate thread renews leases even while the event loop is blocked."""
     keeper = Connection(queue.connection.url, queue.connection.settings)
-    renewal = Renewal(keeper)
+    renewal, window, buffer = Renewal(keeper), Prefetch(1, prefetch), deque[AsyncLeasedMessage]()
     failures = 0
-    paused = False
+    suspected = paused = False
     try:
         while True:
-            try:
-                message = await queue.receive(timeout=0 if stop_when_empty else LONGEST_WAIT)
-                failures = 0
-            except Unavailable as error:
-                failures += 1
-                log.warning("receive failed queue=%s error=%s", queue.name, error)
-                await asyncio.sleep(away(failures))
-                continue
-            if message is None:
-                paused = log_paused(queue.name, queue.settings.paused, paused)
-                if stop_when_empty:
-                    return
+            if not buffer:
+                count = 1 if suspected else window.room
+                try:
+                    messages = await queue.receive_many(count, timeout=0 if stop_when_empty else LONGEST_WAIT)
+                    failures = 0
+                except Unavailable as error:
+                    failures += 1
+                    log.warning("receive failed queue=%s error=%s", queue.name, error)
+                    await asyncio.sleep(away(failures))
+                    continue
+                if not messages:
+                    paused = log_paused(queue.name, queue.settings.paused, paused)
+                    if stop_when_empty:
+                        return
+                    continue
+                # Without a pause in between: a cancellation there would lose the messages.
+                kept, rest = isolate_suspect(messages)
+                buffer.extend(kept)
+                renewal.hold(queue.ref, kept)
+                _release(keeper, queue.ref, rest)
+            message = buffer.popleft()
+            suspected = message.suspect
+            if message.lease_lost:
                 continue
             message.in_consume = True
-            renewal.hold(queue.ref, [message])
+            started = time.perf_counter()
             try:
                 yield message
             finally:
                 renewal.drop(message)
+            window.note(time.perf_counter() - started)
     finally:
+        for message in buffer:
+            renewal.drop(message)
+        _release(keeper, queue.ref, [message for message in buffer if not message.lease_lost])
         await asyncio.to_thread(renewal.close)
         keeper.close()
+
+
+def _release(keeper: Connection, ref: ops.QueueRef, messages: Sequence[AsyncLeasedMessage]) -> None:
+    """Returns messages that were not started, without counting the attempt.
+
+    Blocks the event loop for one call. An awaited call could be cancelled, or come after the client was closed.
+    """
+    if not messages:
+        return
+    try:
+        keeper.run(ops.release_many(ref, messages), patience=RELEASE_PATIENCE)
+    except RestanteError as error:
+        log.warning("release failed queue=%s error=%s", ref.name, error)

@@ -16,7 +16,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -24,14 +23,15 @@ import orjson
 
 from restante.core.call_retry import BLOCK, away
 from restante.core.connection import Waker
-from restante.core.consume import log_paused, stopping_by_signal
+from restante.core.consume import stopping_by_signal
 from restante.core.errors import InvalidInput, LeaseLost, RestanteError, Unavailable, UnsafeServer
 from restante.core.holder import LeaseHolder
 from restante.core.keywords import known_keywords
-from restante.core.leased_message import LeasedMessage
+from restante.core.leased_message import Leased, insist
 from restante.core.operations import MAX_BATCH
 from restante.core.prefetch import Prefetch
-from restante.core.queue import Queue
+from restante.core.queue import AsyncQueue, Queue
+from restante.core.sources import Handling, Source, SourceConnections
 
 log = logging.getLogger("restante")
 
@@ -39,41 +39,6 @@ log = logging.getLogger("restante")
 EXAMINE_EVERY = 30.0
 #: Seconds a stop waits for the event loop to close. A handler that blocks the loop longer ends with the process.
 LOOP_CLOSE = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Handling:
-    """A registered handler, and whether it is a coroutine function."""
-
-    function: Callable[[Any], Any]
-    asynchronous: bool
-
-    @classmethod
-    def of(cls, function: Callable[[Any], Any]) -> Handling:
-        called = type(function).__call__  # for a callable object
-        return cls(function, inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called))
-
-
-@dataclass(slots=True)
-class Source:
-    """One queue of a consumer: its handlers and its queued acks."""
-
-    queue: Queue
-    handlers: dict[str | None, Handling]
-    #: Acks that the next receive carries.
-    acks: deque[LeasedMessage]
-    #: Whether the pause of the queue has been logged.
-    paused: bool = False
-
-    def handler(self, message: LeasedMessage) -> Handling | None:
-        return self.handlers.get(message.kind) or self.handlers.get(None)
-
-    def open(self) -> None:
-        """Reads the settings again if they have changed, and logs a pause."""
-        if self.queue.ref.opened:
-            return
-        self.queue.ensure_open()
-        self.paused = log_paused(self.queue.name, self.queue.settings.paused, self.paused)
 
 
 class Consumer:
@@ -86,14 +51,14 @@ class Consumer:
     @known_keywords
     def __init__(
         self,
-        queues: Sequence[Queue],
+        queues: Sequence[Queue | AsyncQueue],
         *,
         concurrency: int = 1,
         prefetch: int = 100,
         grace: float = 30.0,
         stop_when_empty: bool = False,
     ) -> None:
-        if not isinstance(queues, Sequence) or not all(isinstance(queue, Queue) for queue in queues):
+        if not isinstance(queues, Sequence) or not all(isinstance(queue, Queue | AsyncQueue) for queue in queues):
             raise InvalidInput(f"a consumer takes a list of queues, such as Consumer([orders]), not {queues!r}")
         if not queues:
             raise InvalidInput("a consumer needs at least one queue with a handler")
@@ -102,15 +67,18 @@ class Consumer:
         for queue in queues:
             if not queue.handlers:
                 raise InvalidInput(f"{queue.name} has no handler: register one with @{queue.name}.handler")
-        self._connection = queues[0].connection
+        self._connections = SourceConnections()
+        twins = [self._connections.twins(queue) for queue in queues]
+        self._connection = twins[0][0].connection
         self._holder = LeaseHolder(self._connection)
         self._sources = {
             queue.name: Source(
-                queue,
+                plain,
                 {kind: Handling.of(handler) for kind, handler in queue.handlers.items()},
-                self._holder.acks(queue),
+                self._holder.acks(plain),
+                verbs,
             )
-            for queue in queues
+            for queue, (plain, verbs) in zip(queues, twins, strict=True)
         }
         self._turn = deque(self._sources.values())
         self._concurrency = concurrency
@@ -118,20 +86,20 @@ class Consumer:
         self._stop_when_empty = stop_when_empty
         self._prefetch = Prefetch(concurrency, prefetch)
         self._waker = Waker()
-        self._inbox: SimpleQueue[list[LeasedMessage] | None] = SimpleQueue()
+        self._inbox: SimpleQueue[list[Leased] | None] = SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._slots: asyncio.Semaphore | None = None
         self._over: asyncio.Event | None = None
         self._loop_thread: threading.Thread | None = None
         self._threads: list[threading.Thread] = []
         self._outstanding = 0
-        self._unstarted: deque[LeasedMessage] = deque()
-        self._running: dict[str, LeasedMessage] = {}
+        self._unstarted: deque[Leased] = deque()
+        self._running: dict[str, Leased] = {}
         self._changed = threading.Condition()
         self._parked = False
         self._examined = time.monotonic()
         self._suspected = False
-        self._pending: dict[str, LeasedMessage] = {}
+        self._pending: dict[str, Leased] = {}
         self._stops = 0
         #: Messages handled since the start: successes and failures.
         self.handled = 0
@@ -200,7 +168,7 @@ class Consumer:
                 due = wait if due is None else min(due, wait)
             if got.messages:
                 got_any = True
-                kept = self._holder.keep(source.queue, got.messages)
+                kept = self._holder.keep(source.queue, source.shaped(got.messages))
                 self._suspected = kept[0].suspect
                 self._dispatch(source, kept)
             got_any = got_any or acked > 0
@@ -235,10 +203,10 @@ class Consumer:
         finally:
             self._parked = False
 
-    def _dispatch(self, source: Source, messages: list[LeasedMessage]) -> None:
+    def _dispatch(self, source: Source, messages: list[Leased]) -> None:
         with self._changed:
             self._outstanding += len(messages)
-        plain: list[LeasedMessage] = []
+        plain: list[Leased] = []
         for message in messages:
             message.waker = self._waker
             handler = source.handler(message)
@@ -275,6 +243,7 @@ class Consumer:
             self._slots, self._over = asyncio.Semaphore(self._concurrency), asyncio.Event()
             ready.set()
             await self._over.wait()
+            await self._connections.close_aio()
 
         asyncio.run(serve())
 
@@ -297,7 +266,7 @@ class Consumer:
             finally:
                 self._left(len(chunk))
 
-    def _handle_plain(self, message: LeasedMessage) -> None:
+    def _handle_plain(self, message: Leased) -> None:
         source = self._sources[message.queue]
         self._running[message.lease_token] = message
         try:
@@ -316,12 +285,12 @@ class Consumer:
         finally:
             self._running.pop(message.lease_token, None)
 
-    def _spawn(self, source: Source, message: LeasedMessage, handler: Callable[[Any], Any]) -> None:
+    def _spawn(self, source: Source, message: Leased, handler: Callable[[Any], Any]) -> None:
         assert self._loop is not None
         self._pending[message.lease_token] = message
         self._loop.create_task(self._handle(source, message, handler))
 
-    async def _handle(self, source: Source, message: LeasedMessage, handler: Callable[[Any], Any]) -> None:
+    async def _handle(self, source: Source, message: Leased, handler: Callable[[Any], Any]) -> None:
         assert self._slots is not None
         async with self._slots:
             if self._pending.pop(message.lease_token, None) is None:
@@ -336,7 +305,7 @@ class Consumer:
             finally:
                 self._left(1)
 
-    async def _run_coroutine(self, source: Source, message: LeasedMessage, handler: Callable[[Any], Any]) -> None:
+    async def _run_coroutine(self, source: Source, message: Leased, handler: Callable[[Any], Any]) -> None:
         started = time.perf_counter()
         self._running[message.lease_token] = message
         try:
@@ -352,7 +321,7 @@ class Consumer:
             self._running.pop(message.lease_token, None)
         self._prefetch.note(time.perf_counter() - started)
 
-    def _succeed(self, source: Source, message: LeasedMessage) -> None:
+    def _succeed(self, source: Source, message: Leased) -> None:
         self.handled += 1
         if message.settled:
             self._holder.drop(message)
@@ -362,12 +331,12 @@ class Consumer:
         if self._parked or not self._prefetch.quick:
             self._flush(source)
 
-    def _fail(self, source: Source, message: LeasedMessage, error: Exception) -> None:
+    def _fail(self, source: Source, message: Leased, error: Exception) -> None:
         self.failed += 1
         log.warning("nacked queue=%s id=%s error=%s: %s", message.queue, message.id, type(error).__name__, error)
         try:
             if not message.settled:
-                message.nack(error=error)
+                insist(message, "nack", lambda: source.queue.nack_many((message,), error=error))
         except LeaseLost:
             log.warning("lease lost before nack queue=%s id=%s", message.queue, message.id)
         except RestanteError as failure:
@@ -393,14 +362,14 @@ class Consumer:
         """Waits for running handlers, releases the other messages and delivers the last acks."""
         deadline = time.monotonic() + self._grace
         self._stops = max(self._stops, 1)
-        self._holder.release(self._drain())
+        self._hand_back(self._drain())
         while True:
             with self._changed:
                 if self._outstanding <= 0 or self._stops > 1 or time.monotonic() >= deadline:
                     break
                 self._changed.wait(0.05)
-            self._holder.release(self._drain())
-        self._holder.release(self._drain())
+            self._hand_back(self._drain())
+        self._hand_back(self._drain())
         if self._outstanding > 0:
             self._give_up([message for message in list(self._running.values()) if not message.settled])
         for source in self._sources.values():
@@ -411,11 +380,12 @@ class Consumer:
             self._loop.call_soon_threadsafe(self._over.set)
             self._loop_thread.join(LOOP_CLOSE)
         self._holder.close()
+        self._connections.close()
         self._waker.close()
 
-    def _drain(self) -> list[LeasedMessage]:
+    def _drain(self) -> list[Leased]:
         """Takes the messages that have not started, from the workers and from the inbox they no longer empty."""
-        messages = []
+        messages: list[Leased] = []
         while self._unstarted:
             messages.append(self._unstarted.popleft())
         while not self._inbox.empty():
@@ -435,11 +405,17 @@ class Consumer:
             self._left(1)
         return messages
 
-    def _give_up(self, messages: list[LeasedMessage]) -> None:
+    def _give_up(self, messages: list[Leased]) -> None:
         """Returns messages whose handlers run. The attempt counts, because their work may be done twice."""
         for message in messages:
             self._holder.drop(message)
             try:
-                message.nack(delay=0, error="the consumer was stopped while the handler ran")
+                self._sources[message.queue].queue.nack_many(
+                    (message,), delay=0, error="the consumer was stopped while the handler ran"
+                )
             except RestanteError as error:
                 log.warning("nack failed queue=%s id=%s error=%s", message.queue, message.id, error)
+
+    def _hand_back(self, messages: list[Leased]) -> None:
+        for name, source in self._sources.items():
+            self._holder.release(source.queue, [message for message in messages if message.queue == name])

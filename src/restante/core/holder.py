@@ -12,14 +12,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import TypeVar
 
 from restante.core.connection import Connection, Waker
 from restante.core.errors import LeaseLost, RestanteError
-from restante.core.leased_message import LeasedMessage
+from restante.core.leased_message import Leased, LeasedMessage
 from restante.core.operations import MAX_BATCH, Received
 from restante.core.queue import Queue, receiving
 from restante.core.renewal import Renewal
 
+L = TypeVar("L", bound=Leased)
 log = logging.getLogger("restante")
 
 
@@ -28,10 +30,10 @@ class LeaseHolder:
 
     def __init__(self, connection: Connection) -> None:
         self._renewal = Renewal(connection)
-        self._acks: dict[Queue, deque[LeasedMessage]] = {}
+        self._acks: dict[Queue, deque[Leased]] = {}
         #: When `queue_ack` last found none of its queue waiting, by time.monotonic().
         self.acks_since = 0.0
-        self._late_releases: deque[LeasedMessage] = deque()
+        self._late_releases: deque[tuple[Queue, Leased]] = deque()
 
     # -- taking --------------------------------------------------------------------------------------------------
 
@@ -58,10 +60,10 @@ class LeaseHolder:
         self._drop_all(acks)
         return got, len(acks)
 
-    def keep(self, queue: Queue, messages: list[LeasedMessage]) -> list[LeasedMessage]:
+    def keep(self, queue: Queue, messages: list[L]) -> list[L]:
         """Starts renewing the leases of received messages and returns them. Beside a suspect it releases the others."""
         kept, rest = isolate_suspect(messages)
-        self.release(rest)
+        self.release(queue, rest)
         self._renewal.hold(queue.ref, kept)
         return kept
 
@@ -76,7 +78,7 @@ class LeaseHolder:
 
     # -- acks ----------------------------------------------------------------------------------------------------
 
-    def acks(self, queue: Queue) -> deque[LeasedMessage]:
+    def acks(self, queue: Queue) -> deque[Leased]:
         """The acks of a queue that the next receive or `flush` delivers."""
         waiting = self._acks.get(queue)
         return self._acks.setdefault(queue, deque()) if waiting is None else waiting
@@ -94,12 +96,12 @@ class LeaseHolder:
         """Whether acks of any queue wait."""
         return any(self._acks.values())
 
-    def flush(self, queue: Queue) -> list[LeasedMessage]:
+    def flush(self, queue: Queue) -> list[Leased]:
         """Delivers the acks queued so far and returns the messages for which they came in time.
 
         On failure it raises, and undelivered acks keep their place.
         """
-        acked: list[LeasedMessage] = []
+        acked: list[Leased] = []
         for _ in range(-(-len(self.acks(queue)) // MAX_BATCH)):
             acks = self._take_acks(queue)
             if not acks:
@@ -124,7 +126,7 @@ class LeaseHolder:
 
     # -- other verdicts ------------------------------------------------------------------------------------------
 
-    def drop(self, message: LeasedMessage) -> None:
+    def drop(self, message: Leased) -> None:
         """Stops renewing the lease of a settled message."""
         self._renewal.drop(message)
 
@@ -143,29 +145,33 @@ class LeaseHolder:
         except LeaseLost:
             log.warning("lease lost before %s queue=%s id=%s", verb, message.queue, message.id)
 
-    def release(self, messages: Sequence[LeasedMessage], *, insist: bool = False) -> None:
-        """Returns messages that were not started to their queues, without counting the attempt.
+    def release(self, queue: Queue, messages: Sequence[Leased], *, insist: bool = False) -> None:
+        """Returns messages that were not started to their queue, without counting the attempt.
 
         With `insist`, those that the server did not answer wait for `release_late`: a process that goes on after an
         outage need not keep them from others until their leases end.
         """
+        self._drop_all(messages)
+        for start in range(0, len(messages), MAX_BATCH):
+            part = messages[start : start + MAX_BATCH]
+            try:
+                queue.release_many(part)
+            except LeaseLost as error:
+                # They are in the queue already, or with another consumer.
+                log.warning("lease lost before release queue=%s ids=%s", queue.name, ",".join(error.ids[:10]))
+            except RestanteError as error:
+                verb = "release delayed" if insist else "release failed"
+                log.warning("%s queue=%s count=%d error=%s", verb, queue.name, len(part), error)
+                if insist:
+                    self._late_releases += [(queue, message) for message in part]
+
+    def release_all(self, messages: Sequence[LeasedMessage], *, insist: bool = False) -> None:
+        """`release` for messages of several queues."""
         by_queue: dict[Queue, list[LeasedMessage]] = {}
         for message in messages:
-            self._renewal.drop(message)
             by_queue.setdefault(message.source, []).append(message)
         for queue, released in by_queue.items():
-            for start in range(0, len(released), MAX_BATCH):
-                part = released[start : start + MAX_BATCH]
-                try:
-                    queue.release_many(part)
-                except LeaseLost as error:
-                    # They are in the queue already, or with another consumer.
-                    log.warning("lease lost before release queue=%s ids=%s", queue.name, ",".join(error.ids[:10]))
-                except RestanteError as error:
-                    verb = "release delayed" if insist else "release failed"
-                    log.warning("%s queue=%s count=%d error=%s", verb, queue.name, len(part), error)
-                    if insist:
-                        self._late_releases += part
+            self.release(queue, released, insist=insist)
 
     @property
     def has_late_releases(self) -> bool:
@@ -175,9 +181,9 @@ class LeaseHolder:
     def release_late(self) -> None:
         """Repeats the releases that failed. On failure it raises, and the rest keep their place."""
         while self._late_releases:
-            message = self._late_releases[0]
+            queue, message = self._late_releases[0]
             try:
-                message.source.release_many((message,))
+                queue.release_many((message,))
             except LeaseLost:
                 pass
             self._late_releases.popleft()
@@ -186,9 +192,9 @@ class LeaseHolder:
         """Stops the renewal thread."""
         self._renewal.close()
 
-    def _take_acks(self, queue: Queue) -> list[LeasedMessage]:
+    def _take_acks(self, queue: Queue) -> list[Leased]:
         waiting = self._acks.get(queue)
-        taken: list[LeasedMessage] = []
+        taken: list[Leased] = []
         while waiting and len(taken) < MAX_BATCH:
             try:
                 taken.append(waiting.popleft())
@@ -196,15 +202,15 @@ class LeaseHolder:
                 break  # another thread took it
         return taken
 
-    def _put_back(self, queue: Queue, acks: Sequence[LeasedMessage]) -> None:
+    def _put_back(self, queue: Queue, acks: Sequence[Leased]) -> None:
         self.acks(queue).extendleft(reversed(acks))
 
-    def _drop_all(self, messages: Sequence[LeasedMessage]) -> None:
+    def _drop_all(self, messages: Sequence[Leased]) -> None:
         for message in messages:
             self._renewal.drop(message)
 
 
-def isolate_suspect(messages: list[LeasedMessage]) -> tuple[list[LeasedMessage], list[LeasedMessage]]:
+def isolate_suspect(messages: list[L]) -> tuple[list[L], list[L]]:
     """Separates a suspect message from the others: returns the messages to keep and those to release.
 
     A suspect may have crashed its last consumer, so it runs alone. If it crashes the consumer again, no other message

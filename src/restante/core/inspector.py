@@ -383,6 +383,7 @@ class Inspector:
         }
 
     def now_ms(self) -> int:
+        """The time on the server's clock, in milliseconds."""
         seconds, micros = self._client.connection.command("TIME", key=QUEUES)
         return int(seconds) * 1000 + int(micros) // 1000
 
@@ -409,12 +410,12 @@ class Inspector:
         return [entry for entry in entries if entry.position.sequence > read][:limit]
 
     def follow(
-        self, queues: Sequence[str] = (), *, pause: float = 0.2, stop: Callable[[], bool] = lambda: False
+        self, queues: Sequence[str] = (), *, pause: float = 0.2, stop: Callable[[], bool] | None = None
     ) -> Iterator[JournalEntry]:
-        """Yields journal entries as they are written, from now on."""
+        """Yields journal entries as they are written, from now on, until `stop` returns True."""
         places: dict[str, Position] = {}
         begun = False
-        while not stop():
+        while stop is None or not stop():
             quiet = True
             for name in queues or self.queues():
                 if name not in places:

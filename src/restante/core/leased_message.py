@@ -1,7 +1,8 @@
 """A received message with the verbs that settle it, synchronous and asyncio.
 
 On failure a verb raises and has changed nothing. Inside `consume()` a verb waits while the server is away, as the loop
-itself does, until the server is back or the loop is stopped.
+itself does, until the server is back or the loop is stopped. An exception in a block of `with message:` is logged and
+nacks the message; the program continues behind the block.
 """
 
 from __future__ import annotations
@@ -47,17 +48,56 @@ def _log_failed(message: Message, verb: str, error: RestanteError) -> None:
         log.warning("%s failed queue=%s id=%s error=%s", verb, message.queue, message.id, error)
 
 
-class LeasedMessage(Message):
-    """A received message, leased to this consumer. As a context manager it acks, or nacks with the exception."""
+class Leased(Message):
+    """What the received message of both runners has in common."""
 
-    state = State.LEASED
-    #: Set when the renewal failed because the lease had ended: another consumer may have the message.
+    #: Set when the lease is known to have ended: another consumer may have the message.
     lease_lost = False
-    #: In `consume()`: acks that travel with the next receive.
-    riding_acks: deque[LeasedMessage] | None = None
+    #: After a block of `with message:`, what went wrong in it: the exception of the block, or the `LeaseLost` of an ack
+    #: that came too late. None if the block succeeded.
+    error: BaseException | None = None
+    #: When the renewal extends the lease, by time.monotonic().
+    renew_at = 0.0
     #: Set by a loop or consumer that waits while its server is away; fires when it must stop.
     waker: Waker | None = None
-    renew_at = 0.0
+
+    def _note_failure(self, error: Exception) -> None:
+        """Logs the exception of a block with its traceback, before the nack: a nack may wait for the server."""
+        self.error = error
+        log.error("failed queue=%s id=%s attempt=%d", self.queue, self.id, self.attempts, exc_info=error)
+
+    def _note_late(self, verb: str, late: LeaseLost) -> None:
+        """Logs that the verdict at the end of a block came too late."""
+        self.lease_lost = True
+        self.error = self.error or late
+        _log_failed(self, verb, late)
+
+
+def insist(message: Leased, verb: str, call: Callable[[], T]) -> T:
+    """Calls the server for a message. In a loop that waits for it, repeats until it answers or the loop stops."""
+    failures = 0
+    while True:
+        try:
+            return call()
+        except Unavailable as error:
+            if message.waker is None or message.waker.woken:
+                raise
+            failures += 1
+            _log_waiting(message, verb, error)
+            time.sleep(away(failures))
+
+
+class LeasedMessage(Leased):
+    """A received message, leased to this consumer. `with message:` acks it, or nacks it if the block fails.
+
+    An `Exception` of the block becomes the failure of the message. It is logged with its traceback, kept as
+    `message.error`, and not raised: the program continues behind the block. If the lease has ended by then, that is
+    logged too. KeyboardInterrupt, SystemExit and the like return the message and are raised.
+    """
+
+    state = State.LEASED
+    #: In `consume()`: acks that travel with the next receive.
+    riding_acks: deque[Leased] | None = None
 
     def __init__(self, queue: Queue, id: str, stored: Stored, attempts: int, expires: int, token: str, now: int):
         # Does not call super().__init__(): this runs once per received message.
@@ -117,17 +157,8 @@ class LeasedMessage(Message):
             raise LeaseLost(ids=(self.id,))
 
     def _insist(self, verb: str, call: Callable[[], T]) -> T:
-        """Calls the server. In a loop that waits for its server, repeats until it answers or the loop stops."""
-        failures = 0
-        while True:
-            try:
-                return call()
-            except Unavailable as error:
-                if self.waker is None or self.waker.woken:
-                    raise
-                failures += 1
-                _log_waiting(self, verb, error)
-                time.sleep(away(failures))
+        """`insist` for this message."""
+        return insist(self, verb, call)
 
     def __enter__(self) -> Self:
         return self
@@ -135,36 +166,39 @@ class LeasedMessage(Message):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        if self.settled:
+        if error is not None and not isinstance(error, Exception):
+            self.error = error
+            if not self.settled:
+                # Interrupted half way: the work may be done twice, so the attempt counts. No error here may hide the
+                # cause.
+                try:
+                    self.source.nack_many((self,), delay=0, error=error)
+                except RestanteError as failure:
+                    _log_failed(self, "nack", failure)
             return False
-        if error is None:
-            self.ack()
-            return False
-        if not isinstance(error, Exception):
-            # Interrupted half way: the work may be done twice, so the attempt counts. No error here may hide the cause.
+        if error is not None:
+            self._note_failure(error)
+        if not self.settled:
+            verb = "ack" if error is None else "nack"
             try:
-                self.source.nack_many((self,), delay=0, error=error)
-            except RestanteError as failure:
-                _log_failed(self, "nack", failure)
-            return False
-        if self.riding_acks is None:
-            self.nack(error=error)
-            return False
-        try:
-            self.nack(error=error)
-            log.warning("nacked queue=%s id=%s error=%s", self.queue, self.id, type(error).__name__)
-        except (LeaseLost, Unavailable) as failure:
-            _log_failed(self, "nack", failure)
+                if error is None:
+                    self.ack()
+                else:
+                    self.nack(error=error)
+            except LeaseLost as late:
+                self._note_late(verb, late)
+            except Unavailable as failure:
+                if self.waker is None:
+                    raise
+                _log_failed(self, verb, failure)  # the loop was stopped while the verdict waited
         return True
 
 
-class AsyncLeasedMessage(Message):
-    """A received message for asyncio: await its verbs, or use `async with`, which acks or nacks."""
+class AsyncLeasedMessage(Leased):
+    """A received message for asyncio: its verbs are awaited, and `async with` does what `with` does."""
 
-    lease_lost = False
-    #: Set by `consume()`: a failed handler does not end the loop, and verbs wait while the server is away.
+    #: Set by `consume()`: verbs wait while the server is away, until their task is cancelled.
     in_consume = False
-    renew_at = 0.0
 
     def __init__(self, queue: AsyncQueue, id: str, stored: Stored, attempts: int, expires: int, token: str, now: int):
         super().__init__(
@@ -179,6 +213,14 @@ class AsyncLeasedMessage(Message):
             received_ms=now,
         )
         self.source = queue
+
+    @classmethod
+    def of(cls, queue: AsyncQueue, message: LeasedMessage) -> AsyncLeasedMessage:
+        """A received message with verbs that are awaited."""
+        expires, now = message.expires_ms, message.received_ms
+        made = cls(queue, message.id, message.stored, message.attempts, expires, message.lease_token, now)
+        made.replays, made.suspect = message.replays, message.suspect
+        return made
 
     async def ack(self) -> None:
         """Acks the message: it is removed, or kept as done."""
@@ -218,13 +260,13 @@ class AsyncLeasedMessage(Message):
             raise LeaseLost(ids=(self.id,))
 
     async def _insist(self, verb: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Calls the server. Inside `consume()` repeats until it answers or the task is cancelled."""
+        """As `insist`, on asyncio."""
         failures = 0
         while True:
             try:
                 return await call()
             except Unavailable as error:
-                if not self.in_consume:
+                if not self.in_consume and (self.waker is None or self.waker.woken):
                     raise
                 failures += 1
                 _log_waiting(self, verb, error)
@@ -236,32 +278,27 @@ class AsyncLeasedMessage(Message):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        if self.settled:
+        if error is not None and not isinstance(error, Exception):
+            self.error = error
+            if not self.settled:
+                try:
+                    await self.source.nack_many((self,), delay=0, error=error)
+                except RestanteError as failure:
+                    _log_failed(self, "nack", failure)
             return False
-        if error is None:
-            await self._ack_at_exit()
-            return False
-        if not isinstance(error, Exception):
+        if error is not None:
+            self._note_failure(error)
+        if not self.settled:
+            verb = "ack" if error is None else "nack"
             try:
-                await self.source.nack_many((self,), delay=0, error=error)
-            except RestanteError as failure:
-                _log_failed(self, "nack", failure)
-            return False
-        if not self.in_consume:
-            await self.nack(error=error)
-            return False
-        try:
-            await self.nack(error=error)
-            log.warning("nacked queue=%s id=%s error=%s", self.queue, self.id, type(error).__name__)
-        except LeaseLost as failure:
-            _log_failed(self, "nack", failure)
+                if error is None:
+                    await self.ack()
+                else:
+                    await self.nack(error=error)
+            except LeaseLost as late:
+                self._note_late(verb, late)
+            except Unavailable as failure:
+                if self.waker is None:
+                    raise
+                _log_failed(self, verb, failure)
         return True
-
-    async def _ack_at_exit(self) -> None:
-        """Acks. In `consume()` an ack that came too late is logged and does not end the loop."""
-        try:
-            await self.ack()
-        except LeaseLost as failure:
-            if not self.in_consume:
-                raise
-            _log_failed(self, "ack", failure)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from restante.core.errors import InvalidInput
 from restante.core.operations import MAX_BATCH
 
 #: Seconds of work that a consumer may prefetch; more would keep messages from idle consumers.
@@ -14,6 +15,8 @@ class Prefetch:
     """The average duration of handlers, and the batch sizes and the timing of acks that follow from it."""
 
     def __init__(self, concurrency: int, prefetch: int) -> None:
+        if isinstance(prefetch, bool) or not isinstance(prefetch, int) or not 0 <= prefetch <= MAX_BATCH:
+            raise InvalidInput(f"prefetch must be a whole number from 0 to {MAX_BATCH}, not {prefetch!r}")
         self._concurrency = concurrency
         self._prefetch = prefetch
         #: Moving average in seconds; the initial value keeps a new consumer from prefetching too much.

@@ -11,9 +11,9 @@ import logging
 import os
 import platform
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from datetime import timedelta
-from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
+from typing import Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar, Unpack, overload
 
 import orjson
 
@@ -25,6 +25,7 @@ from restante.core.errors import InvalidInput
 from restante.core.flow import Flow as Flow
 from restante.core.flow import Wait as Wait
 from restante.core.flow import drive, drive_async
+from restante.core.handlers import AsyncHandler, Handler, Handlers, register
 from restante.core.keys import QUEUES
 from restante.core.keywords import check_keywords, known_keywords, parameters
 from restante.core.leased_message import AsyncLeasedMessage as AsyncLeasedMessage
@@ -41,15 +42,6 @@ log = logging.getLogger("restante")
 CONFIGURE = Script("configure", "queue journal marker")
 #: Seconds between two updates of a consumer's entry in the registry.
 PRESENCE_EVERY = 20.0
-
-
-class MessageHandler(Protocol):
-    """A function or coroutine function that takes one received message; its return value is ignored."""
-
-    def __call__(self, message: LeasedMessage, /) -> object: ...
-
-
-Handler = TypeVar("Handler", bound=MessageHandler)
 
 
 def open_queue(ref: QueueRef, *, operator: str = "", event: str = "configured") -> Operation[None]:
@@ -108,8 +100,9 @@ def _receive_from(
             buried: int = yield ops.bury_corrupt(ref, got.spoiled)
             log.error("buried queue=%s error=Corrupt count=%d", ref.name, buried)
         if got.messages or not (got.spoiled or got.due == got.now):
-            return got._replace(lost=lost) if lost else got
+            return got
         got = yield ops.receive(ref, count, lease=lease)
+        got.lost.extend(lost)  # only the first call carried acks
 
 
 def _presence(ref: QueueRef) -> bytes:
@@ -137,23 +130,6 @@ def queue_names(queues: Sequence[str]) -> Sequence[str]:
     return queues
 
 
-def check_handler(function: Any, queue: str) -> None:
-    """Refuses a function that cannot handle a message: it would nack every message, or ack it unhandled."""
-    if not callable(function):
-        raise InvalidInput(f"the handler of {queue} must be a function that takes a message, not {function!r}")
-    name = getattr(function, "__qualname__", repr(function))
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise InvalidInput(f"the handler {name} of {queue} has a yield, so calling it runs nothing: remove the yield")
-    try:
-        inspect.signature(function).bind(None)
-    except TypeError as error:
-        raise InvalidInput(
-            f"the handler {name} of {queue} must take one argument, the message: {error}; write def {name}(message)"
-        ) from None
-    except ValueError:
-        pass  # a builtin without a readable signature
-
-
 def check_timeout(timeout: float) -> float:
     """Returns `timeout` if it is a valid number of seconds; raises InvalidInput otherwise."""
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout <= 1e9:
@@ -161,8 +137,25 @@ def check_timeout(timeout: float) -> float:
     return timeout
 
 
+Method = TypeVar("Method", bound=Callable[..., Any])
 #: Keywords that a verb passes on to each message of a call.
 _SHARED = {"send_many": tuple(ops.SendOptions.__annotations__)}
+
+
+def shown_as(method: Method, build: Callable[..., Operation[Any]]) -> Method:
+    """Gives a method the signature of its operation as its callers see it: `self` for the ref, the result as result.
+
+    Done once per method, for `inspect`, `help()` and editors. Type checkers read the annotations of `sync_method`.
+    """
+    signature = inspect.signature(build)
+    _, *parameters_ = signature.parameters.values()
+    self = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    result = signature.return_annotation.partition("[")[2].removesuffix("]")  # of Operation[result]
+    shown = signature.replace(parameters=[self, *parameters_], return_annotation=result)
+    annotations = {parameter.name: parameter.annotation for parameter in parameters_} | {"return": result}
+    method.__dict__["__signature__"] = shown
+    method.__annotations__, method.__module__ = annotations, __name__
+    return method
 
 
 def sync_method(
@@ -183,7 +176,7 @@ def sync_method(
             raise
         return self.connection.run(operation)  # type: ignore[no-any-return]
 
-    return method
+    return shown_as(method, build)
 
 
 def async_method(
@@ -204,7 +197,7 @@ def async_method(
             raise
         return await self.connection.run(operation)  # type: ignore[no-any-return]
 
-    return method
+    return shown_as(method, build)
 
 
 class _Named:
@@ -214,6 +207,7 @@ class _Named:
 
     @property
     def name(self) -> str:
+        """The name of the queue."""
         return self.ref.name
 
     @property
@@ -235,9 +229,10 @@ class Queue(_Named):
         self.connection = connection
         self.ref = QueueRef(name, consumer, functools.partial(LeasedMessage, self))
         self.ref.pending = queue_fields(options)
-        self.handlers: dict[str | None, Callable[[Any], Any]] = {}
+        self.handlers: Handlers = {}
 
     def ensure_open(self) -> None:
+        """Registers the queue, writes its pending options and reads the settings in force."""
         self.connection.command("SADD", QUEUES, self.name, key=QUEUES)
         self.connection.run(open_queue(self.ref))
 
@@ -289,15 +284,7 @@ class Queue(_Named):
 
     def handler(self, function: Any = None, *, kind: str | None = None) -> Any:
         """Registers a handler for the queue's messages, or for one kind of them; `restante consume` runs it."""
-
-        def register(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-            check_handler(function, self.name)
-            if kind in self.handlers:
-                raise InvalidInput(f"{self.name} already has a handler for {kind or 'every kind'}")
-            self.handlers[kind] = function
-            return function
-
-        return register if function is None else register(function)
+        return register(self.handlers, self.name, function, kind)
 
 
 class AsyncQueue(_Named):
@@ -307,8 +294,10 @@ class AsyncQueue(_Named):
         self.connection = connection
         self.ref = QueueRef(name, consumer, functools.partial(AsyncLeasedMessage, self))
         self.ref.pending = queue_fields(options)
+        self.handlers: Handlers = {}
 
     async def ensure_open(self) -> None:
+        """Registers the queue, writes its pending options and reads the settings in force."""
         await self.connection.command("SADD", QUEUES, self.name, key=QUEUES)
         await self.connection.run(open_queue(self.ref))
 
@@ -345,12 +334,30 @@ class AsyncQueue(_Named):
         got = await self.run(flow)
         return got.messages if got else []
 
-    async def consume(self, *, stop_when_empty: bool = False) -> AsyncIterator[AsyncLeasedMessage]:
-        """Yields messages one by one; a separate thread renews their leases."""
+    @known_keywords
+    def consume(
+        self, *, prefetch: int = 100, stop_when_empty: bool = False
+    ) -> AsyncGenerator[AsyncLeasedMessage, None]:
+        """Yields messages one by one until left or cancelled. While the server is away the loop and its verdicts wait.
+
+        A separate thread renews the leases. When the loop ends, messages received ahead are released.
+        """
         from restante.core.consume import iterate_async  # imported here: consume.py imports this module
 
-        async for message in iterate_async(self, stop_when_empty=stop_when_empty):
-            yield message
+        return iterate_async(self, prefetch=prefetch, stop_when_empty=stop_when_empty)
+
+    @overload
+    def handler(self, function: AsyncHandler) -> AsyncHandler: ...
+
+    @overload
+    def handler(self, *, kind: str | None = None) -> Callable[[AsyncHandler], AsyncHandler]: ...
+
+    def handler(self, function: Any = None, *, kind: str | None = None) -> Any:
+        """Registers a handler for the queue's messages, or for one kind of them; `restante consume` runs it.
+
+        A coroutine function gets an `AsyncLeasedMessage`, a plain function runs in a thread and gets a `LeasedMessage`.
+        """
+        return register(self.handlers, self.name, function, kind)
 
 
 class _Stopped(Exception):
@@ -431,6 +438,7 @@ class Client:
         return got.messages if got else []
 
     def close(self) -> None:
+        """Closes the connections, and stops the embedded server if this was its last client."""
         self.connection.close()
         if self._on_close is not None:
             self._on_close()
@@ -484,6 +492,7 @@ class AsyncClient:
         return got.messages if got else []
 
     async def close(self) -> None:
+        """Closes the connections, and stops the embedded server if this was its last client."""
         await self.connection.close()
         if self._on_close is not None:
             self._on_close()

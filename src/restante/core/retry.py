@@ -36,6 +36,31 @@ class RetryPolicy:
     jitter: float = 0.1
     delays: tuple[float, ...] | None = None
 
+    @staticmethod
+    def exponential(
+        base: float | timedelta = 1.0,
+        *,
+        factor: float = 2.0,
+        cap: float | timedelta = 600.0,
+        jitter: float = 0.1,
+    ) -> RetryPolicy:
+        """A policy whose delay grows from `base` by `factor` up to `cap` seconds, varied by the share `jitter`."""
+        if not 1 <= factor <= 1000:
+            raise InvalidInput(f"factor must be between 1 and 1000, not {factor!r}")
+        if not 0 <= jitter <= 1:
+            raise InvalidInput(f"jitter must be between 0 and 1, not {jitter!r}")
+        return RetryPolicy(seconds(base, "base"), float(factor), seconds(cap, "cap"), float(jitter))
+
+    @staticmethod
+    def fixed(*delays: float | timedelta) -> RetryPolicy:
+        """A policy with these delays in turn; after the last one the message is dead."""
+        return RetryPolicy(delays=tuple(seconds(delay, "delay") for delay in delays))
+
+    @staticmethod
+    def none() -> RetryPolicy:
+        """A policy without retries: the first failure makes the message dead."""
+        return RetryPolicy(delays=())
+
     def next(self, attempts: int) -> float | None:
         """Returns the seconds to wait after this many attempts, or None if the message is dead."""
         if self.delays is not None:
@@ -59,35 +84,14 @@ class RetryPolicy:
         name, _, rest = text.partition(":")
         try:
             if name == "fixed":
-                return fixed(*(float(part) for part in rest.split(",") if part))
+                return cls.fixed(*(float(part) for part in rest.split(",") if part))
             if name == "exponential":
                 base, factor, cap, jitter = (float(part) for part in rest.split(":"))
-                return exponential(base, factor=factor, cap=cap, jitter=jitter)
+                return cls.exponential(base, factor=factor, cap=cap, jitter=jitter)
         except (ValueError, OverflowError):
             pass
         raise InvalidInput(f"not a retry policy: {text!r}; use exponential:BASE:FACTOR:CAP:JITTER or fixed:1,5,30")
 
 
-def exponential(
-    base: float | timedelta = 1.0,
-    *,
-    factor: float = 2.0,
-    cap: float | timedelta = 600.0,
-    jitter: float = 0.1,
-) -> RetryPolicy:
-    """A policy whose delay grows from `base` by `factor` up to `cap` seconds, varied by `jitter` (a share, 0 to 1)."""
-    if not 1 <= factor <= 1000:
-        raise InvalidInput(f"factor must be between 1 and 1000, not {factor!r}")
-    if not 0 <= jitter <= 1:
-        raise InvalidInput(f"jitter must be between 0 and 1, not {jitter!r}")
-    return RetryPolicy(seconds(base, "base"), float(factor), seconds(cap, "cap"), float(jitter))
-
-
-def fixed(*delays: float | timedelta) -> RetryPolicy:
-    """A policy with these delays in turn; after the last one the message is dead."""
-    return RetryPolicy(delays=tuple(seconds(delay, "delay") for delay in delays))
-
-
-def no_retry() -> RetryPolicy:
-    """A policy without retries: the first failure makes the message dead."""
-    return RetryPolicy(delays=())
+#: The policies by their short names: the same functions.
+exponential, fixed, no_retry = RetryPolicy.exponential, RetryPolicy.fixed, RetryPolicy.none

@@ -137,6 +137,7 @@ class Sweeper:
         return thread
 
     def stop(self) -> None:
+        """Ends `run` after the round that is under way."""
         self._stop.set()
         with self._news:
             self._news.notify()

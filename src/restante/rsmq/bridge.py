@@ -201,7 +201,7 @@ class Bridge:
                 try:
                     outcome = self._bring_one(message)
                 except NotFound:
-                    self._holder.release(held[place:])
+                    self._holder.release(self._queue, held[place:])
                     raise
                 if outcome == "refused":
                     done.refused += 1

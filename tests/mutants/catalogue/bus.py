@@ -22,6 +22,22 @@ _ADOPTION = ("tests/compat/test_adoption.py",)
 FAULTS: Final = (
     Fault(
         "bus",
+        "dedup=0 of a bus keeps records of a window of no length",
+        "open_records",
+        "    if window == 0:\n        return NoRecords() if redis is None else JournalOnly(redis.connection, prefix)\n",
+        "",
+        (*_KEYWORDS, "-k", "records_in_redis_need_one"),
+    ),
+    Fault(
+        "bus",
+        "without deduplication an event whose early ack was lost runs twice",
+        "RedisWorker._begun",
+        "self._window or WINDOW",
+        "self._window",
+        ("tests/bus/test_bus.py", "-k", "early_ack_holds"),
+    ),
+    Fault(
+        "bus",
         "on RabbitMQ a retry is acknowledged before it is published",
         "RabbitWorker.retry",
         "        self._publish(message, body, headers, exchange, key, delivery.envelope.id)\n"

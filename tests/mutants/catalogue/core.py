@@ -12,7 +12,8 @@ _SLEEPING = ("tests/faults/test_long_sleeps.py",)
 _CONSUMERS = "tests/faults/test_consumers.py"
 _AWAY = ("tests/celery/test_broker_away.py",)
 _ROUTES = ("tests/core/test_router.py", "tests/celery/test_kombu.py::TestExchanges")
-_CONTEXT = ("tests/contract/test_leases.py", "-k", "context_manager")
+_CONSUME = ("tests/contract/test_consume.py",)
+_BLOCKS = ("tests/contract/test_blocks.py",)
 
 FAULTS: Final = (
     # -- consumers -------------------------------------------------------------------------------------------------
@@ -100,8 +101,10 @@ FAULTS: Final = (
         "core",
         "a stopped consumer gives back the attempt of what its handler had begun",
         "Consumer._give_up",
-        'message.nack(delay=0, error="the consumer was stopped while the handler ran")',
-        "message.release()",
+        """nack_many(
+                    (message,), delay=0, error="the consumer was stopped while the handler ran"
+                )""",
+        "release_many((message,))",
         ("tests/cli/test_messages.py", "-k", "hands_back"),
     ),
     Fault(
@@ -197,7 +200,7 @@ FAULTS: Final = (
         "core",
         "consume() keeps what it took ahead when the loop is left",
         "iterate",
-        "holder.release([message for message in buffer if not message.lease_lost])",
+        "holder.release(queue, [message for message in buffer if not message.lease_lost])",
         "pass",
         (*_HANDLING, "-k", "took_ahead"),
     ),
@@ -221,7 +224,7 @@ FAULTS: Final = (
         "core",
         "Ctrl-C in the body of consume() is swallowed",
         "LeasedMessage.__exit__",
-        "if not isinstance(error, Exception):",
+        "if error is not None and not isinstance(error, Exception):",
         "if False:",
         (*_HANDLING, "-k", "interrupt_ends"),
     ),
@@ -229,9 +232,49 @@ FAULTS: Final = (
         "core",
         "consume() in asyncio does not renew leases",
         "iterate_async",
-        "renewal.hold(queue.ref, [message])",
+        "renewal.hold(queue.ref, kept)",
         "pass",
         (*_HANDLING, "-k", "asyncio_renews"),
+    ),
+    Fault(
+        "core",
+        "consume() in asyncio keeps the leases of what it received ahead when it is left",
+        "iterate_async",
+        "        _release(keeper, queue.ref, [message for message in buffer if not message.lease_lost])\n",
+        "",
+        (*_CONSUME, "-k", "releases_what_it_held and async"),
+    ),
+    Fault(
+        "core",
+        "consume() in asyncio receives one message at a time whatever the prefetch",
+        "iterate_async",
+        "count = 1 if suspected else window.room",
+        "count = 1",
+        (*_CONSUME, "-k", "at_most_prefetch and async"),
+    ),
+    Fault(
+        "core",
+        "consume() in asyncio runs other messages beside a suspect",
+        "iterate_async",
+        "kept, rest = isolate_suspect(messages)",
+        "kept, rest = messages, []",
+        (*_CONSUME, "-k", "runs_alone and async"),
+    ),
+    Fault(
+        "core",
+        "a coroutine handler of an asyncio queue gets a message whose verbs block",
+        "Source.shaped",
+        "AsyncLeasedMessage.of(self.verbs, message) if awaits else message",
+        "message",
+        (*_CONSUME, "-k", "runs_the_handlers and async"),
+    ),
+    Fault(
+        "core",
+        "a consumer forgets the options of an asyncio queue that are not stored yet",
+        "SourceConnections.twins",
+        "        plain.ref.pending = dict(queue.ref.pending)\n",
+        "",
+        (*_CONSUME, "-k", "not_stored_yet and async"),
     ),
     # -- messages --------------------------------------------------------------------------------------------------
     Fault(
@@ -247,25 +290,49 @@ FAULTS: Final = (
         "core",
         "a with block acks a message that the handler has settled otherwise",
         "LeasedMessage.__exit__",
-        "if self.settled:",
-        "if False:",
-        ("tests/faults/test_waiting_verdicts.py", "-k", "a_verdict_in_consume and nack"),
+        "            self._note_failure(error)\n        if not self.settled:",
+        "            self._note_failure(error)\n        if True:",
+        ("tests/contract/test_blocks.py", "-k", "a_verdict_given_in_a_block and sync"),
     ),
     Fault(
         "core",
         "a with block acks a message whose body failed",
         "AsyncLeasedMessage.__aexit__",
-        "if error is None:",
-        "if error is None or not self.in_consume:",
-        _CONTEXT,
+        "                if error is None:",
+        "                if error is None or not self.in_consume:",
+        (*_BLOCKS, "-k", "goes_on_behind and async"),
     ),
     Fault(
         "core",
-        "an async with block hides that its lease was lost",
-        "AsyncLeasedMessage._ack_at_exit",
-        "if not self.in_consume:",
-        "if False:",
-        _CONTEXT,
+        "a block of `with message:` raises its exception after it nacked the message",
+        "LeasedMessage.__exit__",
+        "        return True",
+        "        return self.riding_acks is not None",
+        (*_BLOCKS, "-k", "goes_on_behind and sync"),
+    ),
+    Fault(
+        "core",
+        "the failure of a block is nacked and not logged",
+        "Leased._note_failure",
+        '        log.error("failed queue=%s id=%s attempt=%d", self.queue, self.id, self.attempts, exc_info=error)\n',
+        "",
+        (*_BLOCKS, "-k", "goes_on_behind and sync"),
+    ),
+    Fault(
+        "core",
+        "a block hides that its lease was lost",
+        "Leased._note_late",
+        "        _log_failed(self, verb, late)\n",
+        "",
+        (*_BLOCKS, "-k", "whose_lease_is_lost and sync"),
+    ),
+    Fault(
+        "core",
+        "a block hides that its verdict did not reach the server",
+        "LeasedMessage.__exit__",
+        "                if self.waker is None:\n                    raise\n",
+        "",
+        (*_BLOCKS, "-k", "cannot_reach and sync"),
     ),
     Fault(
         "core",

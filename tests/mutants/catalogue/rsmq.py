@@ -345,7 +345,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
         "rsmq",
         "the bridge back keeps what it holds when its target is gone",
         "Bridge._bring",
-        "self._holder.release(held[place:])",
+        "self._holder.release(self._queue, held[place:])",
         "pass",
         _BACK,
     ),

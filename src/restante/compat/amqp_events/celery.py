@@ -8,7 +8,8 @@ import json
 import logging
 import os
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from datetime import timedelta
+from typing import Any, TypeVar
 
 from celery import Task
 from celery.app.defaults import SETTING_KEYS
@@ -18,6 +19,7 @@ from restante.bus.addresses import is_rabbitmq
 from restante.bus.adoption import POSITIONAL
 from restante.bus.app import Bus, HandlerTask
 from restante.bus.client import BusClient
+from restante.bus.dedup import WINDOW, DedupStore
 from restante.bus.envelope import Envelope
 from restante.bus.options import RetryOptions
 from restante.compat.amqp_events import defaults
@@ -76,7 +78,7 @@ class Event:
 
 
 class EventsCelery(Bus):
-    """The app of a service. `store=` and `dedup=` are those of `Bus`; every other keyword is a Celery setting."""
+    """The app of a service. `store`, `dedup`, `dedup_store` are those of `Bus`; other keywords are Celery settings."""
 
     def __init__(
         self,
@@ -84,10 +86,11 @@ class EventsCelery(Bus):
         *,
         broker_url: str | None = None,
         store: str | None = None,
-        dedup: Literal["redis", "memory", "off"] | None = None,
+        dedup: float | timedelta | None = None,
+        dedup_store: DedupStore = "redis",
         **settings: Any,
     ) -> None:
-        check_keywords(settings, SETTING_KEYS | {"broker_url", "store", "dedup"}, "events_app")
+        check_keywords(settings, SETTING_KEYS | {"broker_url", "store", "dedup", "dedup_store"}, "events_app")
         if taken := sorted(_ROUTING & {name for name, value in settings.items() if value}):
             raise InvalidInput(
                 f"{', '.join(taken)} cannot be set: every handler has its own queue. To separate environments, give "
@@ -95,13 +98,14 @@ class EventsCelery(Bus):
             )
         url = broker_of(broker_url)
         if dedup is None:
-            dedup = "off" if is_rabbitmq(url) and store is None else "redis"
+            dedup = 0 if is_rabbitmq(url) and store is None and dedup_store == "redis" else WINDOW
         retries = defaults.AMQP_EVENTS_MAX_RETRIES
         super().__init__(
             as_word(main),
             url,
             store=store,
             dedup=dedup,
+            dedup_store=dedup_store,
             max_attempts=retries + 1,
             retry=exponential(1, cap=_cap(retries), jitter=0),
             rabbitmq=_archive(is_rabbitmq(url)),
@@ -153,7 +157,7 @@ class EventsCelery(Bus):
 
 
 def events_app(main: str, **kwargs: Any) -> EventsCelery:
-    """The app of the service `main`; keywords are `broker_url`, `store`, `dedup` and Celery's settings."""
+    """The app of the service `main`; keywords are those of `EventsCelery`."""
     return EventsCelery(main, **kwargs)
 
 

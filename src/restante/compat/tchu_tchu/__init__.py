@@ -10,7 +10,7 @@
 | request, response and error serializers | the same: Django REST framework's, or pydantic models |
 | no `celery_options` | one attempt, then dead; with `autoretry_for` by default Celery's three retries after 180 s |
 | `Celery(…).message_broker(queue_name="users")`, `setup_celery_queue`, `create_topic_dispatcher` | the app becomes the `Bus` of the service `users` |
-| `result_backend = "redis://…"`, `result_expires` | on RabbitMQ `store`, and `window`: the same event runs once per handler |
+| `result_backend = "redis://…"`, `result_expires` | on RabbitMQ `store`, and `dedup`: the same event runs once per handler |
 | `ServerlessClient(broker_url=…)` | `restante.bus.BusClient` |
 | `TchuRPCException` | `Declined`: the caller gets its response as data |
 | `PublishError`, `TimeoutError`, `SerializationError` | the same names; all are errors of Restante, `TimeoutError` also Python's |

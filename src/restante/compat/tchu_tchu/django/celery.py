@@ -12,6 +12,7 @@ from celery import Celery as PlainCelery
 from restante.bus.addresses import celery_url, is_rabbitmq
 from restante.bus.app import Bus
 from restante.bus.client import BusClient
+from restante.bus.dedup import WINDOW
 from restante.bus.settings import DEFAULTS
 from restante.compat.broker import broker_of, check_broker
 from restante.compat.tchu_tchu.registry import get_registry
@@ -81,7 +82,8 @@ def setup_celery_queue(
     conf = celery_app.conf
     url, backend = broker_of(conf.broker_url), str(conf.result_backend or "")
     store = backend if is_rabbitmq(url) and backend.startswith(("redis://", "rediss://")) else None
-    window = conf.result_expires
+    expires = conf.result_expires
+    window = expires if isinstance(expires, int | float | timedelta) and expires else WINDOW
     unset = [name for name in DEFAULTS if not _is_set(conf, name)]
     # The object stays the same, so that modules that imported it, and the worker that finds it by name, have the bus.
     celery_app.__class__ = Celery
@@ -92,8 +94,7 @@ def setup_celery_queue(
         store=store,
         retry=no_retry(),
         max_attempts=1,
-        dedup="off" if is_rabbitmq(url) and store is None else "redis",
-        window=window if isinstance(window, int | float | timedelta) and window else timedelta(days=1),
+        dedup=0 if is_rabbitmq(url) and store is None else window,
         broker_transport_options=conf.broker_transport_options,
     )
     conf.broker_url = celery_url(url)

@@ -1,0 +1,106 @@
+"""What a consumer receives from: queues of either runner, with their handlers and queued acks.
+
+Opens connections that its consumer closes; they fail as those of the queues do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from restante.core.connection import Connection
+from restante.core.connection_aio import AsyncConnection
+from restante.core.consume import log_paused
+from restante.core.leased_message import AsyncLeasedMessage, Leased, LeasedMessage
+from restante.core.queue import AsyncQueue, Queue
+
+
+@dataclass(frozen=True, slots=True)
+class Handling:
+    """A registered handler, and whether it is a coroutine function."""
+
+    function: Callable[[Any], Any]
+    asynchronous: bool
+
+    @classmethod
+    def of(cls, function: Callable[[Any], Any]) -> Handling:
+        called = type(function).__call__  # for a callable object
+        return cls(function, inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called))
+
+
+@dataclass(slots=True)
+class Source:
+    """One queue of a consumer: its handlers and its queued acks."""
+
+    queue: Queue
+    handlers: dict[str | None, Handling]
+    #: Acks that the next receive carries.
+    acks: deque[Leased]
+    #: For an `AsyncQueue`: through it coroutine handlers settle their messages, on the consumer's event loop.
+    verbs: AsyncQueue | None = None
+    #: Whether the pause of the queue has been logged.
+    paused: bool = False
+
+    def handler(self, message: Leased) -> Handling | None:
+        return self.handlers.get(message.kind) or self.handlers.get(None)
+
+    def shaped(self, messages: list[LeasedMessage]) -> list[Leased]:
+        """The messages as their handlers take them: a coroutine handler of an `AsyncQueue` awaits its verbs."""
+        if self.verbs is None:
+            return list(messages)
+        shaped: list[Leased] = []
+        for message in messages:
+            handler = self.handler(message)
+            awaits = handler is not None and handler.asynchronous
+            shaped.append(AsyncLeasedMessage.of(self.verbs, message) if awaits else message)
+        return shaped
+
+    def open(self) -> None:
+        """Reads the settings again if they have changed, and logs a pause."""
+        if self.queue.ref.opened:
+            return
+        self.queue.ensure_open()
+        self.paused = log_paused(self.queue.name, self.queue.settings.paused, self.paused)
+
+
+class SourceConnections:
+    """The connections that a consumer opens for its asyncio queues.
+
+    It receives in its own thread and runs coroutines on its own event loop, where the connection of an `AsyncQueue` may
+    not be used. So it opens two of its own.
+    """
+
+    def __init__(self) -> None:
+        self._opened: dict[AsyncConnection, tuple[Connection, AsyncConnection]] = {}
+
+    def twins(self, queue: Queue | AsyncQueue) -> tuple[Queue, AsyncQueue | None]:
+        """The queue to receive from, and for an `AsyncQueue` the one through which coroutines settle messages."""
+        if isinstance(queue, Queue):
+            return queue, None
+        theirs = queue.connection
+        if theirs not in self._opened:
+            url, settings = theirs.url, theirs.settings
+            self._opened[theirs] = Connection(url, settings), AsyncConnection(url, settings)
+        connection, loop_connection = self._opened[theirs]
+        plain = Queue(connection, queue.name, queue.ref.consumer, {})
+        plain.ref.pending = dict(queue.ref.pending)
+        verbs = AsyncQueue(loop_connection, queue.name, queue.ref.consumer, {})
+        verbs.ref = plain.ref  # a receive notices changed settings for both
+        return plain, verbs
+
+    def close(self) -> None:
+        for connection, _ in self._opened.values():
+            connection.close()
+
+    async def close_aio(self) -> None:
+        """Closes the connections of coroutine handlers, after cancelling those that still run."""
+        running = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        for _, connection in self._opened.values():
+            await connection.close()
