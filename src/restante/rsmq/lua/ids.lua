@@ -1,12 +1,15 @@
 -- Shared by the scripts that send.
+local sub, DIGITS = string.sub, '0123456789abcdefghijklmnopqrstuvwxyz'
 
 -- Returns the id of a message: the microseconds in base 36, then 22 random characters.
 local function id_of(micros, tail)
-  local DIGITS, id = '0123456789abcdefghijklmnopqrstuvwxyz', tail
-  while micros > 0 do
-    local digit = micros % 36
-    id = string.sub(DIGITS, digit + 1, digit + 1) .. id
-    micros = (micros - digit) / 36
+  local id = tail
+  while micros >= 36 do -- two digits at a time, because every concatenation makes a string
+    local low = micros % 36
+    micros = (micros - low) / 36
+    local high = micros % 36
+    micros = (micros - high) / 36
+    id = sub(DIGITS, high + 1, high + 1) .. sub(DIGITS, low + 1, low + 1) .. id
   end
-  return id
+  return micros > 0 and sub(DIGITS, micros + 1, micros + 1) .. id or id
 end

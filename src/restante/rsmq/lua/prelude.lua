@@ -10,11 +10,11 @@ local function clock()
   return (micros - micros % 1000) / 1000, micros
 end
 
--- Returns vt, delay and maxsize as they are stored, then the given fields; nil if the queue lacks a setting, because
--- then it does not exist.
+-- Returns vt, delay and maxsize as they are stored, then up to two given fields; nil if the queue lacks a setting,
+-- because then it does not exist.
 local function read_queue(messages, ...)
   local q = redis.call('HMGET', messages, 'vt', 'delay', 'maxsize', ...)
-  if q[1] and q[2] and q[3] then return unpack(q) end
+  if q[1] and q[2] and q[3] then return q[1], q[2], q[3], q[4], q[5] end
 end
 
 -- Returns a queue's vt or delay in whole seconds, or nil if one of the two is out of the protocol's range or was
