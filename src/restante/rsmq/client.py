@@ -84,7 +84,21 @@ def _awaiting_steps(
     return method
 
 
-class Rsmq:
+class _InNamespace:
+    """What both clients say of the namespace they work in."""
+
+    space: Namespace
+
+    @property
+    def namespace(self) -> str:
+        return self.space.name
+
+    @property
+    def realtime(self) -> bool:
+        return self.space.realtime
+
+
+class Rsmq(_InNamespace):
     """An RSMQ client; safe to share between threads.
 
     `url` is as for `restante.connect`. With `post` it uses an open client and leaves it open. With `realtime` every
@@ -109,14 +123,6 @@ class Rsmq:
         except BaseException:
             self.close()
             raise
-
-    @property
-    def namespace(self) -> str:
-        return self.space.name
-
-    @property
-    def realtime(self) -> bool:
-        return self.space.realtime
 
     create_queue = _calling(calls.create_queue)
     delete_queue = _calling(calls.delete_queue)
@@ -163,7 +169,7 @@ class Rsmq:
         self.close()
 
 
-class AsyncRsmq:
+class AsyncRsmq(_InNamespace):
     """The RSMQ client for asyncio; belongs to the event loop it is first used in."""
 
     def __init__(
@@ -181,14 +187,6 @@ class AsyncRsmq:
         self._owned = post is None
         self.client = aio.connect(url) if post is None else post
         self.space = _namespace(namespace, realtime, self.client.connection.endpoint.mode)
-
-    @property
-    def namespace(self) -> str:
-        return self.space.name
-
-    @property
-    def realtime(self) -> bool:
-        return self.space.realtime
 
     create_queue = _awaiting(calls.create_queue)
     delete_queue = _awaiting(calls.delete_queue)
