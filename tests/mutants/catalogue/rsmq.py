@@ -58,7 +58,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
     ),
     Fault(
         "rsmq",
-        "the asyncio consumer takes a delete that failed for one that succeeded",
+        "the asyncio consumer gives a delete up that fails",
         "AsyncRsmqConsumer._perform",
         "            except Unavailable as error:\n                return error\n",
         "            except Unavailable:\n                return None\n",
