@@ -56,7 +56,9 @@ MUTANTS = (
             "local d = call('HGET', k.deliveries, id) and m.parse(call('HGET', k.deliveries, id))",
         ),
     ),
-    mutant("the same token for every lease", "receive", ("format('%d', base + w) .. '-' .. nonce", "'1-' .. nonce")),
+    mutant(
+        "the same token for every lease", "receive", ("format('%d', base + count) .. '-' .. nonce", "'1-' .. nonce")
+    ),
     mutant("an ended lease keeps its token", "nack", ("text)\n      d.token, d.expires = '', 0", "text)")),
     # Removals
     mutant(
@@ -111,12 +113,12 @@ MUTANTS = (
         ("call('ZRANGEBYSCORE', from, '-inf', now,", "call('ZRANGEBYSCORE', from, '-inf', now + 1000,"),
         ("if due and due <= now then", "if due and due <= now + 1000 then"),
     ),
-    mutant("never reclaimed", "receive", ("expired = reclaim()", "expired = 0")),
-    mutant("the message's own lease ignored", "receive", ("if own then ends =", "if false then ends =")),
+    mutant("never reclaimed", "receive", ("expired = reclaim(k, now, set.max_attempts)", "expired = 0")),
+    mutant("the message's own lease ignored", "receive", ("if own then expires_at =", "if false then expires_at =")),
     mutant("a clock of its own", "receive", ("local t = redis.call('TIME')", "local t = { 2000000000, 0 }")),
-    mutant("extend moves no index", "extend", ("call('ZADD', leased, until_, id)", "")),
+    mutant("extend moves no index", "extend", ("call('ZADD', leased, expires_at, id)", "")),
     mutant("nack lowers no hint", "nack", ("if soonest then m.wake_by(marker, set[4], soonest, now) end", "")),
-    mutant("receive compares with an old hint", "receive", ("  known = due\n", "")),
+    mutant("receive compares with an old hint", "receive", ("  known_due = due\n", "")),
     mutant(
         "send wakes nobody", "send", ("  call('ZADD', marker, '0', '0')\nend\nif not careful", "end\nif not careful")
     ),
@@ -125,14 +127,14 @@ MUTANTS = (
     # Once only
     mutant("unique keys never freed", MOVERS, ("call('HDEL', unique, key)", "local _ = key")),
     mutant("unique keys never held", "send", ("call('HSETNX', unique, key, id)", "")),
-    mutant("acked ids not remembered", "ack receive", ("call('HSET', acked, unpack(pairs_))", "")),
+    mutant("acked ids not remembered", "ack receive", ("call('HSET', acked, unpack(graves))", "")),
     mutant(
         "a repeated id stored again",
         "send",
         (
-            "if seen[id] or call('HEXISTS', messages, id) == 1 "
-            "or (age < 2 * window and call('HEXISTS', acked, id) == 1)\n"
-            "      or (age < window and call('HEXISTS', acked_before, id) == 1) then",
+            "if seen[id] or call('HEXISTS', k.messages, id) == 1 "
+            "or (age < 2 * window and call('HEXISTS', k.acked, id) == 1)\n"
+            "    or (age < window and call('HEXISTS', k.acked_before, id) == 1) then",
             "if seen[id] then",
         ),
     ),
@@ -149,9 +151,9 @@ MUTANTS = (
         "send",
         ("write(base, lines, false, bodies)", "lines[n] = nil write(base, lines, false, bodies)"),
     ),
-    mutant("a pause ignored", "receive", ("if paused ~= '' then n = 0 end", "")),
+    mutant("a pause ignored", "receive", ("if set.pause ~= '' then return 0 end", "")),
     mutant("max_length ignored", "send", ("if length + n > max_length then", "if length + n > math.huge then")),
-    mutant("max_leased ignored", "receive", ("if tonumber(max_leased) and n > 0 then", "if false then")),
+    mutant("max_leased ignored", "receive", ("if max_leased and n > 0 then", "if false then")),
     mutant("an edit loses the place", "edit", ("m.position(facts, sequence), id)", "m.position(facts, 0), id)")),
     # What the tests came to know later
     mutant(
@@ -212,7 +214,7 @@ MUTANTS = (
     mutant("off keeps what is terminal", "delete", ("not (terminal and level == 'terminal')", "not terminal")),
     mutant("the packed settings are old", "configure", ("call('HSET', queue, 'settings', version .. packed)", "")),
     mutant(
-        "a promoted message's place is not kept", "receive", ("call('HSET', deliveries, ids[i], m.pack(d))\n", "\n")
+        "a promoted message's place is not kept", "receive", ("call('HSET', k.deliveries, ids[i], m.pack(d))\n", "\n")
     ),
     mutant("a delay shorter by a fraction", "send", ("now + part + due", "now + due")),
     mutant("a retry early by a fraction", "nack", ("(tonumber(delay) > 0 and part or 0)", "0")),
@@ -240,9 +242,9 @@ MUTANTS = (
     mutant("a release remembers every other verdict", "release", ("'release', lost, 2, 2)", "'release', lost, 2, 4)")),
     mutant("every verdict is an ack", "nack bury release", ("= ARGV[i + 1], word", "= ARGV[i + 1], 'ack'")),
     # The lease journal
-    mutant("a second owner is let in", "hold", ("holder ~= owner and tonumber(until_) > now", "false")),
-    mutant("an ownership never ends", "hold", ("holder ~= owner and tonumber(until_) > now", "holder ~= owner")),
-    mutant("an ownership ends a moment late", "hold", ("tonumber(until_) > now", "tonumber(until_) >= now")),
+    mutant("a second owner is let in", "hold", ("holder ~= owner and tonumber(owned_until) > now", "false")),
+    mutant("an ownership never ends", "hold", ("holder ~= owner and tonumber(owned_until) > now", "holder ~= owner")),
+    mutant("an ownership ends a moment late", "hold", ("tonumber(owned_until) > now", "tonumber(owned_until) >= now")),
     mutant(
         "rows of leases that are lost",
         "hold",

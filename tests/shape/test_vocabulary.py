@@ -17,7 +17,7 @@ from restante.core.journal import COLUMNS
 from restante.core.keys import NAMES, QueueKeys
 from restante.core.lease_journal import VERDICTS
 from restante.core.message import LIFECYCLE, STATE_LETTERS, JournalEvent, State
-from restante.core.operations import Script
+from restante.core.operations import PARTS, Script
 from restante.core.settings import JOURNAL_LEVELS
 from restante.server import create_app
 
@@ -26,8 +26,8 @@ _FOLDER: Final = resources.files("restante.core").joinpath("lua")
 LUA: Final = {
     file.name.removesuffix(".lua"): file.read_text() for file in _FOLDER.iterdir() if file.name.endswith(".lua")
 }
-#: What the verbs share: put in front of each, the latter two wrapped into functions of their names.
-SHARED: Final = ("prelude", "moves", "settling")
+#: What the verbs share: the prelude, put in front of each, and the parts that they require.
+SHARED: Final = ("prelude", "moves", *sorted(frozenset().union(*PARTS.values())))
 #: The verbs: all other files.
 VERBS: Final = sorted(LUA.keys() - set(SHARED))
 
@@ -89,7 +89,7 @@ def journal_words(name: str) -> set[str]:
 # The events that a file leaves to what is shared, and those its caller names.
 SHARED_EVENTS: Final = {
     "ack": {"acked"},
-    "receive": {"acked", "deleted"},
+    "receive": {"acked", "promoted", "expired", "deleted"},
     "configure": {"configured", "paused", "resumed"},
 }
 
@@ -199,11 +199,20 @@ class TestScripts:
         assert sorted(SCRIPTS) == VERBS
 
     @pytest.mark.parametrize("verb", VERBS)
-    def test_what_is_shared_is_in_every_script_once_and_before_the_verb(self, verb: str) -> None:
+    def test_the_prelude_and_the_parts_of_a_verb_are_in_its_script_once_and_before_it(self, verb: str) -> None:
         made = SCRIPTS[verb].text.decode()
-        places = [made.index(LUA[name]) for name in (*SHARED, verb)]
+        names = ("prelude", "moves", *PARTS.get(verb, ()), verb)
+        places = [made.index(LUA[name]) for name in names]
         assert places == sorted(places)
-        assert all(made.count(LUA[name]) == 1 for name in (*SHARED, verb))
+        assert [name for name in LUA if made.count(LUA[name])] == [name for name in LUA if name in names]
+        assert all(made.count(LUA[name]) == 1 for name in names)
+
+    @pytest.mark.parametrize("verb", VERBS)
+    def test_a_verb_has_exactly_the_parts_that_it_requires(self, verb: str) -> None:
+        said = {name: set(re.findall(r"require\('(\w+)'\)", code(name))) for name in LUA}
+        assert said[verb] - {"moves"} == set(PARTS.get(verb, ()))
+        # The prelude requires moves.lua, so that is in every script; a part may require nothing else.
+        assert said["prelude"] | set().union(*(said[part] for part in SHARED)) <= {"moves"}
 
     @pytest.mark.parametrize("name", SHARED)
     def test_what_is_shared_knows_no_key_but_the_first_two(self, name: str) -> None:
@@ -215,34 +224,27 @@ class TestScripts:
         _, _, table = code("moves").rpartition("return {")
         offered = dict(re.findall(r"(\w+) = (\w+)", table))
         assert all(name == value for name, value in offered.items())
-        assert set(re.findall(r"\bm\.(\w+)\(", code(verb) + code("settling"))) <= offered.keys()
+        used = set(re.findall(r"\bm\.(\w+)\(", "".join(map(code, (verb, *PARTS.get(verb, ()))))))
+        assert used <= offered.keys()
 
     def test_the_packed_settings_are_written_and_read_in_one_order(self) -> None:
-        pattern = re.search(r"local SETTINGS = '(.*)'", LUA["prelude"])
+        reader = re.search(r"function read_settings(.*?)^end$", code("prelude"), re.MULTILINE | re.DOTALL)
         kept = re.search(r"local kept = call\('HMGET', queue,(.*?)\)", LUA["configure"], re.DOTALL)
-        said = re.search(r"default: version,(.*?)\.\n", LUA["prelude"], re.DOTALL)
-        assert pattern is not None
+        assert reader is not None
         assert kept is not None
-        assert said is not None
         order = re.findall(r"'(\w+)'", kept.group(1))
-        assert re.findall(r"\w+", said.group(1).replace("paused", "pause")) == order
+        pattern = re.search(r"string\.match\(packed,\s*'(.*)'\)", reader.group(1))
+        names = re.search(r"local version, ([\w,\s]+) = string\.match", reader.group(1))
+        assert pattern is not None
+        assert names is not None
         assert pattern.group(1).count("(") == 1 + len(order)
-        alias = {
-            "level": "journal",
-            "paused": "pause",
-            "queue_lease": "lease_ms",
-            "dedup": "dedup_ms",
-            "keep": "keep_done",
-            "longest": "max_payload_bytes",
-        }
-        readers = 0
-        for verb in VERBS:
-            for names in re.findall(r"([\w, ]+) = match\(\w+(?:\[1\])?, SETTINGS\)", code(verb)):
-                readers += 1
-                _, *words = (word.strip() for word in names.split(","))
-                places = {alias.get(word, word): at for at, word in enumerate(words) if word != "_"}
-                assert places == {word: order.index(word) for word in places}, f"{verb}.lua reads another order"
-        assert readers == sum(code(verb).count("SETTINGS") for verb in VERBS) > 0
+        read = re.findall(r"\w+", names.group(1))
+        assert [{"journal_level": "journal"}.get(word, word) for word in read] == order
+        table = dict(re.findall(r"(\w+) = (\w+)", reader.group(1).rpartition("return {")[2]))
+        assert table == {word: word for word in ("version", *read) if word != "journal_level"}
+        for name in LUA:
+            assert set(re.findall(r"\bset\.(\w+)", code(name))) <= table.keys(), f"{name}.lua reads another setting"
+        assert {name for name in VERBS if "read_settings" in code(name)} == {"ack", "receive", "send"}
 
     def test_the_journal_s_levels_are_those_of_the_setting(self) -> None:
         said = re.search(r"How much the journal keeps \(([^)]*)\)", LUA["prelude"])
@@ -287,7 +289,7 @@ class TestScripts:
 
     @pytest.mark.parametrize("verb", VERBS)
     def test_every_fixed_argument_is_bound_to_a_word_at_the_top(self, verb: str) -> None:
-        _, _, below = code(verb).partition("local set = ")
+        _, _, below = code(verb).partition("call('HMGET', queue")
         late = [line.strip() for line in below.splitlines() if re.search(r"ARGV\[\d+\]", line)]
         # A check of a number names the raw argument, since that is what it refuses.
         assert [line for line in late if "whole(" not in line] == []

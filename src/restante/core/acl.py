@@ -30,7 +30,7 @@ from restante.core.keys import (
     key_pattern,
 )
 from restante.core.message import State
-from restante.core.operations import Script
+from restante.core.operations import PARTS, Script
 
 
 class RedisRole(enum.StrEnum):
@@ -135,7 +135,7 @@ READING = frozenset(
     }
 )
 #: Lua files with shared functions.
-SHARED = ("prelude", "moves", "settling")
+SHARED = ("prelude", "moves", *sorted(frozenset().union(*PARTS.values())))
 #: Placeholder for a password's hash. A server refuses it, so a line pasted unchanged creates no user.
 PLACEHOLDER = "#SHA256-OF-THE-PASSWORD"
 

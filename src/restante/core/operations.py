@@ -54,6 +54,14 @@ NEED_ROOM = frozenset({"edit", "hold", "move", "send"})
 #: Scripts that only read also run on a replica and on a server whose disk is full.
 READ_ONLY = frozenset({"counts", "list", "show"})
 
+#: The parts of a verb beside moves.lua: Lua files whose text runs only when the script requires them. A part costs a
+#: little at each call of a verb that has it, so a verb has only those it requires.
+PARTS: Mapping[str, tuple[str, ...]] = {
+    "ack": ("settling",),
+    "receive": ("settling", "sweep", "limits"),
+    "send": ("repeats",),
+}
+
 
 def declared(body: str, *, when_full: bool, reads: bool) -> bytes:
     """Puts the flags before a script: whether it runs at maxmemory, and whether it only reads.
@@ -70,20 +78,20 @@ def sha1(text: bytes) -> bytes:
 
 
 class Script:
-    """The Lua text of a verb, with the shared files before it, and its hash."""
+    """The Lua text of a verb, behind the prelude and the function `require` that runs its parts, and its hash."""
 
     #: The type of each key, where the key's name does not imply it.
     types: tuple[str, ...] = ()
 
     def __init__(self, name: str, keys: str) -> None:
         folder = resources.files("restante.core").joinpath("lua")
-        prelude, moves, settling, verb = (
-            folder.joinpath(f"{part}.lua").read_text() for part in ("prelude", "moves", "settling", name)
-        )
-        wrapped = f"moves = function()\n{moves}end\nsettling = function()\n{settling}end\n"
+        names = ("moves", *PARTS.get(name, ()))
+        prelude, verb, *parts = (folder.joinpath(f"{file}.lua").read_text() for file in ("prelude", name, *names))
+        choice = "else".join(f"if name == '{part}' then\n{text}" for part, text in zip(names, parts, strict=True))
+        require = f"require = function(name)\n{choice}end\nend\n"
         self.name = name
         self.keys = tuple(keys.split())
-        self.text = declared(prelude + wrapped + verb, when_full=name not in NEED_ROOM, reads=name in READ_ONLY)
+        self.text = declared(prelude + require + verb, when_full=name not in NEED_ROOM, reads=name in READ_ONLY)
         self.sha = sha1(self.text)
 
 

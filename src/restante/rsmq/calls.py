@@ -44,10 +44,13 @@ _HALF_A_TAIL = 11
 
 
 class RsmqScript(Script):
-    """The Lua script of one call, without the core's prelude, which needs keys that an RSMQ queue lacks."""
+    """The Lua script of one call, behind the room's prelude. The core's prelude needs keys that an RSMQ queue lacks."""
 
-    def __init__(self, name: str, types: str, *, when_full: bool = True, reads: bool = False) -> None:
-        text = resources.files("restante.rsmq").joinpath("lua", f"{name}.lua").read_text()
+    def __init__(
+        self, name: str, types: str, *, when_full: bool = True, reads: bool = False, parts: tuple[str, ...] = ()
+    ) -> None:
+        folder = resources.files("restante.rsmq").joinpath("lua")
+        text = "".join(folder.joinpath(f"{file}.lua").read_text() for file in ("prelude", *parts, name))
         self.name = name
         self.keys = ()
         self.types = tuple(types.split())
@@ -55,8 +58,8 @@ class RsmqScript(Script):
         self.sha = sha1(self.text)
 
 
-SEND = RsmqScript("send", "zset hash", when_full=False)
-SEND_MANY = RsmqScript("send_many", "zset hash", when_full=False)
+SEND = RsmqScript("send", "zset hash", when_full=False, parts=("ids",))
+SEND_MANY = RsmqScript("send_many", "zset hash", when_full=False, parts=("ids",))
 RECEIVE = RsmqScript("receive", "zset hash")
 RECEIVE_MANY = RsmqScript("receive_many", "zset hash")
 RECEIVE_OR_DEAD_LETTER = RsmqScript("receive_or_dead_letter", "zset hash zset hash")

@@ -6,38 +6,28 @@ On failure every method raises a typed error: protocol errors are in `restante.r
 
 from __future__ import annotations
 
-import asyncio
 import functools
-import time
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
 from redis.crc import key_slot
 
 from restante.connecting import connect
-from restante.core.connection import Waker
 from restante.core.errors import InvalidInput
 from restante.core.flow import drive, drive_async
 from restante.core.operations import Operation
 from restante.core.queue import AsyncClient, Client, check_timeout
-from restante.core.settings import ClientSettings
 from restante.rsmq import calls
 from restante.rsmq.calls import RsmqReceived, Steps
+from restante.rsmq.consumer import AsyncRsmqConsumer, ConsumerOptions, RsmqConsumer
 from restante.rsmq.keys import DEFAULT_NAMESPACE
 from restante.rsmq.namespace import Namespace
-from restante.rsmq.notifications import AsyncSubscription, Subscription
+from restante.rsmq.notifications import LOOK_EVERY, AsyncSubscription, Subscription, wait_for
 
-if TYPE_CHECKING:
-    from restante.rsmq.consumer import AsyncRsmqConsumer, RsmqConsumer
-
-__all__ = ["LOOK_EVERY", "AsyncRsmq", "Rsmq", "RsmqReceived", "blocking_twin"]
+__all__ = ["LOOK_EVERY", "AsyncRsmq", "Rsmq", "RsmqReceived"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-#: Seconds between two polls of a queue where no message is known to become due: an unannounced send is noticed this
-#: late.
-LOOK_EVERY = 1.0
 
 
 def _namespace(name: str, realtime: bool, mode: str) -> Namespace:
@@ -94,7 +84,21 @@ def _awaiting_steps(
     return method
 
 
-class Rsmq:
+class _InNamespace:
+    """What both clients say of the namespace they work in."""
+
+    space: Namespace
+
+    @property
+    def namespace(self) -> str:
+        return self.space.name
+
+    @property
+    def realtime(self) -> bool:
+        return self.space.realtime
+
+
+class Rsmq(_InNamespace):
     """An RSMQ client; safe to share between threads.
 
     `url` is as for `restante.connect`. With `post` it uses an open client and leaves it open. With `realtime` every
@@ -119,14 +123,6 @@ class Rsmq:
         except BaseException:
             self.close()
             raise
-
-    @property
-    def namespace(self) -> str:
-        return self.space.name
-
-    @property
-    def realtime(self) -> bool:
-        return self.space.realtime
 
     create_queue = _calling(calls.create_queue)
     delete_queue = _calling(calls.delete_queue)
@@ -153,55 +149,13 @@ class Rsmq:
         both sides have `realtime` on, else at the next poll, at most LOOK_EVERY seconds later.
         """
         with Subscription(self.client.connection, self.space, qname) as subscription:
-            return self.wait_for(qname, check_timeout(timeout), vt, subscription)
-
-    def wait_for(
-        self,
-        qname: str,
-        timeout: float,
-        vt: int | None,
-        subscription: Subscription,
-        stop: Waker | None = None,
-        every: float = LOOK_EVERY,
-    ) -> RsmqReceived | None:
-        """Receives the next message; waits until an announcement, `stop` or the timeout, and polls every `every` s."""
-        deadline = time.monotonic() + timeout
-        while True:
-            subscription.open()
-            got = self.run(calls.receive_or_wait(self.space, qname, vt))
-            if isinstance(got, RsmqReceived):
-                return got
-            left = deadline - time.monotonic()
-            if left <= 0 or (stop is not None and stop.woken):
-                return None
-            subscription.wait(min(left, every if got is None else min(got, every)), stop)
+            return drive(wait_for(self.space, qname, vt, check_timeout(timeout)), subscription.perform)
 
     def consume(
-        self,
-        qname: str,
-        handler: Callable[[RsmqReceived], Any],
-        *,
-        vt: int | None = None,
-        dead: str | None = None,
-        max_receives: int | None = None,
-        retry_delay: int | None = None,
-        stop_when_empty: bool = False,
-        look_every: float = LOOK_EVERY,
+        self, qname: str, handler: Callable[[RsmqReceived], Any], **options: Unpack[ConsumerOptions]
     ) -> RsmqConsumer:
-        """Returns a consumer whose `run()` calls the handler for each message; see `RsmqConsumer`."""
-        from restante.rsmq.consumer import RsmqConsumer  # imported here because it imports this module
-
-        return RsmqConsumer(
-            self,
-            qname,
-            handler,
-            vt=vt,
-            dead=dead,
-            max_receives=max_receives,
-            retry_delay=retry_delay,
-            stop_when_empty=stop_when_empty,
-            look_every=look_every,
-        )
+        """Returns a consumer whose `run()` calls the handler for each message; takes the options of `RsmqConsumer`."""
+        return RsmqConsumer(self, qname, handler, **options)
 
     def close(self) -> None:
         """Closes the connection, if the constructor opened it."""
@@ -215,7 +169,7 @@ class Rsmq:
         self.close()
 
 
-class AsyncRsmq:
+class AsyncRsmq(_InNamespace):
     """The RSMQ client for asyncio; belongs to the event loop it is first used in."""
 
     def __init__(
@@ -233,14 +187,6 @@ class AsyncRsmq:
         self._owned = post is None
         self.client = aio.connect(url) if post is None else post
         self.space = _namespace(namespace, realtime, self.client.connection.endpoint.mode)
-
-    @property
-    def namespace(self) -> str:
-        return self.space.name
-
-    @property
-    def realtime(self) -> bool:
-        return self.space.realtime
 
     create_queue = _awaiting(calls.create_queue)
     delete_queue = _awaiting(calls.delete_queue)
@@ -263,55 +209,13 @@ class AsyncRsmq:
     async def receive_waiting(self, qname: str, timeout: float, *, vt: int | None = None) -> RsmqReceived | None:
         """Receives the next message; waits up to `timeout` seconds for it, as `Rsmq.receive_waiting` does."""
         async with AsyncSubscription(self.client.connection, self.space, qname) as subscription:
-            return await self.wait_for(qname, check_timeout(timeout), vt, subscription)
-
-    async def wait_for(
-        self,
-        qname: str,
-        timeout: float,
-        vt: int | None,
-        subscription: AsyncSubscription,
-        stop: asyncio.Event | None = None,
-        every: float = LOOK_EVERY,
-    ) -> RsmqReceived | None:
-        """Receives the next message; waits until an announcement, `stop` or the timeout, and polls every `every` s."""
-        deadline = time.monotonic() + timeout
-        while True:
-            await subscription.open()
-            got = await self.client.connection.run(calls.receive_or_wait(self.space, qname, vt))
-            if isinstance(got, RsmqReceived):
-                return got
-            left = deadline - time.monotonic()
-            if left <= 0 or (stop is not None and stop.is_set()):
-                return None
-            await subscription.wait(min(left, every if got is None else min(got, every)), stop)
+            return await drive_async(wait_for(self.space, qname, vt, check_timeout(timeout)), subscription.perform)
 
     def consume(
-        self,
-        qname: str,
-        handler: Callable[[RsmqReceived], Awaitable[Any]],
-        *,
-        vt: int | None = None,
-        dead: str | None = None,
-        max_receives: int | None = None,
-        retry_delay: int | None = None,
-        stop_when_empty: bool = False,
-        look_every: float = LOOK_EVERY,
+        self, qname: str, handler: Callable[[RsmqReceived], Awaitable[Any]], **options: Unpack[ConsumerOptions]
     ) -> AsyncRsmqConsumer:
         """Returns a consumer whose `run()` awaits the handler for each message."""
-        from restante.rsmq.consumer import AsyncRsmqConsumer  # imported here because it imports this module
-
-        return AsyncRsmqConsumer(
-            self,
-            qname,
-            handler,
-            vt=vt,
-            dead=dead,
-            max_receives=max_receives,
-            retry_delay=retry_delay,
-            stop_when_empty=stop_when_empty,
-            look_every=look_every,
-        )
+        return AsyncRsmqConsumer(self, qname, handler, **options)
 
     async def close(self) -> None:
         """Closes the connection, if the constructor opened it."""
@@ -323,10 +227,3 @@ class AsyncRsmq:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-
-def blocking_twin(client: AsyncRsmq) -> Rsmq:
-    """A synchronous client of the same queues, for threads beside an event loop. The caller closes its `client`."""
-    settings: ClientSettings = client.client.connection.settings
-    post = Client(client.client.url, settings, consumer=client.client.consumer)
-    return Rsmq(namespace=client.namespace, realtime=client.realtime, post=post)

@@ -15,21 +15,40 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextlib import closing, contextmanager
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack
 
 from restante.core.call_retry import away
-from restante.core.connection import Waker
+from restante.core.connection import Connection, Waker
 from restante.core.consume import stopping_by_signal
 from restante.core.errors import InvalidInput, RestanteError, Unavailable
+from restante.core.flow import drive, drive_async
+from restante.core.operations import Operation
+from restante.core.queue import Client
 from restante.core.settings import whole
 from restante.rsmq import calls, validation
 from restante.rsmq.calls import MOST_RECEIVES, RsmqReceived
-from restante.rsmq.client import LOOK_EVERY, AsyncRsmq, Rsmq, blocking_twin
-from restante.rsmq.notifications import AsyncSubscription, Subscription
+from restante.rsmq.namespace import Namespace
+from restante.rsmq.notifications import (
+    LOOK_EVERY,
+    AsyncSubscription,
+    Sleep,
+    Step,
+    Subscribe,
+    Subscription,
+    Unsubscribe,
+    wait_for,
+)
+
+if TYPE_CHECKING:  # the clients import this module
+    from restante.rsmq.client import AsyncRsmq, Rsmq
 
 log = logging.getLogger("restante")
+C = TypeVar("C", bound="Rsmq | AsyncRsmq")
+R = TypeVar("R")
 
 #: Share of the vt after which the message in progress is hidden again: two attempts may fail before it becomes visible.
 EXTEND_AFTER = 1 / 3
@@ -48,8 +67,9 @@ class Heartbeat:
     It ends when the handler returns or raises, or when the message does not exist any more.
     """
 
-    def __init__(self, rsmq: Rsmq) -> None:
-        self._rsmq = rsmq
+    def __init__(self, namespace: Namespace, connection: Connection) -> None:
+        self._namespace = namespace
+        self._connection = connection
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         #: Queue, id and vt of the message in progress, and when to hide it again.
@@ -97,8 +117,8 @@ class Heartbeat:
         asked = time.monotonic()
         try:
             # Patience ends at the next beat, because the end of the handler waits for a beat in flight.
-            beat = calls.change_message_visibility(self._rsmq.space, qname, id, vt)
-            if not self._rsmq.run(beat, patience=vt * EXTEND_AFTER):
+            beat = calls.change_message_visibility(self._namespace, qname, id, vt)
+            if not self._connection.run(beat, patience=vt * EXTEND_AFTER):
                 log.warning("extend missed queue=%s id=%s", qname, id)
                 return None
         except RestanteError as error:
@@ -106,19 +126,57 @@ class Heartbeat:
         return qname, id, vt, asked + vt * EXTEND_AFTER
 
 
-class _Plan:
-    """Settings and counters of a consumer, shared by both kinds."""
+class ConsumerOptions(TypedDict, total=False):
+    """The options of a consumer, beside client, queue and handler."""
+
+    vt: int | None
+    dead: str | None
+    max_receives: int | None
+    retry_delay: int | None
+    stop_when_empty: bool
+    look_every: float
+
+
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """A step: call the handler and keep the message hidden meanwhile; returns the error it raised, or None."""
+
+    message: RsmqReceived
+    vt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A step: make a call; returns the error if the server is away, else None."""
+
+    call: Operation[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A step: sleep, whatever happens meanwhile."""
+
+    seconds: float
+
+
+class _Consumer(Generic[C, R]):
+    """What both kinds of consumers do, as flows, with their settings and counters."""
 
     def __init__(
         self,
+        rsmq: C,
         qname: str,
-        vt: int | None,
-        dead: str | None,
-        max_receives: int | None,
-        retry_delay: int | None,
-        stop_when_empty: bool,
-        look_every: float,
+        handler: Callable[[RsmqReceived], R],
+        *,
+        vt: int | None = None,
+        dead: str | None = None,
+        max_receives: int | None = None,
+        retry_delay: int | None = None,
+        stop_when_empty: bool = False,
+        look_every: float = LOOK_EVERY,
     ) -> None:
+        self._rsmq = rsmq
+        self._handler = handler
         self.qname = validation.queue_name(qname)
         self.vt = None if vt is None else validation.seconds(vt, "vt")
         if (dead is None) != (max_receives is None):
@@ -131,9 +189,32 @@ class _Plan:
             raise InvalidInput(f"look_every must be a number of seconds up to {LONGEST_LOOK:g}, not {look_every!r}")
         self.look_every = look_every
         self._known = (0, -math.inf)
+        self._failures = 0
         #: Messages since the start, by how their handler ended.
         self.handled = 0
         self.failed = 0
+
+    def _stopping(self) -> bool:
+        raise NotImplementedError
+
+    def _one(self) -> Generator[Step | Handle | Attempt | Pause, Any, bool]:
+        """Receives a message and handles it; returns False if there was none and the consumer ends then."""
+        vt = self._vt()
+        if vt is None:
+            vt = self._learn((yield calls.vt_of(self._rsmq.space, self.qname)))
+        message = yield from self._next(vt)
+        self._failures = 0
+        if message is None:
+            return not self.stop_when_empty
+        yield from self._work(message, vt)
+        return True
+
+    def _server_away(self, error: Unavailable) -> Generator[Step, Any, None]:
+        """Waits before the next attempt, longer after each failure."""
+        self._failures += 1
+        log.warning("server away queue=%s error=%s", self.qname, error)
+        yield Unsubscribe()
+        yield Sleep(away(self._failures))
 
     def _vt(self) -> int | None:
         """The vt for the next receive; None if it must be read from the queue."""
@@ -146,15 +227,47 @@ class _Plan:
         self._known = (vt, time.monotonic())
         return vt
 
-    def count_failure(self, message: RsmqReceived, error: BaseException) -> None:
-        """Counts and logs a handler that raised."""
+    def _next(self, vt: int) -> Generator[Step, Any, RsmqReceived | None]:
+        space = self._rsmq.space
+        if self.dead is not None and self.max_receives is not None:
+            got = yield from calls.receive_or_dead_letter(space, self.qname, self.dead, self.max_receives, vt=vt)
+            if got is None and not self.stop_when_empty:
+                yield Subscribe()
+                yield Sleep(self.look_every)
+            return got
+        timeout = 0.0 if self.stop_when_empty else LONGEST_WAIT
+        waiting = wait_for(space, self.qname, vt, timeout, every=self.look_every, stopping=self._stopping)
+        return (yield from waiting)
+
+    def _work(self, message: RsmqReceived, vt: int) -> Generator[Handle | Attempt | Pause, Any, None]:
+        place = (self._rsmq.space, self.qname, message.id)
+        error = yield Handle(message, vt)
+        if error is not None:
+            self._count_failure(message, error)
+            if self.retry_delay is not None:
+                yield from self._insist(partial(calls.change_message_visibility, *place, self.retry_delay))
+        else:
+            yield from self._insist(partial(calls.delete_message, *place))
+            self.handled += 1
+
+    def _insist(self, call: Callable[[], Operation[Any]]) -> Generator[Attempt | Pause, Any, None]:
+        """Repeats the call until the server is back or the consumer stops: an undeleted message is handled again."""
+        failures = 0
+        while (error := (yield Attempt(call()))) is not None:
+            if self._stopping():
+                raise error
+            failures += 1
+            log.warning("delete waits for the server queue=%s error=%s", self.qname, error)
+            yield Pause(away(failures))
+
+    def _count_failure(self, message: RsmqReceived, error: BaseException) -> None:
         self.failed += 1
         log.warning(
             "failed queue=%s id=%s rc=%d error=%s: %s", self.qname, message.id, message.rc, type(error).__name__, error
         )
 
 
-class RsmqConsumer(_Plan):
+class RsmqConsumer(_Consumer["Rsmq", Any]):
     """Calls a handler for each message, one at a time, until `stop()`, SIGTERM or SIGINT.
 
     If the handler returns, the message is deleted. If it raises, the message stays: it is received again when its vt
@@ -163,24 +276,8 @@ class RsmqConsumer(_Plan):
     consumers, in threads or processes, may serve one queue.
     """
 
-    def __init__(
-        self,
-        rsmq: Rsmq,
-        qname: str,
-        handler: Callable[[RsmqReceived], Any],
-        *,
-        vt: int | None = None,
-        dead: str | None = None,
-        max_receives: int | None = None,
-        retry_delay: int | None = None,
-        stop_when_empty: bool = False,
-        look_every: float = LOOK_EVERY,
-    ) -> None:
-        super().__init__(qname, vt, dead, max_receives, retry_delay, stop_when_empty, look_every)
-        self._rsmq = rsmq
-        self._handler = handler
-        self._stopped = False
-        self._waker: Waker | None = None
+    _stopped = False
+    _waker: Waker | None = None
 
     def stop(self) -> None:
         """Ends `run()` after the message in progress; callable from any thread and from signal handlers."""
@@ -190,89 +287,59 @@ class RsmqConsumer(_Plan):
 
     def run(self) -> None:
         """Handles messages until stopped."""
-        heartbeat = Heartbeat(self._rsmq)
-        failures = 0
-        subscription = Subscription(self._rsmq.client.connection, self._rsmq.space, self.qname)
-        self._waker = Waker()
-        with stopping_by_signal(self.stop), subscription, closing(heartbeat), closing(self._waker):
-            while not self._stopped:
+        self._waker = waker = Waker()
+        heartbeat = Heartbeat(self._rsmq.space, self._rsmq.client.connection)
+        subscription = Subscription(self._rsmq.client.connection, self._rsmq.space, self.qname, waker)
+        perform = partial(self._perform, heartbeat=heartbeat, subscription=subscription)
+        with stopping_by_signal(self.stop), subscription, closing(heartbeat), closing(waker):
+            going = True
+            while going and not self._stopped:
                 try:
-                    if (vt := self._vt()) is None:
-                        vt = self._learn(self._rsmq.run(calls.vt_of(self._rsmq.space, self.qname)))
-                    message = self._next(subscription, vt)
-                    failures = 0
-                    if message is not None:
-                        self._work(message, vt, heartbeat)
-                    elif self.stop_when_empty:
-                        return
+                    going = drive(self._one(), perform)
                 except Unavailable as error:
-                    failures += 1
-                    log.warning("server away queue=%s error=%s", self.qname, error)
-                    subscription.close()
-                    subscription.wait(away(failures), self._waker)
+                    drive(self._server_away(error), perform)
 
-    def _next(self, subscription: Subscription, vt: int) -> RsmqReceived | None:
-        if self.dead is not None and self.max_receives is not None:
-            got = self._rsmq.receive_or_dead_letter(self.qname, self.dead, self.max_receives, vt=vt)
-            if got is None and not self.stop_when_empty:
-                subscription.open()
-                subscription.wait(self.look_every, self._waker)
-            return got
-        timeout = 0.0 if self.stop_when_empty else LONGEST_WAIT
-        return self._rsmq.wait_for(self.qname, timeout, vt, subscription, self._waker, self.look_every)
+    def _stopping(self) -> bool:
+        return self._stopped
 
-    def _work(self, message: RsmqReceived, vt: int, heartbeat: Heartbeat) -> None:
-        try:
-            with heartbeat.during(self.qname, message.id, vt):
-                self._handler(message)
-        except Exception as error:
-            self.count_failure(message, error)
-            if self.retry_delay is not None:
-                delay = self.retry_delay
-                self._insist(lambda: self._rsmq.change_message_visibility(self.qname, message.id, delay))
-        else:
-            self._insist(lambda: self._rsmq.delete_message(self.qname, message.id))
-            self.handled += 1
-
-    def _insist(self, call: Callable[[], Any]) -> None:
-        """Repeats the call until the server is back or the consumer stops: an undeleted message is handled again."""
-        failures = 0
-        while True:
+    def _perform(
+        self, step: Step | Handle | Attempt | Pause, *, heartbeat: Heartbeat, subscription: Subscription
+    ) -> Any:
+        if isinstance(step, Handle):
             try:
-                call()
-                return
+                with heartbeat.during(self.qname, step.message.id, step.vt):
+                    self._handler(step.message)
+            except Exception as error:
+                return error
+        elif isinstance(step, Attempt):
+            try:
+                self._rsmq.run(step.call)
             except Unavailable as error:
-                if self._stopped:
-                    raise
-                failures += 1
-                log.warning("delete waits for the server queue=%s error=%s", self.qname, error)
-                time.sleep(away(failures))
+                return error
+        elif isinstance(step, Pause):
+            time.sleep(step.seconds)
+        else:
+            return subscription.perform(step)
+        return None
 
 
-class AsyncRsmqConsumer(_Plan):
+class AsyncRsmqConsumer(_Consumer["AsyncRsmq", Awaitable[Any]]):
     """The consumer for asyncio: `await consumer.run()`.
 
     The heartbeat runs in a thread, so it goes on while a handler blocks the event loop.
     """
+
+    _loop: asyncio.AbstractEventLoop | None = None
 
     def __init__(
         self,
         rsmq: AsyncRsmq,
         qname: str,
         handler: Callable[[RsmqReceived], Awaitable[Any]],
-        *,
-        vt: int | None = None,
-        dead: str | None = None,
-        max_receives: int | None = None,
-        retry_delay: int | None = None,
-        stop_when_empty: bool = False,
-        look_every: float = LOOK_EVERY,
+        **options: Unpack[ConsumerOptions],
     ) -> None:
-        super().__init__(qname, vt, dead, max_receives, retry_delay, stop_when_empty, look_every)
-        self._rsmq = rsmq
-        self._handler = handler
+        super().__init__(rsmq, qname, handler, **options)
         self._stopped = asyncio.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
 
     def stop(self) -> None:
         """Ends `run()` after the message in progress; callable from any thread and from signal handlers."""
@@ -284,65 +351,43 @@ class AsyncRsmqConsumer(_Plan):
     async def run(self) -> None:
         """Handles messages until stopped."""
         self._loop = asyncio.get_running_loop()
-        twin = blocking_twin(self._rsmq)
-        heartbeat = Heartbeat(twin)
-        failures = 0
-        subscription = AsyncSubscription(self._rsmq.client.connection, self._rsmq.space, self.qname)
+        client = self._rsmq.client
+        blocking = Client(client.url, client.connection.settings, consumer=client.consumer)
+        heartbeat = Heartbeat(self._rsmq.space, blocking.connection)
+        subscription = AsyncSubscription(client.connection, self._rsmq.space, self.qname, self._stopped)
+        perform = partial(self._perform, heartbeat=heartbeat, subscription=subscription)
         try:
             with stopping_by_signal(self.stop):
-                while not self._stopped.is_set():
+                going = True
+                while going and not self._stopped.is_set():
                     try:
-                        if (vt := self._vt()) is None:
-                            asked = calls.vt_of(self._rsmq.space, self.qname)
-                            vt = self._learn(await self._rsmq.client.connection.run(asked))
-                        message = await self._next(subscription, vt)
-                        failures = 0
-                        if message is not None:
-                            await self._work(message, vt, heartbeat)
-                        elif self.stop_when_empty:
-                            return
+                        going = await drive_async(self._one(), perform)
                     except Unavailable as error:
-                        failures += 1
-                        log.warning("server away queue=%s error=%s", self.qname, error)
-                        await subscription.close()
-                        await subscription.wait(away(failures), self._stopped)
+                        await drive_async(self._server_away(error), perform)
         finally:
             await subscription.close()
             heartbeat.close()
-            twin.client.close()
+            blocking.close()
 
-    async def _next(self, subscription: AsyncSubscription, vt: int) -> RsmqReceived | None:
-        if self.dead is not None and self.max_receives is not None:
-            got = await self._rsmq.receive_or_dead_letter(self.qname, self.dead, self.max_receives, vt=vt)
-            if got is None and not self.stop_when_empty:
-                await subscription.open()
-                await subscription.wait(self.look_every, self._stopped)
-            return got
-        timeout = 0.0 if self.stop_when_empty else LONGEST_WAIT
-        return await self._rsmq.wait_for(self.qname, timeout, vt, subscription, self._stopped, self.look_every)
+    def _stopping(self) -> bool:
+        return self._stopped.is_set()
 
-    async def _work(self, message: RsmqReceived, vt: int, heartbeat: Heartbeat) -> None:
-        try:
-            with heartbeat.during(self.qname, message.id, vt):
-                await self._handler(message)
-        except Exception as error:
-            self.count_failure(message, error)
-            if self.retry_delay is not None:
-                delay = self.retry_delay
-                await self._insist(lambda: self._rsmq.change_message_visibility(self.qname, message.id, delay))
-        else:
-            await self._insist(lambda: self._rsmq.delete_message(self.qname, message.id))
-            self.handled += 1
-
-    async def _insist(self, call: Callable[[], Awaitable[Any]]) -> None:
-        failures = 0
-        while True:
+    async def _perform(
+        self, step: Step | Handle | Attempt | Pause, *, heartbeat: Heartbeat, subscription: AsyncSubscription
+    ) -> Any:
+        if isinstance(step, Handle):
             try:
-                await call()
-                return
+                with heartbeat.during(self.qname, step.message.id, step.vt):
+                    await self._handler(step.message)
+            except Exception as error:
+                return error
+        elif isinstance(step, Attempt):
+            try:
+                await self._rsmq.client.connection.run(step.call)
             except Unavailable as error:
-                if self._stopped.is_set():
-                    raise
-                failures += 1
-                log.warning("delete waits for the server queue=%s error=%s", self.qname, error)
-                await asyncio.sleep(away(failures))
+                return error
+        elif isinstance(step, Pause):
+            await asyncio.sleep(step.seconds)
+        else:
+            return await subscription.perform(step)
+        return None

@@ -1,4 +1,4 @@
-"""Waits for the announcement of a send on an RSMQ queue's channel, or until a timeout.
+"""Waits for the next message of an RSMQ queue: until a send is announced on its channel, or a timeout.
 
 On failure: a lost connection is opened again before the next poll of the queue; until then each wait lasts its timeout.
 """
@@ -8,23 +8,82 @@ from __future__ import annotations
 import asyncio
 import select
 import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from typing import Any, Self
 
 from restante.core.call_retry import LOST
 from restante.core.connection import Connection, Link, Waker
 from restante.core.connection_aio import AsyncConnection, AsyncLink
-from restante.core.operations import pack
+from restante.core.operations import Operation, pack
+from restante.rsmq import calls
+from restante.rsmq.calls import RsmqReceived
 from restante.rsmq.namespace import Namespace
+
+#: Seconds between two polls of a queue where no message is known to become due: an unannounced send is noticed this
+#: late.
+LOOK_EVERY = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribe:
+    """A step of a flow: subscribe, unless that is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unsubscribe:
+    """A step of a flow: close the connection of the subscription."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """A step of a flow: wait until an announcement, the stop or the end of these seconds."""
+
+    seconds: float
+
+
+Step = Operation[Any] | Subscribe | Unsubscribe | Sleep
+
+
+def wait_for(
+    namespace: Namespace,
+    qname: str,
+    vt: int | None,
+    timeout: float,
+    *,
+    every: float = LOOK_EVERY,
+    stopping: Callable[[], bool] = lambda: False,
+) -> Generator[Step, Any, RsmqReceived | None]:
+    """Receives the next message; waits until an announcement, a stop or the timeout, and polls every `every` s."""
+    deadline = time.monotonic() + timeout
+    while True:
+        yield Subscribe()
+        got = yield calls.receive_or_wait(namespace, qname, vt)
+        if isinstance(got, RsmqReceived):
+            return got
+        left = deadline - time.monotonic()
+        if left <= 0 or stopping():
+            return None
+        yield Sleep(min(left, every if got is None else min(got, every)))
 
 
 class Subscription:
     """A subscription to a queue's channel on a separate connection; does nothing without realtime."""
 
-    def __init__(self, connection: Connection, namespace: Namespace, qname: str) -> None:
+    def __init__(self, connection: Connection, namespace: Namespace, qname: str, stop: Waker | None = None) -> None:
         self._connection = connection
+        self._stop = stop
         self._key = namespace.place(qname)[0]
         self._channel = namespace.channel(qname)
         self._link: Link | None = None
+
+    def perform(self, step: Step) -> Any:
+        """Performs a step of a flow that waits for messages."""
+        if isinstance(step, Operation):
+            return self._connection.run(step)
+        if isinstance(step, Sleep):
+            return self.wait(step.seconds)
+        return self.open() if isinstance(step, Subscribe) else self.close()
 
     def open(self) -> None:
         """Subscribes. The poll that follows finds messages that were sent before."""
@@ -41,16 +100,16 @@ class Subscription:
         else:
             self._link = link
 
-    def wait(self, seconds: float, waker: Waker | None = None) -> None:
-        """Sleeps until an announcement, the waker or the timeout."""
-        if self._link is None and waker is None:
+    def wait(self, seconds: float) -> None:
+        """Sleeps until an announcement, the stop or the timeout."""
+        if self._link is None and self._stop is None:
             time.sleep(seconds)
             return
         poller = select.poll()
         if self._link is not None:
             poller.register(self._link, select.POLLIN)
-        if waker is not None:
-            poller.register(waker, select.POLLIN)
+        if self._stop is not None:
+            poller.register(self._stop, select.POLLIN)
         woken = {number for number, _ in poller.poll(seconds * 1000)}
         if self._link is not None and self._link.fileno() in woken:
             try:
@@ -73,12 +132,23 @@ class Subscription:
 class AsyncSubscription:
     """The subscription for asyncio."""
 
-    def __init__(self, connection: AsyncConnection, namespace: Namespace, qname: str) -> None:
+    def __init__(
+        self, connection: AsyncConnection, namespace: Namespace, qname: str, stop: asyncio.Event | None = None
+    ) -> None:
         self._connection = connection
+        self._stop = stop
         self._key = namespace.place(qname)[0]
         self._channel = namespace.channel(qname)
         self._link: AsyncLink | None = None
         self._reading: asyncio.Task[Any] | None = None
+
+    async def perform(self, step: Step) -> Any:
+        """Performs a step of a flow that waits for messages."""
+        if isinstance(step, Operation):
+            return await self._connection.run(step)
+        if isinstance(step, Sleep):
+            return await self.wait(step.seconds)
+        return await (self.open() if isinstance(step, Subscribe) else self.close())
 
     async def open(self) -> None:
         """Subscribes."""
@@ -95,7 +165,7 @@ class AsyncSubscription:
         else:
             self._link = link
 
-    async def wait(self, seconds: float, stopped: asyncio.Event | None = None) -> None:
+    async def wait(self, seconds: float) -> None:
         """Sleeps until an announcement, the stop or the timeout."""
         tasks: list[asyncio.Task[Any]] = []
         if self._link is not None:
@@ -104,7 +174,7 @@ class AsyncSubscription:
                 reading = self._link.connection.read_response(True, timeout=None)
                 self._reading = asyncio.ensure_future(reading)
             tasks.append(self._reading)
-        stopping = asyncio.ensure_future(stopped.wait()) if stopped is not None else None
+        stopping = asyncio.ensure_future(self._stop.wait()) if self._stop is not None else None
         if stopping is not None:
             tasks.append(stopping)
         if not tasks:

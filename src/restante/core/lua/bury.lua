@@ -3,7 +3,7 @@
 -- ARGV: per message: id, token, error class, error text (JSON)
 -- Returns the positions (1-based) whose lease is lost.
 -- Journal: buried
-local m = moves()
+local m = require('moves')
 local k = { deliveries = KEYS[3], history = KEYS[4], leased = KEYS[5], dead = KEYS[6], unique = KEYS[7] }
 local marker, verdicts = KEYS[8], KEYS[9]
 local set = call('HMGET', queue, 'journal', 'journal_skip', 'max_leased')

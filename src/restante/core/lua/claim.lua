@@ -22,7 +22,7 @@ elseif verb == 'release' then
   if mark == 'r' and before == attempts then call('DEL', record) end
 end
 if event then
-  local m, now = moves(), clock()
+  local m, now = require('moves'), clock()
   local set = call('HMGET', queue, 'journal', 'journal_skip')
   m.open(set[1], set[2])
   local facts = table.concat({ sent == '' and now or sent, kind, priority, size }, '\t')

@@ -3,7 +3,7 @@
 -- ARGV: operator, event ("configured", "paused", "resumed"), then field and value pairs ("" clears)
 -- Returns the whole queue hash.
 -- Journal: configured, paused, resumed
-local m = moves()
+local m = require('moves')
 local marker = KEYS[3]
 local operator, event = ARGV[1], ARGV[2]
 local set = call('HMGET', queue, 'journal', 'journal_skip')

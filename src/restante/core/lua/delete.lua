@@ -3,7 +3,7 @@
 -- ARGV: operator, detail for the journal (follows the state it was in), then message ids
 -- Returns per message the state it was deleted from, "leased" if it is leased and stays, "" if there is none.
 -- Journal: deleted
-local m = moves()
+local m = require('moves')
 local messages, deliveries, history, leased, unique = KEYS[3], KEYS[4], KEYS[5], KEYS[11], KEYS[12]
 local places = { ready = KEYS[6], scheduled = KEYS[7], retrying = KEYS[8], dead = KEYS[9], done = KEYS[10] }
 local operator, detail = ARGV[1], ARGV[2] ~= '' and ', ' .. ARGV[2] or ''

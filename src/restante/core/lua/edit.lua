@@ -3,7 +3,7 @@
 -- ARGV: operator, id, stored form without sent_at, priority, due_at ms ("" to leave it)
 -- Returns the state the message is in, "" if there is none, "leased" if it is leased and unchanged.
 -- Journal: edited
-local m = moves()
+local m = require('moves')
 local messages, deliveries, ready, scheduled, retrying = KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
 local dead, marker = KEYS[8], KEYS[9]
 local operator, id, body, priority, due = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]

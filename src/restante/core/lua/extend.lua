@@ -3,7 +3,7 @@
 -- ARGV: consumer, its registry entry ("" for none), then per message: id, token, lease_ms
 -- Returns the positions (1-based) whose lease is lost, then lease_expires_at per message ("" if lost).
 -- Journal: extended
-local m = moves()
+local m = require('moves')
 local deliveries, leased, consumers = KEYS[3], KEYS[4], KEYS[5]
 local consumer, presence = ARGV[1], ARGV[2]
 local set = call('HMGET', queue, 'journal', 'journal_skip', 'due')
@@ -20,12 +20,12 @@ for i = 3, #ARGV, 3 do
     lost[#lost + 1] = at
   else
     d.expires = now + ARGV[i + 2]
-    local until_ = format('%d', d.expires)
-    lines[#lines + 1] = m.line('extended', 'leased', now, id, d.facts, d.attempts, d.consumer, until_, '', '')
+    local expires_at = format('%d', d.expires)
+    lines[#lines + 1] = m.line('extended', 'leased', now, id, d.facts, d.attempts, d.consumer, expires_at, '', '')
     call('HSET', deliveries, id, m.pack(d))
-    call('ZADD', leased, until_, id)
+    call('ZADD', leased, expires_at, id)
     soonest = math.min(soonest or d.expires, d.expires)
-    reply[at] = until_
+    reply[at] = expires_at
   end
 end
 if #lines > 0 then

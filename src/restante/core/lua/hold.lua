@@ -4,14 +4,14 @@
 -- ARGV: consumer, owner, ms the ownership lasts, then id and token per message
 -- Returns the number of the journal's last row, then the owner ("" if another living process owns it; nothing is done).
 -- Journal: none
-local m = moves()
+local m = require('moves')
 local messages, deliveries, leases = KEYS[3], KEYS[4], KEYS[5]
 local consumer, owner, lasts = ARGV[1], ARGV[2], whole(ARGV[3], 1, 4e12)
 if not lasts or owner == '' then return refuse('INVALID', 'give an owner, and at least 1 ms') end
 local now, field = clock(), 'holder:' .. consumer
-local holder, until_, last, before = match(call('HGET', queue, field) or '', '^([^\t]*)\t(%d+)\t(%d+)\t(.*)$')
+local holder, owned_until, last, before = match(call('HGET', queue, field) or '', '^([^\t]*)\t(%d+)\t(%d+)\t(.*)$')
 last = tonumber(last) or 0
-if holder and holder ~= owner and tonumber(until_) > now then return { last, '' } end
+if holder and holder ~= owner and tonumber(owned_until) > now then return { last, '' } end
 local rows = {}
 for i = 4, #ARGV, 2 do
   local id, token = ARGV[i], ARGV[i + 1]

@@ -4,7 +4,7 @@
 -- ARGV: operator, source name, target name, then message ids
 -- Returns per message its state in the source, "leased" if it is leased, "exists" if the target has it, "" if none.
 -- Journal: deleted in the source, sent in the target
-local m = moves()
+local m = require('moves')
 local messages, deliveries, history, ready, scheduled = KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
 local retrying, dead, leased, unique = KEYS[8], KEYS[9], KEYS[10], KEYS[11]
 local to = { queue = KEYS[12], journal = KEYS[13], messages = KEYS[14], deliveries = KEYS[15], history = KEYS[16],

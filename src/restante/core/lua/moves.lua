@@ -1,5 +1,5 @@
--- Moves that several verbs share, wrapped into the function `moves`, so that only verbs that call it pay for them.
-local byte, slice, find = string.byte, string.sub, string.find
+-- Moves that several verbs share, as a part, so that only calls that need them pay for them.
+local call, match, format, slice, find = redis.call, string.match, string.format, string.sub, string.find
 local HISTORY = 50 -- attempts kept per message
 
 -- Trims the journal behind the slowest registered reader: keeps at least `keep` lines and at most `cap`; lines beyond
@@ -151,14 +151,14 @@ end
 -- Stores a verdict by the token of its lease, for leases that were not lost; ARGV holds one message per `width`
 -- arguments from `first` on.
 local function decided(verdicts, word, lost, first, width)
-  local missed, pairs_ = {}, {}
+  local missed, decisions = {}, {}
   for i = 1, #lost do missed[lost[i]] = true end
   for i = first, #ARGV, width do
     if not missed[(i - first) / width + 1] then
-      pairs_[#pairs_ + 1], pairs_[#pairs_ + 2] = ARGV[i + 1], word
+      decisions[#decisions + 1], decisions[#decisions + 2] = ARGV[i + 1], word
     end
   end
-  if #pairs_ > 0 then call('HSET', verdicts, unpack(pairs_)) end
+  if #decisions > 0 then call('HSET', verdicts, unpack(decisions)) end
 end
 
 local function allowed_attempts(limits, default)

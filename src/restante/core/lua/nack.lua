@@ -3,7 +3,7 @@
 -- ARGV: per message: id, token, delay_ms ("dead" if the retry policy gives up), error class, error text (JSON)
 -- Returns the positions (1-based) whose lease is lost, then the state reached per message ("" if lost).
 -- Journal: nacked
-local m = moves()
+local m = require('moves')
 local k = { deliveries = KEYS[3], history = KEYS[4], retrying = KEYS[5], leased = KEYS[6], dead = KEYS[7],
   unique = KEYS[8] }
 local marker, verdicts = KEYS[9], KEYS[10]

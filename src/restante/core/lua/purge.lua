@@ -3,7 +3,7 @@
 -- ARGV: operator, state, limit
 -- Returns how many were removed.
 -- Journal: purged
-local m = moves()
+local m = require('moves')
 local messages, deliveries, history, zset, unique = KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
 local operator, state, limit = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local set = call('HMGET', queue, 'journal', 'journal_skip')

@@ -3,7 +3,7 @@
 -- ARGV: delay_ms, then id and token per message
 -- Returns the positions (1-based) whose lease is lost.
 -- Journal: released
-local m = moves()
+local m = require('moves')
 local deliveries, ready, scheduled, leased, unique = KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
 local marker, verdicts = KEYS[8], KEYS[9]
 local delay = whole(ARGV[1], 0, 4e15)

@@ -3,7 +3,7 @@
 -- ARGV: operator, task id ("" for none), task record (JSON), then message ids
 -- Returns per message 1 if replayed, 0 if it was not dead.
 -- Journal: replayed
-local m = moves()
+local m = require('moves')
 local messages, deliveries, ready, dead = KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local unique, marker, tasks = KEYS[7], KEYS[8], KEYS[9]
 local operator, task, progress = ARGV[1], ARGV[2], ARGV[3]

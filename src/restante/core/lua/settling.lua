@@ -1,12 +1,12 @@
--- Plans and performs acks for the two verbs that take them; wrapped into the function `settling`.
-local call, match = redis.call, string.match
+-- Plans and performs acks for the two verbs that take them.
+local call, match, format = redis.call, string.match, string.format
 local GRAVES = 1000000 -- acked ids kept per generation at most, however long the dedup window
 
 -- Keeps acked ids with their tokens for the dedup window, in two generations that rotate by age or size.
-local function tombstone(acked, acked_before, window, since, pairs_, base, now)
+local function tombstone(acked, acked_before, window, since, graves, base, now)
   window, since = tonumber(window) or 60000, tonumber(since) or 0
   if window == 0 then return end
-  local crowded = base % 10000 < #pairs_ and call('HLEN', acked) >= GRAVES
+  local crowded = base % 10000 < #graves and call('HLEN', acked) >= GRAVES
   if now < since then
     call('HSET', queue, 'acked_since', now) -- the clock went back: nothing has aged
   elseif crowded or now - since >= window then
@@ -18,7 +18,7 @@ local function tombstone(acked, acked_before, window, since, pairs_, base, now)
     end
     call('HSET', queue, 'acked_since', now)
   end
-  call('HSET', acked, unpack(pairs_))
+  call('HSET', acked, unpack(graves))
 end
 
 -- Plans the acks of pairs (id, token) from ARGV[first] on: which messages are removed, the journal's lines, and which
@@ -39,7 +39,7 @@ local function plan(first, now, keep, deliveries, unique, acked, acked_before, w
       graves[2 * count - 1], graves[2 * count] = id, token
       lines[count] = lead .. id .. '\t' .. tail .. '\t\t\t'
       if string.byte(text, -1) ~= 10 then
-        local m = moves()
+        local m = require('moves')
         m.hold_unique(unique, m.parse(text).limits, id, keep > 0 and 'k' or 'g')
       end
     elseif not (seen[id] == given or call('HGET', acked, id) == given or call('HGET', acked_before, id) == given) then
@@ -53,7 +53,7 @@ end
 -- Performs planned acks, after their lines are in the journal.
 local function apply(gone, now, keep, k)
   if keep > 0 then
-    local m = moves()
+    local m = require('moves')
     local scored, given = {}, call('HMGET', k.deliveries, unpack(gone))
     for i = 1, #gone do
       scored[2 * i - 1], scored[2 * i] = now, gone[i]

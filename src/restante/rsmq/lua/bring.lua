@@ -5,16 +5,15 @@
 --         put there before, else "brought".
 local due, messages, marker = KEYS[1], KEYS[2], KEYS[3]
 local id, message, length, kept, channel = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
-local set = redis.call('HMGET', messages, 'vt', 'delay', 'maxsize')
-if not (set[1] and set[2] and set[3]) then return 'missing' end
-if redis.call('EXISTS', marker) == 1 then return 'known' end
-local most = tonumber(set[3])
+local vt, delay, maxsize = read_queue(messages)
+if not vt then return 'missing' end
+if call('EXISTS', marker) == 1 then return 'known' end
+local most = tonumber(maxsize)
 if most >= 0 and length > most then return 'long' end
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-redis.call('SET', marker, '1', 'EX', kept)
-redis.call('ZADD', due, string.format('%d', now + tonumber(set[2]) * 1000), id)
-redis.call('HSET', messages, id, message)
-redis.call('HINCRBY', messages, 'totalsent', 1)
-if channel ~= '' then redis.call('PUBLISH', channel, redis.call('ZCARD', due)) end
+local now = clock()
+call('SET', marker, '1', 'EX', kept)
+call('ZADD', due, string.format('%d', now + tonumber(delay) * 1000), id)
+call('HSET', messages, id, message)
+call('HINCRBY', messages, 'totalsent', 1)
+if channel ~= '' then call('PUBLISH', channel, call('ZCARD', due)) end
 return 'brought'

@@ -3,7 +3,6 @@
 -- Returns 1; 0 = there is one.
 local names, messages = KEYS[1], KEYS[2]
 local queue, vt, delay, maxsize, again = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
-local call = redis.call
 local q = call('HMGET', messages, 'vt', 'delay', 'maxsize')
 if q[1] then
   local same = again == '1' and q[1] == vt and q[2] == delay and q[3] == maxsize

@@ -2,7 +2,6 @@
 -- KEYS: due, messages. ARGV: ids.
 -- Returns how many were there. A missing queue is none, as in the protocol.
 local due, messages = KEYS[1], KEYS[2]
-local call = redis.call
 local count = 0
 for _, id in ipairs(ARGV) do
   local known = call('ZREM', due, id)

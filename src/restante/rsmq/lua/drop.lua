@@ -2,6 +2,7 @@
 -- KEYS: names, due, messages. ARGV: queue.
 -- Returns 1; 0 = there was none.
 local names, due, messages = KEYS[1], KEYS[2], KEYS[3]
-local gone = redis.call('UNLINK', messages, due)
-redis.call('SREM', names, ARGV[1])
+local queue = ARGV[1]
+local gone = call('UNLINK', messages, due)
+call('SREM', names, queue)
 return gone > 0 and 1 or 0

@@ -2,15 +2,13 @@
 -- KEYS: due, messages, target's due, target's messages. ARGV: the most to move of what is due, or 0; ids.
 -- Returns how many were moved; -1 = no such queue, -2 = no such target.
 local due, messages, target_due, target = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local call = redis.call
 for i, key in ipairs({messages, target}) do
-  local q = call('HMGET', key, 'vt', 'delay', 'maxsize')
-  if not (q[1] and q[2] and q[3]) then return -i end
+  if not read_queue(key) then return -i end
 end
 local ids, most = ARGV, table.remove(ARGV, 1)
 if most ~= '0' then
-  local t = call('TIME')
-  ids = call('ZRANGEBYSCORE', due, '-inf', t[1] * 1000 + math.floor(t[2] / 1000), 'LIMIT', 0, most)
+  local now = clock()
+  ids = call('ZRANGEBYSCORE', due, '-inf', now, 'LIMIT', 0, most)
 end
 local count = 0
 for _, id in ipairs(ids) do

@@ -2,11 +2,9 @@
 -- KEYS: due, messages. ARGV: count.
 -- Returns {id, body, count, first received} flat, per message; 0 = no such queue.
 local due, messages = KEYS[1], KEYS[2]
-local call = redis.call
-local q = call('HMGET', messages, 'vt', 'delay', 'maxsize')
-if not (q[1] and q[2] and q[3]) then return 0 end
-local t = call('TIME')
-local ids = call('ZRANGEBYSCORE', due, '-inf', t[1] * 1000 + math.floor(t[2] / 1000), 'LIMIT', 0, ARGV[1])
+local most = ARGV[1]
+if not read_queue(messages) then return 0 end
+local ids = call('ZRANGEBYSCORE', due, '-inf', clock(), 'LIMIT', 0, most)
 local answer = {}
 for i, id in ipairs(ids) do
   local m = call('HMGET', messages, id, id .. ':rc', id .. ':fr')

@@ -2,7 +2,6 @@
 -- KEYS: due, messages. ARGV: none.
 -- Returns how many messages were removed; -1 = no such queue.
 local due, messages = KEYS[1], KEYS[2]
-local call = redis.call
 local kept = {}
 local names = {'vt', 'delay', 'maxsize', 'created', 'modified', 'totalsent', 'totalrecv'}
 local values = call('HMGET', messages, unpack(names))

@@ -3,19 +3,13 @@
 -- Returns {id, body, count, first received} flat, per message; 0 = no such queue, 2 = the queue's vt is out of the
 -- protocol's range, or was written in milliseconds.
 local due, messages = KEYS[1], KEYS[2]
-local vt = ARGV[1]
-local call = redis.call
-local q = call('HMGET', messages, 'vt', 'delay', 'maxsize', 'totalrecv')
-if not (q[1] and q[2] and q[3]) then return 0 end
-if vt == '' then
-  vt = tonumber(q[1])
-  if not vt or vt < 0 or vt > 9999999 then return 2 end
-  if q[4] == '0' and vt >= 1000 and vt % 1000 == 0 then return 2 end
-  vt = math.floor(vt)
-end
-local t = call('TIME')
-local now = t[1] * 1000 + math.floor(t[2] / 1000)
-local ids = call('ZRANGEBYSCORE', due, '-inf', now, 'LIMIT', 0, ARGV[2])
+local vt, most = ARGV[1], ARGV[2]
+local queue_vt, _, _, totalrecv = read_queue(messages, 'totalrecv')
+if not queue_vt then return 0 end
+if vt == '' then vt = seconds_of(queue_vt, queue_vt, totalrecv) end
+if not vt then return 2 end
+local now = clock()
+local ids = call('ZRANGEBYSCORE', due, '-inf', now, 'LIMIT', 0, most)
 if #ids == 0 then return {} end
 local fields, scores = {}, {}
 for i, id in ipairs(ids) do
@@ -23,7 +17,7 @@ for i, id in ipairs(ids) do
   scores[2 * i - 1], scores[2 * i] = now + vt * 1000, id
 end
 local found = call('HMGET', messages, unpack(fields))
-local answer, written = {}, {'totalrecv', (tonumber(q[4]) or 0) + #ids}
+local answer, written = {}, {'totalrecv', (tonumber(totalrecv) or 0) + #ids}
 for i, id in ipairs(ids) do
   local count, first = (tonumber(found[3 * i - 1]) or 0) + 1, found[3 * i]
   written[#written + 1] = fields[3 * i - 1]

@@ -1,23 +1,16 @@
 -- receiveMessage, but what was received max times already goes to another queue instead, its counts with it.
--- KEYS: due, messages, dead's due, dead's messages. ARGV: vt in s ('' = the queue's), max, the most to move in one call.
+-- KEYS: due, messages, dead's due, dead's messages. ARGV: vt in s ('' = the queue's), max, the most to move per call.
 -- Returns {id, body, count, first received}; {} = none is due; {1} = moved as many as it may, ask again; 0 = no such
 -- queue, 2 = its vt is out of the protocol's range or was written in milliseconds, 3 = no such queue for the dead.
 local due, messages, dead_due, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local vt, max = ARGV[1], tonumber(ARGV[2])
-local call = redis.call
-local q = call('HMGET', messages, 'vt', 'delay', 'maxsize', 'totalrecv')
-if not (q[1] and q[2] and q[3]) then return 0 end
-local d = call('HMGET', dead, 'vt', 'delay', 'maxsize')
-if not (d[1] and d[2] and d[3]) then return 3 end
-if vt == '' then
-  vt = tonumber(q[1])
-  if not vt or vt < 0 or vt > 9999999 then return 2 end
-  if q[4] == '0' and vt >= 1000 and vt % 1000 == 0 then return 2 end
-  vt = math.floor(vt)
-end
-local t = call('TIME')
-local now = t[1] * 1000 + math.floor(t[2] / 1000)
-for _ = 1, tonumber(ARGV[3]) do
+local vt, max, most = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local queue_vt, _, _, totalrecv = read_queue(messages, 'totalrecv')
+if not queue_vt then return 0 end
+if not read_queue(dead) then return 3 end
+if vt == '' then vt = seconds_of(queue_vt, queue_vt, totalrecv) end
+if not vt then return 2 end
+local now = clock()
+for _ = 1, most do
   local id = call('ZRANGEBYSCORE', due, '-inf', now, 'LIMIT', 0, 1)[1]
   if not id then return {} end
   local counted, first = id .. ':rc', id .. ':fr'
@@ -25,7 +18,7 @@ for _ = 1, tonumber(ARGV[3]) do
   local count = tonumber(m[2]) or 0
   if count < max or not m[1] then
     call('ZADD', due, now + vt * 1000, id)
-    call('HSET', messages, 'totalrecv', (tonumber(q[4]) or 0) + 1, counted, count + 1, first, m[3] or now)
+    call('HSET', messages, 'totalrecv', (tonumber(totalrecv) or 0) + 1, counted, count + 1, first, m[3] or now)
     return {id, m[1], count + 1, m[3] or now}
   end
   call('HSET', dead, id, m[1], counted, m[2], first, m[3] or now)
