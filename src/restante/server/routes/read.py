@@ -397,11 +397,9 @@ async def _stream(
     It ends when the server closes, and when the caller's token is revoked.
     """
     chosen = frozenset(queues)
-    source = state.hub.follow(queues, after)
     woken = state.monitor.watch() if counts else None
-    closing = asyncio.ensure_future(state.closing.wait())
-    next_lines: asyncio.Future[bytes] | None = None
-    next_counts: asyncio.Future[Any] | None = None
+    source = state.hub.follow(queues, after)
+    news = _News(state, source if lines else None, woken)
     seen = -1
     clock = asyncio.get_running_loop()
     check_at, hello_at = clock.time() + CHECKED_EVERY, clock.time() + HELLO_EVERY
@@ -412,38 +410,68 @@ async def _stream(
                 if not await state.still_may(request, Role.READ):
                     return
                 check_at = clock.time() + CHECKED_EVERY
-            if woken is not None and seen != state.monitor.number:
+            if counts and seen != state.monitor.number:
                 changed, seen = _counts_since(state, chosen, seen), state.monitor.number
                 yield changed
-            if lines and next_lines is None:
-                next_lines = asyncio.ensure_future(anext(source))
-            if woken is not None and next_counts is None:
-                next_counts = asyncio.ensure_future(woken.wait())
-            waits = [wait for wait in (next_lines, next_counts, closing) if wait is not None]
-            pause = max(0.0, min(check_at, hello_at) - clock.time())
-            done, _ = await asyncio.wait(waits, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
-            if closing in done:
+            arrived = await news.wait(max(0.0, min(check_at, hello_at) - clock.time()))
+            if news.closed:
                 return
-            if done:
+            if arrived:
                 hello_at = clock.time() + HELLO_EVERY
             elif clock.time() >= hello_at:
                 yield write_event("hello", {"now": await state.now_ms()})
                 hello_at = clock.time() + HELLO_EVERY
-            if next_lines is not None and next_lines in done:
-                events, next_lines = next_lines.result(), None
+            if (events := news.take_lines()) is not None:
                 yield events
-            if woken is not None and next_counts in done:
-                woken.clear()
-                next_counts = None
     finally:
         if woken is not None:
             state.monitor.unwatch(woken)
-        for wait in (next_lines, next_counts, closing):
+        await news.close()
+        await source.aclose()  # type: ignore[attr-defined]  # a generator, typed as an iterator
+
+
+class _News:
+    """What a stream waits for: the next lines, changed counts, and the closing of the server."""
+
+    def __init__(self, state: ServerState, source: AsyncIterator[bytes] | None, woken: asyncio.Event | None) -> None:
+        self._source = source
+        self._woken = woken
+        self._closing = asyncio.ensure_future(state.closing.wait())
+        # They live longer than one wait: a read of lines that is cancelled would lose them.
+        self._lines: asyncio.Future[bytes] | None = None
+        self._counts: asyncio.Future[Any] | None = None
+
+    @property
+    def closed(self) -> bool:
+        """Whether the server closes."""
+        return self._closing.done()
+
+    async def wait(self, seconds: float) -> bool:
+        """Whether anything arrived within this time."""
+        if self._source is not None and self._lines is None:
+            self._lines = asyncio.ensure_future(anext(self._source))
+        if self._woken is not None and self._counts is None:
+            self._counts = asyncio.ensure_future(self._woken.wait())
+        waits = [wait for wait in (self._lines, self._counts, self._closing) if wait is not None]
+        done, _ = await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if self._woken is not None and self._counts in done:
+            self._woken.clear()
+            self._counts = None
+        return bool(done)
+
+    def take_lines(self) -> bytes | None:
+        """The events that have arrived, if any."""
+        if self._lines is None or not self._lines.done():
+            return None
+        events, self._lines = self._lines.result(), None
+        return events
+
+    async def close(self) -> None:
+        for wait in (self._lines, self._counts, self._closing):
             if wait is not None:
                 wait.cancel()
-        if next_lines is not None:
-            await asyncio.gather(next_lines, return_exceptions=True)
-        await source.aclose()  # type: ignore[attr-defined]  # a generator, typed as an iterator
+        if self._lines is not None:
+            await asyncio.gather(self._lines, return_exceptions=True)
 
 
 def _counts_since(state: ServerState, chosen: frozenset[str], seen: int) -> bytes:
