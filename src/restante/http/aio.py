@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from typing import Unpack
 
-import httpx
-
-from restante.core.keywords import known_keywords
 from restante.http.client import AsyncHttpClient
-from restante.http.connection import DEFAULT_ADDRESS, Certificate, Verify
+from restante.http.connection import DEFAULT_ADDRESS, HttpOptions
 
 __all__ = ["connect"]
 
 
-@known_keywords
-def connect(
-    address: str = DEFAULT_ADDRESS,
-    *,
-    token: str | None = None,
-    consumer: str | None = None,
-    timeout: float | timedelta | httpx.Timeout = 10.0,
-    verify: Verify = True,
-    cert: Certificate | None = None,
-    proxy: str | httpx.Proxy | None = None,
-) -> AsyncHttpClient:
+def connect(address: str = DEFAULT_ADDRESS, **options: Unpack[HttpOptions]) -> AsyncHttpClient:
     """Returns a client for asyncio; the arguments are those of `restante.http.connect`."""
-    return AsyncHttpClient(
-        address, token=token, consumer=consumer, timeout=timeout, verify=verify, cert=cert, proxy=proxy
-    )
+    return AsyncHttpClient(address, **options)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar, Unpack
+from typing import Any, NamedTuple, TypeVar, Unpack
 from urllib.parse import quote
 
 from restante.core.errors import InvalidInput, InvalidPayload, LeaseLost, Unavailable, Unconfirmed
@@ -58,24 +58,21 @@ class Request:
     idempotency_key: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(NamedTuple):
     """What the server answered."""
 
     status: int
     content: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
+class Lost(NamedTuple):
     """The request failed without a reply; `written` if it may have reached the server."""
 
     reason: str
     written: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Pause:
+class Pause(NamedTuple):
     """Seconds to wait before the call is repeated."""
 
     seconds: float
@@ -243,48 +240,34 @@ def send_many(
 # -- receiving -------------------------------------------------------------------------------------------------------
 
 
-def receive(
-    ref: HttpQueueRef,
-    count: int,
-    timeout: float,
-    lease: float | timedelta | None,
-    acks: Sequence[Message] = (),
-) -> Call[list[Any]]:
-    """Receives up to `count` messages from one queue, after acking `acks`."""
+def wanted(count: int, lease: float | timedelta | None, consumer: str) -> dict[str, Any]:
+    """The body of a receive."""
+    body: dict[str, Any] = {"count": check_count(count), "consumer": consumer, "pid": os.getpid()}
+    if lease is not None:
+        body["lease_seconds"] = seconds(lease, "lease", least=0.001)
+    return body
+
+
+def receive(ref: HttpQueueRef, body: dict[str, Any], timeout: float, acks: Sequence[Message] = ()) -> Call[list[Any]]:
+    """Receives messages of one queue, after acking `acks`."""
+    if acks:
+        body["acks"] = tickets_out(acks)
     yield from _opened(ref)
-    body: dict[str, Any] = {"acks": tickets_out(acks)} if acks else {}
-    path = f"{ref.path}/receive"
-    return (yield from _received(ref.address, path, body, count, timeout, lease, ref.consumer, ref.make))
+    return (yield from _received(ref.address, f"{ref.path}/receive", body, timeout, ref.make))
 
 
 def receive_any(
-    address: str,
-    queues: Sequence[str],
-    count: int,
-    timeout: float,
-    lease: float | timedelta | None,
-    consumer: str,
-    make: Callable[[dict[str, Any]], Any],
+    address: str, queues: Sequence[str], body: dict[str, Any], timeout: float, make: Callable[[dict[str, Any]], Any]
 ) -> Call[list[Any]]:
-    """Receives up to `count` messages from the first queue that has any."""
-    body = {"queues": list(queue_names(queues))}
-    return (yield from _received(address, "/api/receive", body, count, timeout, lease, consumer, make))
+    """Receives messages of the first queue that has any."""
+    body["queues"] = list(queue_names(queues))
+    return (yield from _received(address, "/api/receive", body, timeout, make))
 
 
 def _received(
-    address: str,
-    path: str,
-    body: dict[str, Any],
-    count: int,
-    timeout: float,
-    lease: float | timedelta | None,
-    consumer: str,
-    make: Callable[[dict[str, Any]], Any],
+    address: str, path: str, body: dict[str, Any], timeout: float, make: Callable[[dict[str, Any]], Any]
 ) -> Call[list[Any]]:
     """Polls until messages arrive or the time is over. A poll whose reply was lost is not repeated."""
-    body |= {"count": check_count(count), "consumer": consumer, "pid": os.getpid()}
-    if lease is not None:
-        body["lease_seconds"] = seconds(lease, "lease", least=0.001)
     deadline = time.monotonic() + check_timeout(timeout)
     while True:
         left = max(0.0, deadline - time.monotonic())

@@ -6,15 +6,12 @@ On failure every method raises a typed error of `restante.core.errors`, and noth
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import timedelta
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
-
-import httpx
+from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
 from restante.core.flow import drive, drive_async
-from restante.core.keywords import check_keywords, known_keywords, parameters
+from restante.core.keywords import check_keywords, parameters
 from restante.core.leased_message import AsyncLeasedMessage, LeasedMessage
 from restante.core.message import Message
 from restante.core.names import valid_name
@@ -22,37 +19,19 @@ from restante.core.queue import consumer_name
 from restante.core.settings import QueueOptions, QueueSettings
 from restante.http import calls
 from restante.http.calls import Call, HttpQueueRef
-from restante.http.connection import (
-    DEFAULT_ADDRESS,
-    AsyncHttpConnection,
-    Certificate,
-    HttpConnection,
-    HttpEndpoint,
-    Verify,
-)
+from restante.http.connection import DEFAULT_ADDRESS, AsyncHttpConnection, HttpConnection, HttpEndpoint, HttpOptions
 from restante.http.serializers import stored_in
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-@known_keywords
-def connect(
-    address: str = DEFAULT_ADDRESS,
-    *,
-    token: str | None = None,
-    consumer: str | None = None,
-    timeout: float | timedelta | httpx.Timeout = 10.0,
-    verify: Verify = True,
-    cert: Certificate | None = None,
-    proxy: str | httpx.Proxy | None = None,
-) -> HttpClient:
+def connect(address: str = DEFAULT_ADDRESS, **options: Unpack[HttpOptions]) -> HttpClient:
     """Returns a client of the server at `address`, which connects with the first call.
 
-    The token defaults to RESTANTE_TOKEN. `verify`, `cert` and `proxy` are those of httpx: the authorities that sign
-    the server's certificate, the client's own certificate, and the URL of a proxy.
+    The options are those of `HttpOptions`. The token defaults to RESTANTE_TOKEN.
     """
-    return HttpClient(address, token=token, consumer=consumer, timeout=timeout, verify=verify, cert=cert, proxy=proxy)
+    return HttpClient(address, **options)
 
 
 def sync_method(build: Callable[Concatenate[HttpQueueRef, P], Call[T]]) -> Callable[Concatenate[Any, P], T]:
@@ -117,10 +96,14 @@ def _parts(fields: dict[str, Any]) -> tuple[Any, ...]:
     )
 
 
-class _Named:
+class _Queue:
     """The part that `HttpQueue` and `AsyncHttpQueue` share."""
 
-    ref: HttpQueueRef
+    _message: ClassVar[type]
+
+    def __init__(self, connection: Any, address: str, name: str, consumer: str, options: QueueOptions) -> None:
+        self.connection = connection
+        self.ref = HttpQueueRef(name, address, consumer, options, functools.partial(self._message, self))
 
     @property
     def name(self) -> str:
@@ -129,15 +112,16 @@ class _Named:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
 
+    def _receiving(
+        self, count: int, timeout: float, lease: float | timedelta | None, acks: Sequence[Message]
+    ) -> Call[list[Any]]:
+        return calls.receive(self.ref, calls.wanted(count, lease, self.ref.consumer), timeout, acks)
 
-class HttpQueue(_Named):
+
+class HttpQueue(_Queue):
     """A queue of an HTTP server; its methods are those of `Queue`. Open it with `client.queue(name)`."""
 
-    def __init__(
-        self, connection: HttpConnection, address: str, name: str, consumer: str, options: QueueOptions
-    ) -> None:
-        self.connection = connection
-        self.ref = HttpQueueRef(name, address, consumer, options, functools.partial(HttpMessage, self))
+    _message = HttpMessage
 
     configure = sync_method(calls.configure)
     read_settings = sync_method(calls.read_settings)
@@ -163,17 +147,13 @@ class HttpQueue(_Named):
         self, count: int, timeout: float = 0, *, lease: float | timedelta | None = None, acks: Sequence[Message] = ()
     ) -> list[HttpMessage]:
         """Receives up to `count` messages, waiting up to `timeout` seconds. Settles `acks` in the same call."""
-        return drive(calls.receive(self.ref, count, timeout, lease, acks), self.connection.perform)
+        return drive(self._receiving(count, timeout, lease, acks), self.connection.perform)
 
 
-class AsyncHttpQueue(_Named):
+class AsyncHttpQueue(_Queue):
     """A queue of an HTTP server for asyncio; its methods are those of `AsyncQueue`."""
 
-    def __init__(
-        self, connection: AsyncHttpConnection, address: str, name: str, consumer: str, options: QueueOptions
-    ) -> None:
-        self.connection = connection
-        self.ref = HttpQueueRef(name, address, consumer, options, functools.partial(AsyncHttpMessage, self))
+    _message = AsyncHttpMessage
 
     configure = async_method(calls.configure)
     read_settings = async_method(calls.read_settings)
@@ -194,39 +174,40 @@ class AsyncHttpQueue(_Named):
         self, count: int, timeout: float = 0, *, lease: float | timedelta | None = None, acks: Sequence[Message] = ()
     ) -> list[AsyncHttpMessage]:
         """Receives up to `count` messages, waiting up to `timeout` seconds. Settles `acks` in the same call."""
-        return await drive_async(calls.receive(self.ref, count, timeout, lease, acks), self.connection.perform)
+        return await drive_async(self._receiving(count, timeout, lease, acks), self.connection.perform)
 
 
-class _Addressed:
+class _Client:
     """The part that `HttpClient` and `AsyncHttpClient` share."""
 
-    def __init__(
-        self,
-        address: str,
-        *,
-        token: str | None = None,
-        consumer: str | None = None,
-        timeout: float | timedelta | httpx.Timeout = 10.0,
-        verify: Verify = True,
-        cert: Certificate | None = None,
-        proxy: str | httpx.Proxy | None = None,
-    ) -> None:
-        token = token or os.environ.get("RESTANTE_TOKEN")
-        self._endpoint = HttpEndpoint(address, token=token, timeout=timeout, verify=verify, cert=cert, proxy=proxy)
+    queue: Callable[..., _Queue]
+
+    def __init__(self, address: str, options: HttpOptions) -> None:
+        check_keywords(options, HttpOptions.__annotations__, "connect()")
+        self._endpoint = HttpEndpoint(address, options)
         #: The server's address, without a login.
         self.address = self._endpoint.address
+        consumer = options.get("consumer")
         self.consumer = valid_name(consumer, "consumer") if consumer else consumer_name()
+
+    def _receiving(
+        self, queues: Sequence[str], count: int, timeout: float, lease: float | timedelta | None
+    ) -> Call[list[Any]]:
+        def make(fields: dict[str, Any]) -> Any:
+            return self.queue(fields["queue"]).ref.make(fields)
+
+        return calls.receive_any(self.address, queues, calls.wanted(count, lease, self.consumer), timeout, make)
 
     def _asking(self, method: str, path: str, body: Any, idempotency_key: str | None) -> Call[Any]:
         key = calls.keyed(method, path, idempotency_key)
         return calls.ask(self.address, method, path, body, idempotency_key=key)
 
 
-class HttpClient(_Addressed):
+class HttpClient(_Client):
     """Connections to one HTTP server; safe to share between threads. Close it when done."""
 
-    def __init__(self, address: str, **options: Any) -> None:
-        super().__init__(address, **options)
+    def __init__(self, address: str, **options: Unpack[HttpOptions]) -> None:
+        super().__init__(address, options)
         self.connection = HttpConnection(self._endpoint)
 
     def queue(self, name: str, **options: Unpack[QueueOptions]) -> HttpQueue:
@@ -237,9 +218,7 @@ class HttpClient(_Addressed):
         self, queues: Sequence[str], count: int = 1, timeout: float = 0, *, lease: float | timedelta | None = None
     ) -> list[HttpMessage]:
         """Receives up to `count` messages from the first queue that has any, trying them in the given order."""
-        make = lambda fields: HttpMessage(self.queue(fields["queue"]), fields)  # noqa: E731
-        call = calls.receive_any(self.address, queues, count, timeout, lease, self.consumer, make)
-        return drive(call, self.connection.perform)
+        return drive(self._receiving(queues, count, timeout, lease), self.connection.perform)
 
     def ask(self, method: str, path: str, body: Any = None, *, idempotency_key: str | None = None) -> Any:
         """Makes one API call and returns its JSON. Only a GET, or a send with a key, is repeated on failure."""
@@ -256,11 +235,11 @@ class HttpClient(_Addressed):
         self.close()
 
 
-class AsyncHttpClient(_Addressed):
+class AsyncHttpClient(_Client):
     """An `HttpClient` for asyncio: `async with restante.http.aio.connect() as client:`."""
 
-    def __init__(self, address: str, **options: Any) -> None:
-        super().__init__(address, **options)
+    def __init__(self, address: str, **options: Unpack[HttpOptions]) -> None:
+        super().__init__(address, options)
         self.connection = AsyncHttpConnection(self._endpoint)
 
     def queue(self, name: str, **options: Unpack[QueueOptions]) -> AsyncHttpQueue:
@@ -271,9 +250,7 @@ class AsyncHttpClient(_Addressed):
         self, queues: Sequence[str], count: int = 1, timeout: float = 0, *, lease: float | timedelta | None = None
     ) -> list[AsyncHttpMessage]:
         """Receives up to `count` messages from the first queue that has any, trying them in the given order."""
-        make = lambda fields: AsyncHttpMessage(self.queue(fields["queue"]), fields)  # noqa: E731
-        call = calls.receive_any(self.address, queues, count, timeout, lease, self.consumer, make)
-        return await drive_async(call, self.connection.perform)
+        return await drive_async(self._receiving(queues, count, timeout, lease), self.connection.perform)
 
     async def ask(self, method: str, path: str, body: Any = None, *, idempotency_key: str | None = None) -> Any:
         """Makes one API call and returns its JSON. Only a GET, or a send with a key, is repeated on failure."""

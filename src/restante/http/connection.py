@@ -16,7 +16,7 @@ import ssl
 import time
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypedDict
 from urllib.parse import urlsplit
 
 import httpx
@@ -25,10 +25,9 @@ from restante.core.errors import InvalidInput, MissingExtra, Unavailable
 from restante.core.retry import seconds
 from restante.http.calls import Lost, Pause, Reply, Request
 
-Verify = bool | str | os.PathLike[str] | ssl.SSLContext
-Certificate = str | tuple[str, str] | tuple[str, str, str]
-
 DEFAULT_ADDRESS = "http://localhost:8025"
+#: Seconds to wait for the server. Shorter than its slowest answer, calls fail that were carried out.
+TIMEOUT = 10.0
 #: Idle connections kept open. With fewer, threads that send at the same time would connect for each call.
 IDLE = 16
 #: Seconds that an idle connection is kept. The server closes it later than that, so the two rarely coincide.
@@ -40,36 +39,37 @@ _url = functools.lru_cache(URLS)(httpx.URL)
 _NOT_WRITTEN = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError)
 
 
+class HttpOptions(TypedDict, total=False):
+    """The options of `restante.http.connect`."""
+
+    #: The token; without it RESTANTE_TOKEN.
+    token: str | None
+    #: The name shown in the registry of consumers; without it host name and process ID.
+    consumer: str | None
+    #: Seconds to connect, and to wait for each part of a reply beyond a receive's own wait.
+    timeout: float | timedelta | httpx.Timeout
+    #: Who may sign the server's certificate: the system's authorities, those of a file or folder, or no check.
+    verify: bool | str | os.PathLike[str] | ssl.SSLContext
+    #: The client's certificate: a path, or certificate, key and password.
+    cert: str | tuple[str, str] | tuple[str, str, str] | None
+    #: The URL of a proxy; without it the proxies of the environment apply.
+    proxy: str | httpx.Proxy | None
+
+
 class HttpEndpoint:
     """One server's address, what each request carries, and the options of the connections to it."""
 
-    def __init__(
-        self,
-        address: str,
-        *,
-        token: str | None,
-        timeout: float | timedelta | httpx.Timeout,
-        verify: Verify,
-        cert: Certificate | None,
-        proxy: str | httpx.Proxy | None,
-    ) -> None:
+    def __init__(self, address: str, options: HttpOptions) -> None:
         host, port, scheme, path = _parts(address)
         where = f"[{host}]" if ":" in host else host
         #: The address without a login, for texts and requests.
         self.address = f"{scheme}://{where}{f':{port}' if port else ''}{path}"
-        if not isinstance(timeout, httpx.Timeout):
-            timeout = httpx.Timeout(seconds(timeout, "timeout", least=0.001))
-        self._timeout = timeout.as_dict()
-        headers = {"Content-Type": "application/json", "Accept": "application/json", "User-Agent": "restante"}
-        if token:
-            if not (isinstance(token, str) and token.isascii() and token.isprintable()):
-                raise InvalidInput("the token has characters that no token has: copy it again")
-            headers["Authorization"] = f"Bearer {token}"
-        self._headers = headers
+        self._timeout = _timeout(options)
+        self._headers = _headers(options.get("token") or os.environ.get("RESTANTE_TOKEN"))
         #: The arguments of `httpx.Client` and `httpx.AsyncClient`.
         self.options: dict[str, Any] = {
-            "verify": _tls(verify, cert) if scheme == "https" else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
-            "proxy": _proxy(proxy),
+            "verify": _tls(options) if scheme == "https" else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
+            "proxy": _proxy(options.get("proxy")),
             # A proxy of the environment cannot reach this machine by its loopback address.
             "trust_env": not _loopback(host),
             "limits": httpx.Limits(max_connections=None, max_keepalive_connections=IDLE, keepalive_expiry=KEEP_ALIVE),
@@ -113,8 +113,25 @@ def _loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _tls(verify: Verify, cert: Certificate | None) -> ssl.SSLContext:
+def _timeout(options: HttpOptions) -> dict[str, float | None]:
+    given = options.get("timeout", TIMEOUT)
+    if not isinstance(given, httpx.Timeout):
+        given = httpx.Timeout(seconds(given, "timeout", least=0.001))
+    return given.as_dict()
+
+
+def _headers(token: str | None) -> dict[str, str]:
+    headers = {"Content-Type": "application/json", "Accept": "application/json", "User-Agent": "restante"}
+    if token:
+        if not (isinstance(token, str) and token.isascii() and token.isprintable()):
+            raise InvalidInput("the token has characters that no token has: copy it again")
+        headers["Authorization"] = f"Bearer {token}"
+    return headers
+
+
+def _tls(options: HttpOptions) -> ssl.SSLContext:
     """How connections check the server's certificate and show their own."""
+    verify, cert = options.get("verify", True), options.get("cert")
     try:
         if isinstance(verify, ssl.SSLContext):
             context = verify
