@@ -14,7 +14,17 @@ import pytest
 import restante
 from restante import Client, Queue
 from restante.server import ServerSettings, Serving
-from tests.contract.rooms import ALL, BLOCKING, HTTP_CAN, Room, async_client, fresh_name, http_client, sync_client
+from tests.contract.rooms import (
+    ALL,
+    BLOCKING,
+    HTTP_CAN,
+    Room,
+    async_client,
+    async_http_client,
+    fresh_name,
+    http_client,
+    sync_client,
+)
 from tests.contract.rsmq_room import RSMQ_CAN, rsmq_client, rsmq_states
 from tests.harness.clock import FrozenClock
 from tests.harness.cluster import RedisCluster3
@@ -29,6 +39,7 @@ ROOMS: Final = {
     "cluster": BLOCKING,
     "embedded": BLOCKING,
     "http": HTTP_CAN,
+    "async-http": ALL,
     "rsmq": RSMQ_CAN,
     "rsmq-valkey": RSMQ_CAN,
 }
@@ -124,8 +135,9 @@ async def room(request: pytest.FixtureRequest) -> AsyncIterator[Room]:
     else:
         server.clock.set(time.time_ns() // 1_000_000)
     counted = None
-    if kind == "http":
-        opener = http_client(request.getfixturevalue("_http"))
+    if kind.endswith("http"):
+        web = async_http_client if kind.startswith("async") else http_client
+        opener = web(request.getfixturevalue("_http"))
     elif kind.startswith("rsmq"):
         opener, counted = rsmq_client(server.url), rsmq_states(server.plain)
     else:

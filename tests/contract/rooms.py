@@ -20,7 +20,8 @@ import pytest
 
 import restante
 import restante.http
-from restante import Admin, Client, State
+from restante import Admin, Client, QueueSettings, State
+from restante.http import AsyncHttpQueue
 from tests.harness.clock import FrozenClock
 
 #: Every word a test may need, and what it stands for.
@@ -125,6 +126,13 @@ class Room:
             await self.call(client.close)
         self._opened.clear()
 
+    async def settings(self, queue: Any) -> QueueSettings:
+        """The queue's settings as its client knows them."""
+        if isinstance(queue, AsyncHttpQueue):  # no property waits for a server
+            return await queue.read_settings()
+        found: QueueSettings = queue.settings
+        return found
+
     # -- what nearly every test says -------------------------------------------------------------------------------
 
     async def send(self, queue: Any, payload: Any = "x", **options: Any) -> Any:
@@ -175,6 +183,11 @@ HTTP_CAN: Final = BLOCKING - {"consume"}
 def http_client(address: str) -> Callable[..., Any]:
     """How a room behind an HTTP server opens clients."""
     return lambda **settings: restante.http.connect(address, **settings)
+
+
+def async_http_client(address: str) -> Callable[..., Any]:
+    """How an asyncio room behind an HTTP server opens clients."""
+    return lambda **settings: restante.http.aio.connect(address, **settings)
 
 
 def async_client(url: str) -> Callable[..., Any]:

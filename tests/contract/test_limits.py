@@ -137,12 +137,13 @@ async def test_settings_hold_for_every_client_until_changed(room: Room) -> None:
     await room.send(queue, "x")
     other = room.client().queue(queue.name)
     assert (await room.receive(other)) is not None
-    seen = other.settings
+    seen = await room.settings(other)
     assert (seen.lease, seen.max_attempts, seen.retry, seen.keep_done, seen.dedup) == (77, 2, restante.fixed(5), 4, 9)
     await room.call(queue.configure, lease=None, max_attempts=8)
     await room.receive(other)
     await room.receive(other)
-    assert (other.settings.lease, other.settings.max_attempts, other.settings.keep_done) == (30, 8, 4)
+    seen = await room.settings(other)
+    assert (seen.lease, seen.max_attempts, seen.keep_done) == (30, 8, 4)
 
 
 async def test_a_setting_changed_by_another_client_is_not_undone(room: Room) -> None:

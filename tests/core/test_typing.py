@@ -28,6 +28,8 @@ restante.connect("redis://localhost", patince=3)  # call-arg
 restante.connect("redis://localhost", patience="long")  # arg-type
 restante.conect("redis://localhost")  # attr-defined
 restante.http.connect(tokn="x")  # call-arg
+restante.http.aio.connect(tokn="x")  # call-arg
+restante.http.connect(verify=3)  # arg-type
 post.queue("orders", leese=30)  # call-arg
 post.queue("orders", max_attempts="five")  # arg-type
 web.queue("orders", leese=30)  # call-arg
@@ -68,6 +70,10 @@ async def takes_async(message: restante.aio.AsyncLeasedMessage) -> None: ...
 
 async def forgets() -> None:
     restante.aio.connect("redis://localhost", patince=3)  # call-arg
+    async with restante.http.aio.connect("http://localhost:8025") as far:
+        far.queue("orders").send(1)  # unused-coroutine
+        far.queue("orders").receive_many(1)  # unused-coroutine
+        await far.queue("orders").send(1, priorty=3)  # call-arg
     async with restante.aio.connect("redis://localhost") as other:
         other.queue("orders", leese=30)  # call-arg
         queue = other.queue("orders")
@@ -106,6 +112,7 @@ orders.send_many(("a", "b"))
 orders.configure(lease=30, max_length=None)
 web = restante.http.connect("http://localhost:8025", token="x", timeout=3)
 web.queue("orders", lease=30).send(1, priority=3, id="x")
+restante.http.aio.connect("https://queues", verify="ca.pem", cert=("a.pem", "a.key"), proxy="http://proxy:3128")
 Admin(post, operator="me").configure("orders", lease=30)
 Sweeper(post, ("orders",))
 

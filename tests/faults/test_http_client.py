@@ -2,33 +2,47 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
+import inspect
+import socket
+import ssl
+import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
 
+import httpx
 import pytest
 
 import restante
 import restante.http
-from restante import Admin, Client, LeaseLost, NotReady, Unavailable, Unconfirmed
-from restante.http import HttpClient, HttpMessage, HttpQueue
+from restante import Admin, InvalidInput, LeaseLost, NotReady, Unavailable, Unconfirmed
+from restante.http import calls
 from restante.server import ServerSettings, Serving
-from tests.harness.deadlines import PATIENCE, wait_until
-from tests.harness.servers import HOST, RedisServer, closed_port
+from tests.harness.deadlines import PATIENCE, wait_until_async
+from tests.harness.servers import HOST, RedisServer, closed_port, free_port
+
+#: Both clients, which every test runs on.
+CONNECT: Final[dict[str, Callable[..., Any]]] = {"sync": restante.http.connect, "async": restante.http.aio.connect}
 
 
 class Line:
-    """Carries requests to the server, and loses what it is told to lose."""
+    """Carries requests to the server, and loses what it is told to lose. It also serves as a proxy."""
 
-    def __init__(self, port: int) -> None:
-        #: Paths of the requests that came.
+    def __init__(self, port: int, tls: ssl.SSLContext | None = None) -> None:
+        #: Paths and headers of the requests that came.
         self.seen: list[str] = []
-        #: What happens to the next requests: "drop" loses the request, "cut" its answer, "unready" answers 503, and
-        #: "end" closes the connection behind the answer.
+        self.headers: list[Any] = []
+        #: What happens to the next requests: "drop" loses the request, "cut" its answer, "unready" answers 503 and
+        #: "gateway" 502 after the server has answered, and "end" closes the connection behind the answer.
         self.faults: list[str] = []
+        #: Connections that were opened and closed.
+        self.opened, self.closed = 0, 0
         line = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -36,9 +50,14 @@ class Line:
             # Headers and body by one segment each would wait for one another.
             disable_nagle_algorithm = True
 
+            def setup(self) -> None:
+                line.opened += 1
+                super().setup()
+
             def carry(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 line.seen.append(self.path)
+                line.headers.append(self.headers)
                 fault = line.faults.pop(0) if line.faults else ""
                 self.close_connection = fault in ("drop", "cut", "end")
                 if fault == "drop":
@@ -47,11 +66,14 @@ class Line:
                     self.answer(503, b'{"error":"NotReady","message":"not ready"}')
                     return
                 there = http.client.HTTPConnection(HOST, port)
-                there.request(self.command, self.path, body, dict(self.headers))
+                headers = {name: value for name, value in self.headers.items() if name.lower() != "host"}
+                there.request(self.command, urlsplit(self.path).path, body, headers)
                 answer = there.getresponse()
                 told = answer.read()
                 there.close()
-                if fault != "cut":
+                if fault == "gateway":
+                    self.answer(502, b"<html>Bad Gateway</html>")
+                elif fault != "cut":
                     self.answer(answer.status, told)
 
             def answer(self, status: int, body: bytes) -> None:
@@ -65,18 +87,37 @@ class Line:
             def log_message(self, *_: Any) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer((HOST, 0), Handler)
+        class Server(ThreadingHTTPServer):
+            def shutdown_request(self, request: Any) -> None:
+                super().shutdown_request(request)
+                line.closed += 1
+
+            def handle_error(self, request: Any, client_address: Any) -> None:
+                pass  # a handshake that the client broke off
+
+        self._server = Server((HOST, 0), Handler)
+        self._scheme = "http"
+        if tls is not None:
+            self._scheme = "https"
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
         self._thread.start()
 
     @property
     def address(self) -> str:
-        return f"http://{HOST}:{self._server.server_address[1]}"
+        return f"{self._scheme}://{HOST}:{self._server.server_address[1]}"
 
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+async def call(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The method's result, whether it blocks or is awaited."""
+    if inspect.iscoroutinefunction(method):
+        return await method(*args, **kwargs)
+    return await asyncio.to_thread(method, *args, **kwargs)
 
 
 @pytest.fixture(scope="module")
@@ -86,147 +127,365 @@ def serving(server: RedisServer) -> Iterator[Serving]:
 
 
 @pytest.fixture
-def line(serving: Serving) -> Iterator[Line]:
-    made = Line(int(serving.address.rpartition(":")[2]))
+def port(serving: Serving) -> int:
+    return int(serving.address.rpartition(":")[2])
+
+
+@pytest.fixture
+def line(port: int) -> Iterator[Line]:
+    made = Line(port)
     yield made
     made.close()
 
 
-@pytest.fixture
-def far(line: Line) -> Iterator[HttpClient]:
-    with restante.http.connect(line.address) as opened:
-        yield opened
+@pytest.fixture(params=CONNECT)
+def connect(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    return CONNECT[request.param]
 
 
 @pytest.fixture
-def queue(far: HttpClient, name: str) -> HttpQueue:
+async def far(line: Line, connect: Callable[..., Any]) -> AsyncIterator[Any]:
+    opened = connect(line.address)
+    yield opened
+    await call(opened.close)
+
+
+@pytest.fixture
+async def queue(far: Any, name: str) -> Any:
     """A queue that has been used, so that an idle connection is there."""
     opened = far.queue(name)
-    opened.send("warm")
+    await call(opened.send, "warm")
     return opened
 
 
-def taken(queue: HttpQueue) -> HttpMessage:
-    message = queue.receive()
+async def taken(queue: Any) -> Any:
+    message = await call(queue.receive)
     assert message is not None
     return message
 
 
-@pytest.mark.parametrize("fault", ["drop", "cut", "unready"])
-def test_a_send_is_repeated_and_stored_once(line: Line, queue: HttpQueue, view: Admin, fault: str) -> None:
+# -- what is repeated ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", ["drop", "cut", "unready", "gateway"])
+async def test_a_send_is_repeated_and_stored_once(line: Line, queue: Any, view: Admin, fault: str) -> None:
     line.faults = [fault] * 2
-    id = queue.send("x")
+    id = await call(queue.send, "x")
     assert id.stored
     assert [message.id for message in view.walk(queue.name, "ready")][1:] == [id]
     line.faults = [fault]
-    assert all(one.stored for one in queue.send_many(["a", "b"]))
+    assert all(one.stored for one in await call(queue.send_many, ["a", "b"]))
     assert view.counts(queue.name).ready == 4
 
 
-def test_a_send_that_is_there_already_says_so_though_its_answer_was_lost(line: Line, queue: HttpQueue) -> None:
-    first = queue.send("x", id="given")
+async def test_a_send_that_is_there_already_says_so_though_its_answer_was_lost(line: Line, queue: Any) -> None:
+    first = await call(queue.send, "x", id="given")
     line.faults = ["cut"]
-    again = queue.send("x", id="given")
+    again = await call(queue.send, "x", id="given")
     assert (first.stored, again.stored) == (True, False)
 
 
-def test_a_send_that_nobody_answers_is_in_doubt(
-    line: Line, queue: HttpQueue, view: Admin, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("faults", [["cut"] * 1000, ["cut"] + ["unready"] * 1000, ["gateway"] * 1000])
+async def test_a_send_that_nobody_answers_is_in_doubt(
+    line: Line, queue: Any, view: Admin, monkeypatch: pytest.MonkeyPatch, faults: list[str]
 ) -> None:
-    monkeypatch.setattr(restante.http, "PATIENCE", 0.3)
-    line.faults = ["cut"] * 1000
+    monkeypatch.setattr(calls, "PATIENCE", 0.3)
+    line.faults = list(faults)
     with pytest.raises(Unconfirmed) as doubt:
-        queue.send("x")
+        await call(queue.send, "x")
     line.faults = []
     [id] = doubt.value.ids
-    assert queue.send("x", id=id).stored is False
+    assert (await call(queue.send, "x", id=id)).stored is False
     assert view.counts(queue.name).ready == 2
 
 
-def test_a_send_to_nobody_was_not_stored(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(restante.http, "PATIENCE", 0.3)
-    with (
-        restante.http.connect(f"http://{HOST}:{closed_port()}") as nobody,
-        pytest.raises(Unavailable, match="cannot be reached"),
-    ):
-        nobody.queue(name).send("x")
+async def test_a_send_that_the_server_never_took_is_not_in_doubt(
+    line: Line, queue: Any, view: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "PATIENCE", 0.3)
+    line.faults = ["unready"] * 1000
+    with pytest.raises(NotReady):
+        await call(queue.send, "x")
+    assert view.counts(queue.name).ready == 1
+
+
+async def test_a_send_to_nobody_was_not_stored(
+    name: str, connect: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "PATIENCE", 0.3)
+    nobody = connect(f"http://{HOST}:{closed_port()}")
+    with pytest.raises(Unavailable, match="cannot be reached"):
+        await call(nobody.queue(name).send, "x")
+    await call(nobody.close)
+    with pytest.raises(Unavailable, match="closed"):
+        await call(nobody.queue(name).send, "x")
 
 
 @pytest.mark.parametrize("fault", ["drop", "cut"])
 @pytest.mark.parametrize("verb", ["ack", "nack", "bury", "release"])
-def test_a_verdict_is_not_repeated_by_itself_and_may_be_given_again(
-    line: Line, queue: HttpQueue, view: Admin, verb: str, fault: str
+async def test_a_verdict_is_not_repeated_by_itself_and_may_be_given_again(
+    line: Line, queue: Any, view: Admin, verb: str, fault: str
 ) -> None:
-    message = taken(queue)
+    message = await taken(queue)
     line.faults, line.seen = [fault], []
     with pytest.raises(Unavailable):
-        getattr(message, verb)()
+        await call(getattr(message, verb))
     assert [path.rpartition("/")[2] for path in line.seen] == [verb]
     assert not message.settled
     if fault == "drop" or verb == "ack":
-        getattr(message, verb)()
+        await call(getattr(message, verb))
     else:
         with pytest.raises(LeaseLost):  # it was carried out, and nobody could know
-            getattr(message, verb)()
+            await call(getattr(message, verb))
     assert view.counts(queue.name).leased == 0
 
 
-@pytest.mark.parametrize("fault", ["drop", "cut"])
-def test_a_receive_is_not_repeated(line: Line, queue: HttpQueue, view: Admin, fault: str) -> None:
-    queue.send_many(["a", "b", "c"])
+@pytest.mark.parametrize("fault", ["drop", "cut", "gateway"])
+async def test_a_receive_is_not_repeated(line: Line, queue: Any, view: Admin, fault: str) -> None:
+    await call(queue.send_many, ["a", "b", "c"])
     line.faults, line.seen = [fault], []
     with pytest.raises(Unavailable):
-        queue.receive_many(2)
+        await call(queue.receive_many, 2)
     assert len(line.seen) == 1
-    assert view.counts(queue.name).leased == (2 if fault == "cut" else 0)
+    assert view.counts(queue.name).leased == (0 if fault == "drop" else 2)
     line.faults = ["unready"]
     with pytest.raises(NotReady):
-        queue.receive_many(2)
+        await call(queue.receive_many, 2)
 
 
-def test_a_connection_that_was_closed_while_idle_is_replaced(line: Line, queue: HttpQueue, view: Admin) -> None:
-    line.faults = ["end"]
-    message = taken(queue)
-    wait_until(lambda: restante.http._ended(queue._client._idle[-1]))
-    message.ack()
-    assert view.counts(queue.name).waiting == 0
+async def test_settings_and_any_read_are_repeated(line: Line, far: Any, queue: Any) -> None:
+    line.faults = ["cut", "unready"]
+    assert (await call(queue.configure, lease=77)).lease == 77
+    line.faults = ["cut", "unready"]
+    assert (await call(queue.read_settings)).lease == 77
+    line.faults = ["drop"]
+    assert (await call(far.ask, "GET", queue.ref.path))["settings"]["lease_seconds"] == 77
+    line.faults = ["drop"]
+    with pytest.raises(Unavailable):
+        await call(far.ask, "POST", f"{queue.ref.path}/pause", {})
 
 
-def test_a_wait_that_is_longer_than_one_request_goes_on(
-    line: Line, far: HttpClient, view: Admin, name: str, monkeypatch: pytest.MonkeyPatch
+async def test_a_send_with_an_idempotency_key_is_repeated_and_stored_once(
+    line: Line, far: Any, queue: Any, view: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(restante.http, "POLL", 0.1)
-    queue = far.queue(name)
-    queue.send_many(["first", "second"])
-    first = queue.receive_many(2)
-    got: list[Any] = []
-    waiting = threading.Thread(
-        target=lambda: got.extend(queue.receive_many(1, PATIENCE, acks=first)), name="waiting", daemon=True
-    )
+    path = f"{queue.ref.path}/messages"
+    line.faults = ["cut", "unready"]
+    first = await call(far.ask, "POST", path, {"payload": 1}, idempotency_key="order-1")
+    again = await call(far.ask, "POST", path, {"payload": 1}, idempotency_key="order-1")
+    assert (first["id"], again["stored"]) == (again["id"], False)
+    assert view.counts(queue.name).ready == 2
+    monkeypatch.setattr(calls, "PATIENCE", 0.3)
+    line.faults = ["cut"] * 1000
+    with pytest.raises(Unconfirmed, match="same Idempotency-Key"):
+        await call(far.ask, "POST", path, {"payload": 2}, idempotency_key="order-2")
+    line.faults = []
+    with pytest.raises(InvalidInput, match="only a send"):
+        await call(far.ask, "POST", f"{queue.ref.path}/receive", {}, idempotency_key="order-3")
+
+
+# -- connections -----------------------------------------------------------------------------------------------------
+
+
+async def test_calls_one_after_another_use_one_connection(line: Line, queue: Any) -> None:
+    for number in range(20):
+        await call(queue.send, number)
+        await call((await taken(queue)).ack)
+    assert line.opened == 1
+
+
+async def test_a_connection_that_was_closed_while_idle_is_replaced(line: Line, queue: Any, view: Admin) -> None:
+    line.faults = ["end"]
+    message = await taken(queue)
+    await wait_until_async(lambda: line.closed)
+    await call(message.ack)
+    assert view.counts(queue.name).waiting == 0
+    assert line.opened == 2
+
+
+async def test_a_wait_that_is_longer_than_one_request_goes_on(
+    line: Line, queue: Any, view: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "POLL", 0.1)
+    await call(queue.send, "second")
+    first = await call(queue.receive_many, 2)
     line.seen = []
-    waiting.start()
-    wait_until(lambda: len(line.seen) >= 3)
-    assert view.counts(name).totals["acked"] == 2
-    queue.send("third")
-    wait_until(lambda: [message.payload for message in got] == ["third"])
+    waiting = asyncio.create_task(call(queue.receive_many, 1, PATIENCE, acks=first))
+    await wait_until_async(lambda: len(line.seen) >= 3)
+    assert view.counts(queue.name).totals["acked"] == 2
+    await call(queue.send, "third")
+    assert [message.payload for message in await waiting] == ["third"]
 
 
-def test_a_receive_that_waits_is_one_request(line: Line, far: HttpClient, post: Client, name: str) -> None:
+async def test_a_receive_that_waits_is_one_request(line: Line, far: Any, post: restante.Client, name: str) -> None:
     queue = far.queue(name)
-    got: list[Any] = []
-    waiting = threading.Thread(target=lambda: got.append(queue.receive(PATIENCE)), daemon=True)
-    waiting.start()
-    wait_until(lambda: line.seen)
-    time.sleep(0.3)  # long enough for more
+    waiting = asyncio.create_task(call(queue.receive, PATIENCE))
+    await wait_until_async(lambda: line.seen)
+    await asyncio.sleep(0.3)  # long enough for more
     post.queue(name).send("x")
-    wait_until(lambda: got and got[0].payload == "x")
+    assert (await waiting).payload == "x"
     assert len(line.seen) == 1
 
 
-def test_errors_told_over_http_are_the_errors_of_a_queue(queue: HttpQueue) -> None:
-    queue.configure(max_length=1)
+async def test_a_wait_comes_on_top_of_the_timeout(line: Line, connect: Callable[..., Any], name: str) -> None:
+    client = connect(line.address, timeout=1)
+    begun = time.monotonic()
+    assert await call(client.queue(name).receive, 2) is None
+    assert time.monotonic() - begun >= 2
+    await call(client.close)
+
+
+@pytest.mark.parametrize("limit", [0.2, httpx.Timeout(5, read=0.2)])
+async def test_a_server_that_does_not_answer_is_given_up(connect: Callable[..., Any], limit: Any) -> None:
+    with socket.create_server((HOST, 0)) as silent:
+        client = connect(f"http://{HOST}:{silent.getsockname()[1]}", timeout=limit)
+        begun = time.monotonic()
+        with pytest.raises(Unavailable, match="timed out"):
+            await call(client.queue("q").receive)
+        assert time.monotonic() - begun >= 0.2
+        await call(client.close)
+
+
+async def test_a_proxy_carries_the_requests_and_its_login_is_not_shown(
+    line: Line, connect: Callable[..., Any], name: str
+) -> None:
+    proxy = line.address.replace("//", "//user:secret@")
+    client = connect("http://queues.invalid:8025", proxy=proxy, token="rst_hidden")
+    queue = client.queue(name)
+    await call(queue.send, "x")
+    assert line.seen == [f"http://queues.invalid:8025/api/queues/{name}/messages"]
+    assert line.headers[0]["Proxy-Authorization"].startswith("Basic ")
+    line.faults = ["drop"]
+    with pytest.raises(Unavailable) as told:
+        await call(queue.receive)
+    assert "secret" not in str(told.value)
+    assert "rst_hidden" not in str(told.value)
+    await call(client.close)
+
+
+async def test_the_environment_names_a_proxy_but_not_for_this_machine(
+    line: Line, connect: Callable[..., Any], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", line.address)
+    client = connect("http://queues.invalid:8025")
+    await call(client.queue(name).send, "x")
+    assert len(line.seen) == 1
+    await call(client.close)
+    monkeypatch.setenv("HTTP_PROXY", f"http://{HOST}:{closed_port()}")
+    near = connect(line.address)
+    assert await call(near.queue(name).receive) is not None
+    await call(near.close)
+
+
+# -- TLS -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """A self-signed certificate for this machine, and its key."""
+    folder = tmp_path_factory.mktemp("tls")
+    cert, key = str(folder / "cert.pem"), str(folder / "key.pem")
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", cert, "-days", "2"]
+    command += ["-subj", "/CN=localhost", "-addext", f"subjectAltName=IP:{HOST},DNS:localhost"]
+    subprocess.run(command, check=True, capture_output=True)
+    return cert, key
+
+
+@pytest.fixture(params=["anyone", "clients with a certificate"])
+def secure(request: pytest.FixtureRequest, port: int, certificate: tuple[str, str]) -> Iterator[Line]:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate)
+    if request.param != "anyone":
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(certificate[0])
+    made = Line(port, context)
+    yield made
+    made.close()
+
+
+async def test_the_certificate_of_a_server_is_checked_and_that_of_a_client_shown(
+    secure: Line, certificate: tuple[str, str], connect: Callable[..., Any], name: str
+) -> None:
+    trusted = ssl.create_default_context(cafile=certificate[0])
+    for verify in (certificate[0], Path(certificate[0]), trusted, False):
+        client = connect(secure.address, verify=verify, cert=certificate)
+        assert await call(client.queue(name).receive) is None
+        await call(client.close)
+    stranger = connect(secure.address, cert=certificate)
+    with pytest.raises(Unavailable, match=r"CERTIFICATE_VERIFY_FAILED.*pass verify="):
+        await call(stranger.queue(name).receive)
+    await call(stranger.close)
+
+
+def test_options_of_a_connection_that_cannot_be_used_are_refused(
+    connect: Callable[..., Any], tmp_path: Path, certificate: tuple[str, str]
+) -> None:
+    web = f"https://{HOST}:1"
+    for options, told in (
+        ({"verify": str(tmp_path / "missing.pem")}, "verify="),
+        ({"verify": certificate[1]}, "verify="),
+        ({"cert": str(tmp_path / "missing.pem")}, "verify="),
+        ({"proxy": "ftp://user:secret@host"}, "proxy must be"),
+        ({"proxy": 3128}, "proxy must be"),
+        ({"timeout": "soon"}, "timeout must be"),
+        ({"timeout": 0}, "timeout must be"),
+        ({"token": "rst_ü"}, "token"),
+        ({"token": "rst_a\nHost: other"}, "token"),
+        ({"consumer": "no spaces"}, "consumer"),
+    ):
+        with pytest.raises(InvalidInput, match=told) as refused:
+            connect(web, **options)
+        assert "secret" not in str(refused.value)
+    for address in ("localhost:8025", "redis://localhost", "http://", "http://host:port", 8025):
+        with pytest.raises(InvalidInput, match="must be http://host:port"):
+            connect(address)
+
+
+async def test_a_login_in_the_address_is_not_shown(connect: Callable[..., Any]) -> None:
+    client = connect(f"http://user:secret@{HOST}:{closed_port()}/restante/")
+    assert client.address.endswith("/restante")
+    with pytest.raises(Unavailable) as told:
+        await call(client.queue("q").receive)
+    assert "secret" not in client.address + str(told.value)
+    await call(client.close)
+    with pytest.raises(InvalidInput) as refused:
+        connect("http://user:secret@host:port")
+    assert "secret" not in str(refused.value)
+
+
+async def test_a_server_that_is_no_restante_server_is_told(connect: Callable[..., Any]) -> None:
+    class Other(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"<html>Welcome</html>")
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer((HOST, free_port()), Other) as other:
+        threading.Thread(target=other.serve_forever, args=(0.02,), daemon=True).start()
+        client = connect(f"http://{HOST}:{other.server_address[1]}")
+        with pytest.raises(Unavailable, match="check the address"):
+            await call(client.queue("q").receive)
+        await call(client.close)
+        other.shutdown()
+
+
+@pytest.mark.parametrize("name", [".", ".."])
+async def test_a_queue_named_by_dots_is_that_queue(line: Line, far: Any, name: str) -> None:
+    queue = far.queue(name)
+    await call(queue.send, "x")
+    message = await taken(queue)
+    assert (message.queue, message.payload) == (name, "x")
+    await call(message.ack)
+
+
+async def test_errors_told_over_http_are_the_errors_of_a_queue(queue: Any) -> None:
+    await call(queue.configure, max_length=1)
     with pytest.raises(restante.QueueFull, match="max_length is 1"):
-        queue.send("y")
-    queue.configure(max_length=None, max_payload=10)
+        await call(queue.send, "y")
+    await call(queue.configure, max_length=None, max_payload=10)
     with pytest.raises(restante.PayloadTooLarge):
-        queue.send("x" * 100)
+        await call(queue.send, "x" * 100)
+    with pytest.raises(InvalidInput, match="did you mean delay"):
+        await call(queue.nack_many, [], dealy=1)

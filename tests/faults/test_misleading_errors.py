@@ -415,6 +415,7 @@ except restante.MissingExtra as error:
         (("aio_pika",), "from restante.bus import AsyncBusClient; AsyncBusClient('amqp://localhost')", "rabbitmq"),
         (("kombu",), "import restante.rabbitmq.declaration", "rabbitmq"),
         (("sqlalchemy",), "import restante.bus.outbox", "outbox"),
+        (("httpx",), "import restante.http", "http"),
     ],
 )
 def test_a_part_whose_packages_are_missing_names_its_extra(blocked: tuple[str, ...], program: str, extra: str) -> None:

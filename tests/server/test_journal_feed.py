@@ -202,7 +202,7 @@ class TestFollowing:
             assert changed == {"orders": 2}
 
     def test_a_stream_without_news_gives_signs_of_life(self, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("restante.server.routes.read.HELLO_EVERY", 0.05)
+        monkeypatch.setattr("restante.server.journal_stream.HELLO_EVERY", 0.05)
         stream = api.events("/api/journal?counts=1")
         instants = [stream.until("hello").data["now"] for _ in range(4)]
         stream.close()

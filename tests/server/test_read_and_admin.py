@@ -297,21 +297,23 @@ class TestDocuments:
 
     page = Page(ROOT / "docs" / "guide" / "server.md")
 
-    def _text(self, language: str, serving: Serving) -> str:
-        (block,) = self.page.blocks(language)
-        return block.text.replace("http://localhost:8025", serving.address).replace(
-            "localhost:8025", serving.address.removeprefix("http://")
+    def _text(self, language: str, serving: Serving, number: int = 0) -> str:
+        return (
+            self.page.blocks(language)[number]
+            .text.replace("http://localhost:8025", serving.address)
+            .replace("localhost:8025", serving.address.removeprefix("http://"))
         )
 
-    def test_the_example_in_python_runs(self, serving: Serving, post: Client) -> None:
+    @pytest.mark.parametrize(("number", "said"), [(0, "shipping order 3\n"), (1, "shipping order 4\n")])
+    def test_the_examples_in_python_run(self, serving: Serving, post: Client, number: int, said: str) -> None:
         ran = subprocess.run(
-            [sys.executable, "-c", self._text("python", serving)],
+            [sys.executable, "-c", self._text("python", serving, number)],
             capture_output=True,
             text=True,
             timeout=PATIENCE,
             check=True,
         )
-        assert ran.stdout == "shipping order 3\n"
+        assert ran.stdout == said
 
     def test_the_example_in_javascript_runs(self, serving: Serving, post: Client, admin: Admin) -> None:
         node = require("node")

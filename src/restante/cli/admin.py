@@ -8,13 +8,13 @@ import threading
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from restante import InUse, MessageLeased, QueueSettings, RetryPolicy, State
 from restante.cli import render
 from restante.cli.arguments import QueueName, complete_queue, parse_duration, parse_json, parse_pair
-from restante.cli.session import Context, Session, WrongUsage, stopping
+from restante.cli.session import Context, Session, WrongUsage
 from restante.core.admin import ReplayTask
+from restante.core.consume import stopping_by_signal
 from restante.core.inspector import ConsumerInfo
 
 Ids = Annotated[list[str], typer.Argument(metavar="IDS…", help="The message ids.")]
@@ -26,18 +26,6 @@ def add_to(app: typer.Typer) -> None:
     """Registers the commands."""
     for command in (replay, delete, purge, drop, pause, resume, move, edit, configure):
         app.command(rich_help_panel="Operate")(command)
-
-
-def _progress(session: Session) -> Progress:
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    quiet = session.json or not session.err.is_terminal
-    return Progress(*columns, console=session.err, transient=True, disable=quiet)
 
 
 def replay(
@@ -62,7 +50,7 @@ def replay(
         count = _matching(session, queue, task, chosen)
         session.confirm(f"Replay {count:,} dead messages of {queue}?", yes=yes, needed=False)
     stop = threading.Event()
-    with stopping(stop.set), _progress(session) as progress:
+    with stopping_by_signal(stop.set), render.progress(session.err, quiet=session.json) as progress:
         bar = progress.add_task("replaying")
 
         def moved(work: ReplayTask) -> None:
@@ -131,7 +119,7 @@ def purge(
     if total:
         words = ", ".join(each.value for each in states)
         session.confirm(f"Remove {total:,} messages ({words}) of {queue} for good?", yes=yes, needed=True)
-    with _progress(session) as progress:
+    with render.progress(session.err, quiet=session.json) as progress:
         bar = progress.add_task("purging", total=total)
         count = admin.purge(queue, states, progress=lambda gone: progress.update(bar, completed=gone))
     _report(session, "purged", queue, count, f"nothing to purge in {queue}")

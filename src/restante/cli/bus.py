@@ -22,6 +22,7 @@ Broker = Annotated[
     str | None,
     typer.Option("--broker", metavar="URL", help="restante:// or amqp://. Default: RESTANTE_BROKER, else the server."),
 ]
+Data = Annotated[str, typer.Argument(help="The data as JSON.")]
 Service = Annotated[str, typer.Option("--service", "-s", help="The service.")]
 OneSubscription = Annotated[str | None, typer.Option("--subscription", help="Only events of this subscription.")]
 OneError = Annotated[str | None, typer.Option("--error-class", help="Only events that died of this error.")]
@@ -71,7 +72,7 @@ def _client(session: Session, broker: str | None) -> Any:
 def publish(
     context: Context,
     topic: Annotated[str, typer.Argument(help="Words separated by dots, such as shop.order.paid.")],
-    data: Annotated[str, typer.Argument(help="The data as JSON.")] = "null",
+    data: Data = "null",
     broker: Broker = None,
     delay: Annotated[float, typer.Option(help="Seconds that the broker holds the event.")] = 0.0,
     id: Annotated[str | None, typer.Option(help="The event id; publishing the same id again stores nothing.")] = None,
@@ -97,7 +98,7 @@ def publish(
 def call(
     context: Context,
     topic: Annotated[str, typer.Argument(help="The call's topic.")],
-    data: Annotated[str, typer.Argument(help="The data as JSON.")] = "null",
+    data: Data = "null",
     broker: Broker = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the reply.")] = 30.0,
     all: Annotated[bool, typer.Option("--all", help="Call every service that answers, and show all replies.")] = False,

@@ -28,7 +28,8 @@ from typing import Any
 import restante
 from restante import Admin, Client, Consumer, JournalEvent, LeasedMessage, RestanteError, Sweeper, Unavailable
 from restante.cli.live_table import LiveTable, watch
-from restante.cli.session import Session, WrongUsage, stopping
+from restante.cli.session import Session, WrongUsage
+from restante.core.consume import stopping_by_signal
 from restante.core.embedded import answers, socket_path
 from restante.core.journal_reader import JournalReader
 from restante.core.settings import DEFAULT_HTTP_PORT
@@ -371,7 +372,7 @@ def run(session: Session, seconds: float | None, port: int | None, *, insights: 
     kept = session.directory is not None
     directory = Path(session.directory or tempfile.mkdtemp(prefix="restante-demo-")).absolute()
     stop = threading.Event()
-    with stopping(stop.set):
+    with stopping_by_signal(stop.set):
         try:
             post = restante.connect(directory=directory)
             try:

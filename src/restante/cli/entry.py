@@ -26,6 +26,7 @@ from restante.cli import (
     rsmq,
     rsmq_bridge,
 )
+from restante.cli.options import options_first
 from restante.cli.session import Code, Context, Session, WrongUsage, code_of
 from restante.core.errors import RestanteError
 
@@ -69,21 +70,8 @@ def globals_(
     context.obj.url, context.obj.directory, context.obj.json = url, directory, json
 
 
-def global_options_first(args: Sequence[str]) -> list[str]:
-    """Returns the arguments with the global options moved to the front."""
-    front: list[str] = []
-    rest: list[str] = []
-    words = iter(args)
-    for word in words:
-        if word == "--":
-            rest += [word, *words]
-        elif word == "--json" or word.startswith(tuple(f"{name}=" for name in _VALUED)):
-            front.append(word)
-        elif word in _VALUED:
-            front += [word, *([value] if (value := next(words, None)) is not None else [])]
-        else:
-            rest.append(word)
-    return front + rest
+def _global_options_first(args: Sequence[str]) -> list[str]:
+    return options_first(args, flags=("--json",), valued=_VALUED)
 
 
 def _command_name(args: Sequence[str]) -> str | None:
@@ -132,7 +120,7 @@ def run(args: Sequence[str], *, program: typer.Typer = app, name: str = "restant
     try:
         # Shell completion sets a variable and gives no arguments: it must not print the help.
         completing = f"_{name.upper()}_COMPLETE" in os.environ
-        words = (global_options_first(args) if program is app else list(args)) or ([] if completing else ["--help"])
+        words = (_global_options_first(args) if program is app else list(args)) or ([] if completing else ["--help"])
         if program is app:
             program = _program_for(words)
         result = program(words, prog_name=name, standalone_mode=False, obj=session)

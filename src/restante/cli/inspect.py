@@ -15,7 +15,8 @@ from rich.text import Text
 from restante import Admin, JournalEntry, Position, RestanteError, State
 from restante.cli import render
 from restante.cli.arguments import OptionalQueueName, QueueName, complete_queue
-from restante.cli.session import Code, Context, Session, WrongUsage, stopping
+from restante.cli.session import Code, Context, Session, WrongUsage
+from restante.core.consume import stopping_by_signal
 from restante.core.doctor import examine
 from restante.rsmq import inspector as rsmq
 from restante.rsmq.keys import DEFAULT_NAMESPACE
@@ -153,16 +154,8 @@ def show(context: Context, queue: QueueName, id: Annotated[str, typer.Argument(h
     session.out.print(render.key_values({name: value for name, value in rows.items() if value}))
     session.out.print(Panel.fit(render.payload(message), title="payload", title_align="left", border_style="dim"))
     if message.history:
-        attempts = render.table(
-            "attempt",
-            "received",
-            "took",
-            "event",
-            "consumer",
-            "error",
-            right=("attempt", "took"),
-            shrinking=("consumer", "error"),
-        )
+        columns = ("attempt", "received", "took", "event", "consumer", "error")
+        attempts = render.table(*columns, right=("attempt", "took"), shrinking=("consumer", "error"))
         for attempt in message.history:
             took = (
                 render.format_duration((attempt.ended_at - attempt.received_at).total_seconds())
@@ -201,7 +194,7 @@ def journal(
     for name in queues or ():
         session.existing(name)
     seen = 0
-    with stopping(stop.set):
+    with stopping_by_signal(stop.set):
         for entry in newest_then_more(session.admin, tuple(queues or ()), count, follow, stop):
             seen += 1
             if session.json:
@@ -252,16 +245,8 @@ def consumers(context: Context) -> None:
         session.emit({"consumers": [render.consumer_dict(consumer) for consumer in alive]})
     elif alive:
         now = render.utcnow()
-        table = render.table(
-            "consumer",
-            "queues",
-            "concurrency",
-            "host",
-            "pid",
-            "seen",
-            right=("concurrency", "pid"),
-            shrinking=("queues", "host"),
-        )
+        columns = ("consumer", "queues", "concurrency", "host", "pid", "seen")
+        table = render.table(*columns, right=("concurrency", "pid"), shrinking=("queues", "host"))
         for consumer in alive:
             table.add_row(
                 Text(consumer.name, style="bold"),

@@ -15,7 +15,8 @@ from rich.progress import Progress, SpinnerColumn, TextColumn
 
 from restante.cli import render
 from restante.cli.live_table import LiveTable, watch
-from restante.cli.session import Context, WrongUsage, stopping
+from restante.cli.session import Context, WrongUsage
+from restante.core.consume import stopping_by_signal
 from restante.core.settings import DEFAULT_HTTP_PORT
 
 #: Log lines: time, level, logger, and a verb with key=value.
@@ -60,7 +61,10 @@ def up(
     stop = threading.Event()
     _raise_descriptors()
     logging.basicConfig(level=logging.INFO if quiet else logging.ERROR, format=LOG_FORMAT)
-    with stopping(stop.set), Serving(session.post.url, ServerSettings(host, port, lake=lake, broker=broker)) as serving:
+    with (
+        stopping_by_signal(stop.set),
+        Serving(session.post.url, ServerSettings(host, port, lake=lake, broker=broker)) as serving,
+    ):
         session.note(f"dashboard and API at {serving.address}, queues on {shown}; Ctrl-C to stop")
         if session.json:
             session.emit({"address": serving.address, "server": shown})

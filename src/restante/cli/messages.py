@@ -34,7 +34,8 @@ from restante import (
 from restante.aio import AsyncQueue
 from restante.cli import render
 from restante.cli.arguments import QueueName, parse_duration, parse_json, parse_pair
-from restante.cli.session import QUICK, Context, Session, WrongUsage, stopping
+from restante.cli.session import QUICK, Context, Session, WrongUsage
+from restante.core.consume import stopping_by_signal
 from restante.core.keywords import resembling
 from restante.core.operations import MAX_BATCH
 
@@ -352,7 +353,7 @@ def run_all(consumers: list[Consumer], announce: Callable[[], None]) -> None:
             ended.release()
 
     threads = [threading.Thread(target=serve, args=(one,), name="restante-consumer", daemon=True) for one in consumers]
-    with stopping(stop):
+    with stopping_by_signal(stop):
         announce()
         for thread in threads:
             thread.start()

@@ -9,7 +9,8 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from restante.cli.session import Code, Context, Session, WrongUsage, stopping
+from restante.cli.session import Code, Context, Session, WrongUsage
+from restante.core.consume import stopping_by_signal
 from restante.core.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -159,7 +160,7 @@ class _Progress:
         )
         self._task = self._progress.add_task("moving", total=total)
         self._stop = threading.Event()
-        self._signals = stopping(self._stop.set)
+        self._signals = stopping_by_signal(self._stop.set)
 
     def __enter__(self) -> tuple[Any, Any]:
         self._signals.__enter__()

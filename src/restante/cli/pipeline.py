@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from restante.cli.session import Code, Context, Session, WrongUsage, stopping
+from restante.cli import render
+from restante.cli.session import Code, Context, Session, WrongUsage
+from restante.core.consume import stopping_by_signal
 from restante.core.errors import InvalidInput
 from restante.core.journal_reader import JournalReader
 
@@ -78,17 +79,6 @@ def _quiet() -> Iterator[None]:
     yield
 
 
-def _progress(session: Session) -> Progress:
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    return Progress(*columns, console=session.err, transient=True, disable=session.json or not session.err.is_terminal)
-
-
 def _lag(session: Session, queues: str, reader: str) -> dict[str, dict[str, int]]:
     """Per queue: the lines of its journal, the reader's position and lag, and the lost lines."""
     from restante.spark.options import Options
@@ -140,8 +130,8 @@ def run(
         Registration(session.post.url, queues=queues, reader=reader) as registration,
         status.running("starting Spark", report=report_to is not None),
         _spark(session, master, registration) as spark,
-        stopping(stop.set),
-        _progress(session) as progress,
+        stopping_by_signal(stop.set),
+        render.progress(session.err, quiet=session.json) as progress,
     ):
         bar = progress.add_task("bronze", total=lag or None)
 
@@ -371,7 +361,7 @@ def replay(
                     f"the replay {name} was planned with {planned}: leave these out, or choose another name"
                 )
             _show_plan(session, plan)
-        with stopping(stop.set), _progress(session) as progress:
+        with stopping_by_signal(stop.set), render.progress(session.err, quiet=session.json) as progress:
             bar = progress.add_task(plan.name, total=plan.total(IN_PLACE, COPY))
             done = work.run(
                 plan,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -52,8 +54,7 @@ def add_to(app: typer.Typer) -> None:
     app.add_typer(rabbitmq, rich_help_panel="Operate")
 
 
-def topology(
-    context: Context,
+def _topology(
     service: Service,
     subscription: Subscriptions = None,
     answer: Answers = None,
@@ -61,10 +62,49 @@ def topology(
     rungs: Rungs = RUNGS,
     longest_delay: LongestDelay = "1d",
     no_archive: NoArchive = False,
-) -> None:
+) -> Topology:
+    subscribed = []
+    for text in subscription or ():
+        handler, equals, pattern = text.partition("=")
+        if not equals:
+            raise WrongUsage(f"not a subscription: {text!r}; write --subscription on_paid=shop.order.paid")
+        subscribed.append(Subscribed(handler, pattern))
+    if queue_type not in ("classic", "quorum"):
+        raise WrongUsage(f"--queue-type must be classic or quorum, not {queue_type!r}")
+    if rungs not in RUNG_TYPES:
+        raise WrongUsage(f"--rungs must be classic or quorum, not {rungs!r}")
+    options = TopologyOptions(
+        queue_type="quorum" if queue_type == "quorum" else "classic",
+        rungs="quorum" if rungs == "quorum" else "classic",
+        archive=not no_archive,
+        longest_delay=parse_duration(longest_delay),
+    )
+    return topology_of(service, subscribed, answer or (), options=options)
+
+
+def _with_topology(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds the options of `_topology` to a command, which gets the topology as `declared`.
+
+    Typer knows no groups of options that several commands share: it reads them from the signature.
+    """
+    own = [one for one in inspect.signature(command, eval_str=True).parameters.values() if one.name != "declared"]
+    shared = inspect.signature(_topology, eval_str=True).parameters
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        declared = _topology(**{name: given.pop(name) for name in shared})
+        command(**given, declared=declared)
+
+    together = inspect.Signature([*own, *shared.values()])
+    run.__signature__ = together  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in together.parameters.values()}
+    return run
+
+
+@_with_topology
+def topology(context: Context, declared: Topology) -> None:
     """Show the exchanges, queues and bindings of a service. Contacts no broker."""
     session = context.obj
-    declared = _topology(service, subscription, answer, queue_type, rungs, longest_delay, no_archive)
     if session.json:
         return session.emit(declared.json())
     table = render.table("what", "name", "detail", shrinking=("detail",))
@@ -74,23 +114,13 @@ def topology(
     return None
 
 
-def check(
-    context: Context,
-    broker: Broker,
-    service: Service,
-    subscription: Subscriptions = None,
-    answer: Answers = None,
-    queue_type: QueueType = "classic",
-    rungs: Rungs = RUNGS,
-    longest_delay: LongestDelay = "1d",
-    no_archive: NoArchive = False,
-) -> None:
+@_with_topology
+def check(context: Context, broker: Broker, declared: Topology) -> None:
     """Show what is missing on a broker, with exit code 1, and what earlier versions left there. Declares nothing."""
     session = context.obj
-    expected = _topology(service, subscription, answer, queue_type, rungs, longest_delay, no_archive)
     with _connected(broker) as (connection, declaration):
-        missing = declaration.verify(connection, expected)
-        left = _leftovers(connection, service)
+        missing = declaration.verify(connection, declared)
+        left = _leftovers(connection, declared.service)
     if session.json:
         session.emit({"missing": missing, "left_over": left})
     for name in () if session.json else missing:
@@ -99,27 +129,17 @@ def check(
     if missing:
         session.note(f"{len(missing)} missing; declare them with restante rabbitmq declare")
         raise typer.Exit(Code.NOTHING)
-    session.note(f"all {len(expected.exchanges)} exchanges and {len(expected.queues)} queues exist")
+    session.note(f"all {len(declared.exchanges)} exchanges and {len(declared.queues)} queues exist")
 
 
-def declare(
-    context: Context,
-    broker: Broker,
-    service: Service,
-    subscription: Subscriptions = None,
-    answer: Answers = None,
-    queue_type: QueueType = "classic",
-    rungs: Rungs = RUNGS,
-    longest_delay: LongestDelay = "1d",
-    no_archive: NoArchive = False,
-) -> None:
+@_with_topology
+def declare(context: Context, broker: Broker, declared: Topology) -> None:
     """Declare what a service needs on a broker. Exit code 4 if an existing exchange or queue is different."""
     session = context.obj
-    needed = _topology(service, subscription, answer, queue_type, rungs, longest_delay, no_archive)
     with _connected(broker) as (connection, declaration):
-        declaration.declare(connection, needed)
-        left = _leftovers(connection, service)
-    counts = {"exchanges": len(needed.exchanges), "queues": len(needed.queues), "bindings": len(needed.bindings)}
+        declaration.declare(connection, declared)
+        left = _leftovers(connection, declared.service)
+    counts = {"exchanges": len(declared.exchanges), "queues": len(declared.queues), "bindings": len(declared.bindings)}
     if session.json:
         return session.emit({"declared": counts, "left_over": left})
     session.note("declared " + ", ".join(f"{count} {name}" for name, count in counts.items()))
@@ -223,34 +243,6 @@ def _show_leftovers(session: Any, left: list[str]) -> None:
     session.note(
         f"{len(left)} left of an earlier version; remove them with restante rabbitmq clean once no process runs it"
     )
-
-
-def _topology(
-    service: str,
-    subscription: list[str] | None,
-    answer: list[str] | None,
-    queue_type: str,
-    rungs: str,
-    longest_delay: str,
-    no_archive: bool,
-) -> Topology:
-    subscribed = []
-    for text in subscription or ():
-        handler, equals, pattern = text.partition("=")
-        if not equals:
-            raise WrongUsage(f"not a subscription: {text!r}; write --subscription on_paid=shop.order.paid")
-        subscribed.append(Subscribed(handler, pattern))
-    if queue_type not in ("classic", "quorum"):
-        raise WrongUsage(f"--queue-type must be classic or quorum, not {queue_type!r}")
-    if rungs not in RUNG_TYPES:
-        raise WrongUsage(f"--rungs must be classic or quorum, not {rungs!r}")
-    options = TopologyOptions(
-        queue_type="quorum" if queue_type == "quorum" else "classic",
-        rungs="quorum" if rungs == "quorum" else "classic",
-        archive=not no_archive,
-        longest_delay=parse_duration(longest_delay),
-    )
-    return topology_of(service, subscribed, answer or (), options=options)
 
 
 @contextmanager

@@ -6,8 +6,9 @@ import base64
 from datetime import UTC, datetime
 from typing import Any
 
-from rich.console import JustifyMethod, RenderableType
+from rich.console import Console, JustifyMethod, RenderableType
 from rich.json import JSON
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -49,6 +50,20 @@ def format_duration(seconds: float) -> str:
 def format_time(at: datetime | None) -> str:
     """A time in this machine's time zone."""
     return at.astimezone().strftime("%Y-%m-%d %H:%M:%S") if at else ""
+
+
+def progress(console: Console, *, quiet: bool) -> Progress:
+    """A bar with a count and the elapsed time, shown only to a person."""
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=quiet or not console.is_terminal,
+    )
 
 
 def state_label(state: State | str) -> Text:

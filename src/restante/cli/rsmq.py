@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from restante.cli.options import options_first
 from restante.cli.session import Code, Context, Session
 from restante.rsmq.calls import RsmqReceived
 from restante.rsmq.client import Rsmq
@@ -46,21 +47,7 @@ class _OptionsAnywhere(TyperGroup):
     """A group whose own options may stand before or after the command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        front: list[str] = []
-        rest: list[str] = []
-        words = iter(args)
-        for word in words:
-            if word == "--":
-                rest += [word, *words]
-            elif word in _FLAGS or word.startswith(("--redis-url=", "--ns=")):
-                front.append(word)
-            elif word in _VALUED:
-                front += [word, *([value] if (value := next(words, None)) is not None else [])]
-            elif word in _OTHERS:
-                rest += [word, *([value] if (value := next(words, None)) is not None else [])]
-            else:
-                rest.append(word)
-        return super().parse_args(ctx, front + rest)
+        return super().parse_args(ctx, options_first(args, flags=_FLAGS, valued=_VALUED, others=_OTHERS))
 
 
 rsmq = typer.Typer(name="rsmq", cls=_OptionsAnywhere, no_args_is_help=True, rich_markup_mode="rich")

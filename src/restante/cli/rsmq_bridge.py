@@ -12,7 +12,8 @@ from typing import Annotated
 import typer
 
 from restante.cli.rsmq import connected, rsmq
-from restante.cli.session import Context, WrongUsage, stopping
+from restante.cli.session import Context, WrongUsage
+from restante.core.consume import stopping_by_signal
 from restante.rsmq.bridge import LEASE, LONGEST, Bridge
 
 
@@ -59,7 +60,7 @@ def bridge(
         route = f"{to} → rsmq:{queue}" if back else f"rsmq:{queue} → {to}"
         if not once:
             session.note(f"moving {route}; Ctrl-C to stop")
-        with stopping(mover.stop):
+        with stopping_by_signal(mover.stop):
             done = mover.drain() if once else mover.run()
     if session.json:
         return session.emit({"moved": done.moved, "repeated": done.repeated, "refused": done.refused})

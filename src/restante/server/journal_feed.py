@@ -197,19 +197,7 @@ class Hub:
                             break
                         rested = len(lines)
                         await asyncio.sleep(0)
-                    try:
-                        block = JournalEntry.parse_block(name, stream_id, fields[1])
-                    except Corrupt as error:
-                        # One damaged entry must not block the lines of all queues.
-                        log.warning("skipped queue=%s error=%s", name, error)
-                        places[name] = max(places[name], Position.parse(stream_id).sequence)
-                        self._fail("trimmed", name)
-                        continue
-                    fresh = [entry for entry in block if entry.position.sequence > places[name]]
-                    if fresh and fresh[0].position.sequence != places[name] + 1 and places[name]:
-                        self._fail("trimmed", name)
-                    lines += fresh
-                    places[name] = max(places[name], block[-1].position.sequence)
+                    lines += self._parse(name, stream_id, fields[1], places)
         ends = {} if self._watchers else {name: await self.end_of(name) for name in behind}
         for name, at in places.items():
             if self.places.get(name) == before[name]:  # else the queue was dropped or created anew
@@ -217,6 +205,22 @@ class Hub:
         if lines:
             self._publish(before, lines)
         return bool(behind and self._watchers)
+
+    def _parse(self, name: str, stream_id: bytes, text: bytes, places: dict[str, int]) -> list[JournalEntry]:
+        """The lines of one entry behind the queue's place, which advances. A gap fails the queue's watchers."""
+        try:
+            block = JournalEntry.parse_block(name, stream_id, text)
+        except Corrupt as error:
+            # One damaged entry must not block the lines of all queues.
+            log.warning("skipped queue=%s error=%s", name, error)
+            places[name] = max(places[name], Position.parse(stream_id).sequence)
+            self._fail("trimmed", name)
+            return []
+        fresh = [entry for entry in block if entry.position.sequence > places[name]]
+        if fresh and fresh[0].position.sequence != places[name] + 1 and places[name]:
+            self._fail("trimmed", name)
+        places[name] = max(places[name], block[-1].position.sequence)
+        return fresh
 
     def _publish(self, before: dict[str, int], lines: list[JournalEntry]) -> None:
         for listener in self.listeners:

@@ -19,6 +19,14 @@ if TYPE_CHECKING:
     from restante.server.state import ServerState
 
 
+def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"restante_{name}", text, labels=labels)
+
+
+def _counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
+    return CounterMetricFamily(f"restante_{name}", text, labels=labels)
+
+
 class _Counts(Collector):
     def __init__(self, state: ServerState, rows: Sequence[Counts], dropped: Mapping[str, Dropped]) -> None:
         self._state = state
@@ -26,24 +34,19 @@ class _Counts(Collector):
         self._dropped = dropped
 
     def collect(self) -> Iterable[Metric]:
-        depth = GaugeMetricFamily("restante_messages", "Messages in a state.", labels=("queue", "state"))
-        oldest = GaugeMetricFamily(
-            "restante_oldest_seconds",
+        depth = _gauge("messages", "Messages in a state.", "queue", "state")
+        oldest = _gauge(
+            "oldest_seconds",
             "Age of the next message (ready), of the first expired lease (leased), of the oldest message (dead, done).",
-            labels=("queue", "state"),
+            "queue",
+            "state",
         )
-        ahead = GaugeMetricFamily(
-            "restante_next_due_seconds", "Time until the first message of a state is due.", labels=("queue", "state")
-        )
-        overdue = GaugeMetricFamily("restante_overdue", "Expired leases that wait to be reclaimed.", labels=("queue",))
-        paused = GaugeMetricFamily("restante_paused", "1 while the queue is paused.", labels=("queue",))
-        polled = GaugeMetricFamily(
-            "restante_last_poll_seconds", "Time since a consumer of the queue was last seen.", labels=("queue",)
-        )
-        events = CounterMetricFamily("restante_events", "Journal lines by event.", labels=("queue", "event"))
-        lost = CounterMetricFamily(
-            "restante_journal_lost", "Journal lines trimmed before a reader had read them.", labels=("queue",)
-        )
+        ahead = _gauge("next_due_seconds", "Time until the first message of a state is due.", "queue", "state")
+        overdue = _gauge("overdue", "Expired leases that wait to be reclaimed.", "queue")
+        paused = _gauge("paused", "1 while the queue is paused.", "queue")
+        polled = _gauge("last_poll_seconds", "Time since a consumer of the queue was last seen.", "queue")
+        events = _counter("events", "Journal lines by event.", "queue", "event")
+        lost = _counter("journal_lost", "Journal lines trimmed before a reader had read them.", "queue")
         for row in self._rows:
             for state in State:
                 depth.add_metric((row.queue, state.value), getattr(row, state.value))
@@ -60,10 +63,8 @@ class _Counts(Collector):
                 events.add_metric((row.queue, event), count)
             lost.add_metric((row.queue,), row.journal_lost)
         yield from (depth, oldest, ahead, overdue, paused, polled, events, lost)
-        unroutable = CounterMetricFamily(
-            "restante_unroutable",
-            "Messages of Celery or Kombu programs dropped because no queue was bound.",
-            labels=("exchange",),
+        unroutable = _counter(
+            "unroutable", "Messages of Celery or Kombu programs dropped because no queue was bound.", "exchange"
         )
         for exchange, dropped in self._dropped.items():
             unroutable.add_metric((exchange,), dropped.count)
@@ -101,14 +102,10 @@ class _RabbitMQ(Collector):
         yield GaugeMetricFamily("restante_rabbitmq_up", "1 while RabbitMQ is reachable.", float(inventory is not None))
         if inventory is None:
             return
-        held = GaugeMetricFamily(
-            "restante_rabbitmq_messages",
-            "Messages in a queue on RabbitMQ, without unacknowledged ones.",
-            labels=("queue", "kind"),
+        held = _gauge(
+            "rabbitmq_messages", "Messages in a queue on RabbitMQ, without unacknowledged ones.", "queue", "kind"
         )
-        limit = GaugeMetricFamily(
-            "restante_rabbitmq_limit", "Length limit of a queue on RabbitMQ.", labels=("queue", "kind")
-        )
+        limit = _gauge("rabbitmq_limit", "Length limit of a queue on RabbitMQ.", "queue", "kind")
         kinds = {card.queue: "call" if card.answers else "subscription" for card in inventory.handlers}
         for queue, count in (inventory.waiting or {}).items():
             if count is not None:

@@ -12,6 +12,7 @@ import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Histogram
@@ -60,6 +61,9 @@ LOOKED = 200
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)
 _TIMED = (State.SCHEDULED.value, State.LEASED.value, State.RETRYING.value)
 _FAILURES = (JournalEvent.NACKED, JournalEvent.BURIED, JournalEvent.EXPIRED)
+#: Events with which a handler ends an attempt, and all that end one.
+_VERDICTS = (JournalEvent.ACKED, JournalEvent.NACKED, JournalEvent.BURIED)
+_ENDS = (*_VERDICTS, JournalEvent.EXPIRED, JournalEvent.RELEASED)
 
 
 @dataclass(slots=True)
@@ -284,54 +288,53 @@ class Monitor:
     def observe(self, lines: list[JournalEntry]) -> None:
         """Measures times and detects anomalies from new journal lines."""
         removed: dict[tuple[JournalEvent, str, str], list[JournalEntry]] = {}
-        falling: dict[str, JournalEntry] = {}
         for entry in lines:
-            if entry.due_at is not None and entry.state in _TIMED:
-                first = falling.setdefault(entry.queue, entry)
-                if first.due_at is not None and entry.due_at < first.due_at:
-                    falling[entry.queue] = entry
-            key = (entry.queue, entry.message_id)
-            at = entry.at.timestamp()
             if entry.event is JournalEvent.RECEIVED:
-                if entry.attempts == 1 and entry.sent_at is not None:
-                    self._wait.labels(entry.queue).observe(max(0.0, at - entry.sent_at.timestamp()))
-                self._received[key] = round(at * 1000)
-                if len(self._received) > FOLLOWED:
-                    self._received.popitem(last=False)
-                self._count_burst(entry, int(at))
-            elif entry.event in (
-                JournalEvent.ACKED,
-                JournalEvent.NACKED,
-                JournalEvent.BURIED,
-                JournalEvent.EXPIRED,
-                JournalEvent.RELEASED,
-            ):
-                begun = self._received.pop(key, None)
-                if entry.event is JournalEvent.ACKED and entry.sent_at is not None:
-                    taken = max(0.0, at - entry.sent_at.timestamp()) * 1000
-                    self._latest.setdefault(entry.queue, deque(maxlen=LATEST)).append(taken)
-                if begun is not None and entry.event in (JournalEvent.ACKED, JournalEvent.NACKED, JournalEvent.BURIED):
-                    self._run.labels(entry.queue).observe(max(0.0, at - begun / 1000))
-                if entry.event is JournalEvent.EXPIRED:
-                    self._remember(
-                        Anomaly(
-                            "lease_lost",
-                            entry.queue,
-                            round(at * 1000),
-                            f"the lease of {entry.consumer or 'a consumer'} expired, attempt {entry.attempts}",
-                            entry.message_id,
-                            entry.consumer,
-                        )
-                    )
+                self._begin(entry)
+            elif entry.event in _ENDS:
+                self._end(entry)
             elif entry.event in (JournalEvent.DELETED, JournalEvent.PURGED) and entry.error_class != "Lapsed":
                 removed.setdefault((entry.event, entry.queue, entry.consumer), []).append(entry)
-        for queue, entry in falling.items():
-            assert entry.due_at is not None
-            # Both times are of the Redis server's clock. The age of the line makes the sweeper a little late.
-            self._state.sweeper.expect(queue, (entry.due_at - entry.at).total_seconds())
+        self._expect(lines)
         for (event, queue, who), entries in removed.items():
             if event is JournalEvent.PURGED or len(entries) >= BULK:
                 self._remove(event, queue, who, entries)
+
+    def _expect(self, lines: list[JournalEntry]) -> None:
+        """Tells the sweeper when the first of the new leases ends or delays passes, per queue."""
+        first: dict[str, tuple[datetime, JournalEntry]] = {}
+        for entry in lines:
+            due_at = entry.due_at
+            if due_at is None or entry.state not in _TIMED:
+                continue
+            if entry.queue not in first or due_at < first[entry.queue][0]:
+                first[entry.queue] = due_at, entry
+        for queue, (due_at, entry) in first.items():
+            # Both times are of the Redis server's clock. The age of the line makes the sweeper a little late.
+            self._state.sweeper.expect(queue, (due_at - entry.at).total_seconds())
+
+    def _begin(self, entry: JournalEntry) -> None:
+        """An attempt began."""
+        at = entry.at.timestamp()
+        if entry.attempts == 1 and entry.sent_at is not None:
+            self._wait.labels(entry.queue).observe(max(0.0, at - entry.sent_at.timestamp()))
+        self._received[(entry.queue, entry.message_id)] = round(at * 1000)
+        if len(self._received) > FOLLOWED:
+            self._received.popitem(last=False)
+        self._count_burst(entry, int(at))
+
+    def _end(self, entry: JournalEntry) -> None:
+        """An attempt ended."""
+        at = entry.at.timestamp()
+        begun = self._received.pop((entry.queue, entry.message_id), None)
+        if entry.event is JournalEvent.ACKED and entry.sent_at is not None:
+            taken = max(0.0, at - entry.sent_at.timestamp()) * 1000
+            self._latest.setdefault(entry.queue, deque(maxlen=LATEST)).append(taken)
+        if begun is not None and entry.event in _VERDICTS:
+            self._run.labels(entry.queue).observe(max(0.0, at - begun / 1000))
+        if entry.event is JournalEvent.EXPIRED:
+            text = f"the lease of {entry.consumer or 'a consumer'} expired, attempt {entry.attempts}"
+            self._remember(Anomaly("lease_lost", entry.queue, round(at * 1000), text, entry.message_id, entry.consumer))
 
     def _remove(self, event: JournalEvent, queue: str, who: str, entries: list[JournalEntry]) -> None:
         kind, word = ("purge", "purged") if event is JournalEvent.PURGED else ("bulk_delete", "deleted")

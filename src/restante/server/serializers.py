@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
@@ -176,19 +177,10 @@ def audit_out(entry: AuditEntry) -> dict[str, Any]:
 
 def rsmq_out(counts: RsmqCounts) -> dict[str, Any]:
     """An RSMQ queue with its counts."""
-    return {
-        "queue": counts.queue,
-        "namespace": counts.namespace,
-        "messages": counts.messages,
-        "hidden": counts.hidden,
-        "lease_seconds": counts.lease_seconds,
-        "delay_seconds": counts.delay_seconds,
-        "max_payload_bytes": counts.max_payload_bytes,
-        "sent": counts.sent,
-        "received": counts.received,
-        "created_at": counts.created_ms,
-        "modified_at": counts.modified_ms,
-    }
+    fields = asdict(counts)
+    del fields["now_ms"]
+    created, modified = fields.pop("created_ms"), fields.pop("modified_ms")
+    return {**fields, "created_at": created, "modified_at": modified}
 
 
 def rsmq_message_out(message: RsmqMessage, queue: str, namespace: str) -> dict[str, Any]:

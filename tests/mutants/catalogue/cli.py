@@ -15,6 +15,22 @@ FAULTS: Final = (
     Fault("cli", "a send that nobody confirmed ends as refused", "Code", "UNAVAILABLE = 3", "UNAVAILABLE = 4", _STATES),
     Fault(
         "cli",
+        "the value of an option is taken for a global option",
+        "options_first",
+        "if (word in valued or word in others) and",
+        "if word in valued and",
+        ("tests/rsmq/test_cli.py",),
+    ),
+    Fault(
+        "cli",
+        "a global option behind the command is not taken for one",
+        "options_first",
+        "if word in flags or word in valued or word.startswith(assigned) else rest",
+        "if word in valued or word.startswith(assigned) else rest",
+        (_INSPECT,),
+    ),
+    Fault(
+        "cli",
         "the last line of standard input is lost when it has no line end",
         "line_batches",
         "if rest:",

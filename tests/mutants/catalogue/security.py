@@ -100,7 +100,7 @@ FAULTS: Final = (
     Fault(
         "server",
         "one line that cannot be read stops the live journal",
-        "Hub._read",
+        "Hub._parse",
         "except Corrupt as error:",
         "except KeyError as error:",
         _BODIES,

@@ -53,7 +53,7 @@ FAULTS: Final = (
     Fault(
         "server",
         "the live connection of a revoked token stays open",
-        "_stream",
+        "journal_stream",
         "if not await state.still_may(request, Role.READ):",
         "if False:",
         _TOKENS,
@@ -239,6 +239,22 @@ FAULTS: Final = (
     ),
     Fault(
         "server",
+        "a lease that was lost is no anomaly",
+        "Monitor._end",
+        "if entry.event is JournalEvent.EXPIRED:",
+        "if False:",
+        (f"{_READ_AND_ADMIN}::TestFigures",),
+    ),
+    Fault(
+        "server",
+        "a stream of the journal has no lines",
+        "_News.wait",
+        "if self._source is not None and self._lines is None:",
+        "if False:",
+        (f"{_JOURNAL_FEED}::TestFollowing",),
+    ),
+    Fault(
+        "server",
         "a message whose consumer is gone is no anomaly",
         "Monitor.flags",
         "gone = self.consumers and message.consumer not in self.consumers",
@@ -272,7 +288,7 @@ FAULTS: Final = (
     Fault(
         "server",
         "a live connection without news gives no sign of life",
-        "_stream",
+        "journal_stream",
         "elif clock.time() >= hello_at:",
         "elif False:",
         (f"{_JOURNAL_FEED}::TestFollowing::test_a_stream_without_news_gives_signs_of_life",),

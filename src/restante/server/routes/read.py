@@ -6,8 +6,6 @@ filter scans a bounded number of messages per call and returns where it stopped.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import Query, Request
@@ -19,9 +17,10 @@ from restante.core.journal import JournalEntry
 from restante.core.message import JournalEvent, Message, State
 from restante.rsmq import inspector as rsmq
 from restante.server import metrics, responses
-from restante.server.access import CHECKED_EVERY, Caller, Role
+from restante.server.access import Caller
 from restante.server.insights import insights_out
-from restante.server.journal_feed import read_position, write_event
+from restante.server.journal_feed import read_position
+from restante.server.journal_stream import journal_stream
 from restante.server.monitor import totals_of
 from restante.server.requests import NAME
 from restante.server.routing import MessageName, QueueName, Reader, Route, StateDep, json_route, router
@@ -47,8 +46,6 @@ GROUPED = 10_000
 LIFE = 20_000
 #: Leased messages listed per consumer.
 HELD = 50
-#: Seconds between two `hello` events on a stream without news: proxies close silent connections.
-HELLO_EVERY = 15.0
 
 api = router("looking")
 Limit = Annotated[int, Query(ge=1, le=1000)]
@@ -369,7 +366,7 @@ async def journal(
         after = request.headers.get("last-event-id") or after
         if after is not None:
             read_position(after)
-        body = _stream(state, request, queue, after, counts=counts, lines=lines)
+        body = journal_stream(state, request, queue, after, counts=counts, lines=lines)
         return StreamingResponse(body, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
     names = [await state.existing(name) for name in queue]
 
@@ -387,71 +384,6 @@ async def journal(
         return {"now": admin.now_ms(), "entries": [journal_out(line) for line in entries[:limit]]}
 
     return Json(await state.call(look))
-
-
-async def _stream(
-    state: ServerState, request: Request, queues: list[str], after: str | None, *, counts: bool, lines: bool
-) -> AsyncIterator[bytes]:
-    """The events of one stream: journal lines, changed counts, and `hello` while there are none.
-
-    It ends when the server closes, and when the caller's token is revoked.
-    """
-    chosen = frozenset(queues)
-    source = state.hub.follow(queues, after)
-    woken = state.monitor.watch() if counts else None
-    closing = asyncio.ensure_future(state.closing.wait())
-    next_lines: asyncio.Future[bytes] | None = None
-    next_counts: asyncio.Future[Any] | None = None
-    seen = -1
-    clock = asyncio.get_running_loop()
-    check_at, hello_at = clock.time() + CHECKED_EVERY, clock.time() + HELLO_EVERY
-    try:
-        yield write_event("hello", {"now": await state.now_ms()})
-        while True:
-            if clock.time() >= check_at:
-                if not await state.still_may(request, Role.READ):
-                    return
-                check_at = clock.time() + CHECKED_EVERY
-            if woken is not None and seen != state.monitor.number:
-                changed, seen = _counts_since(state, chosen, seen), state.monitor.number
-                yield changed
-            if lines and next_lines is None:
-                next_lines = asyncio.ensure_future(anext(source))
-            if woken is not None and next_counts is None:
-                next_counts = asyncio.ensure_future(woken.wait())
-            waits = [wait for wait in (next_lines, next_counts, closing) if wait is not None]
-            pause = max(0.0, min(check_at, hello_at) - clock.time())
-            done, _ = await asyncio.wait(waits, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
-            if closing in done:
-                return
-            if done:
-                hello_at = clock.time() + HELLO_EVERY
-            elif clock.time() >= hello_at:
-                yield write_event("hello", {"now": await state.now_ms()})
-                hello_at = clock.time() + HELLO_EVERY
-            if next_lines is not None and next_lines in done:
-                events, next_lines = next_lines.result(), None
-                yield events
-            if woken is not None and next_counts in done:
-                woken.clear()
-                next_counts = None
-    finally:
-        if woken is not None:
-            state.monitor.unwatch(woken)
-        for wait in (next_lines, next_counts, closing):
-            if wait is not None:
-                wait.cancel()
-        if next_lines is not None:
-            await asyncio.gather(next_lines, return_exceptions=True)
-        await source.aclose()  # type: ignore[attr-defined]  # a generator, typed as an iterator
-
-
-def _counts_since(state: ServerState, chosen: frozenset[str], seen: int) -> bytes:
-    """The changed counts as an event; all counts if the client missed a change, or follows only some queues."""
-    monitor = state.monitor
-    if not chosen and seen == monitor.number - 1:
-        return monitor.change
-    return monitor.event([row for name, row in monitor.sent.items() if not chosen or name in chosen])
 
 
 # -- metrics and probes ----------------------------------------------------------------------------------------------

@@ -1,0 +1,267 @@
+"""Clients, queues and messages over HTTP, synchronous and asyncio: thin methods around the calls of `calls`.
+
+On failure every method raises a typed error of `restante.core.errors`, and nothing is half done.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Coroutine, Sequence
+from datetime import timedelta
+from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar, Unpack
+
+from restante.core.flow import drive, drive_async
+from restante.core.keywords import check_keywords, parameters
+from restante.core.leased_message import AsyncLeasedMessage, LeasedMessage
+from restante.core.message import Message
+from restante.core.names import valid_name
+from restante.core.queue import consumer_name
+from restante.core.settings import QueueOptions, QueueSettings
+from restante.http import calls
+from restante.http.calls import Call, HttpQueueRef
+from restante.http.connection import DEFAULT_ADDRESS, AsyncHttpConnection, HttpConnection, HttpEndpoint, HttpOptions
+from restante.http.serializers import stored_in
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def connect(address: str = DEFAULT_ADDRESS, **options: Unpack[HttpOptions]) -> HttpClient:
+    """Returns a client of the server at `address`, which connects with the first call.
+
+    The options are those of `HttpOptions`. The token defaults to RESTANTE_TOKEN.
+    """
+    return HttpClient(address, **options)
+
+
+def sync_method(build: Callable[Concatenate[HttpQueueRef, P], Call[T]]) -> Callable[Concatenate[Any, P], T]:
+    """Turns a call into a method that performs it."""
+    known = parameters(build)
+
+    @functools.wraps(build)
+    def method(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            call = build(self.ref, *args, **kwargs)
+        except TypeError:
+            check_keywords(kwargs, known, f"{build.__name__}()")
+            raise
+        return drive(call, self.connection.perform)
+
+    return method
+
+
+def async_method(
+    build: Callable[Concatenate[HttpQueueRef, P], Call[T]],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    """Turns a call into a coroutine method that performs it."""
+    known = parameters(build)
+
+    @functools.wraps(build)
+    async def method(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            call = build(self.ref, *args, **kwargs)
+        except TypeError:
+            check_keywords(kwargs, known, f"{build.__name__}()")
+            raise
+        return await drive_async(call, self.connection.perform)
+
+    return method
+
+
+class HttpMessage(LeasedMessage):
+    """A received message, leased until `lease_expires_at`. As a context manager it acks, or nacks on an exception."""
+
+    def __init__(self, queue: HttpQueue, fields: dict[str, Any]) -> None:
+        super().__init__(queue, *_parts(fields))  # type: ignore[arg-type]  # it has the methods that a message calls
+        self.replays, self.suspect = fields["replays"], fields["suspect"]
+
+
+class AsyncHttpMessage(AsyncLeasedMessage):
+    """A received message for asyncio: await its verbs, or use `async with`, which acks or nacks."""
+
+    def __init__(self, queue: AsyncHttpQueue, fields: dict[str, Any]) -> None:
+        super().__init__(queue, *_parts(fields))  # type: ignore[arg-type]  # it has the methods that a message calls
+        self.replays, self.suspect = fields["replays"], fields["suspect"]
+
+
+def _parts(fields: dict[str, Any]) -> tuple[Any, ...]:
+    """What a leased message is made of, after its queue."""
+    return (
+        fields["id"],
+        stored_in(fields),
+        fields["attempts"],
+        fields["lease_expires_at"],
+        fields["lease_token"],
+        fields["received_at"],
+    )
+
+
+class _Queue:
+    """The part that `HttpQueue` and `AsyncHttpQueue` share."""
+
+    _message: ClassVar[type]
+
+    def __init__(self, connection: Any, address: str, name: str, consumer: str, options: QueueOptions) -> None:
+        self.connection = connection
+        self.ref = HttpQueueRef(name, address, consumer, options, functools.partial(self._message, self))
+
+    @property
+    def name(self) -> str:
+        return self.ref.name
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}>"
+
+    def _receiving(
+        self, count: int, timeout: float, lease: float | timedelta | None, acks: Sequence[Message]
+    ) -> Call[list[Any]]:
+        return calls.receive(self.ref, calls.wanted(count, lease, self.ref.consumer), timeout, acks)
+
+
+class HttpQueue(_Queue):
+    """A queue of an HTTP server; its methods are those of `Queue`. Open it with `client.queue(name)`."""
+
+    _message = HttpMessage
+
+    configure = sync_method(calls.configure)
+    read_settings = sync_method(calls.read_settings)
+    send = sync_method(calls.send)
+    send_many = sync_method(calls.send_many)
+    ack_many = sync_method(calls.ack_many)
+    nack_many = sync_method(calls.nack_many)
+    bury_many = sync_method(calls.bury_many)
+    release_many = sync_method(calls.release_many)
+    extend_many = sync_method(calls.extend_many)
+
+    @property
+    def settings(self) -> QueueSettings:
+        """The current settings, read from the server each time; needs the role read."""
+        return self.read_settings()
+
+    def receive(self, timeout: float = 0, *, lease: float | timedelta | None = None) -> HttpMessage | None:
+        """Receives and leases the next message; returns None if none arrives within `timeout` seconds."""
+        messages = self.receive_many(1, timeout, lease=lease)
+        return messages[0] if messages else None
+
+    def receive_many(
+        self, count: int, timeout: float = 0, *, lease: float | timedelta | None = None, acks: Sequence[Message] = ()
+    ) -> list[HttpMessage]:
+        """Receives up to `count` messages, waiting up to `timeout` seconds. Settles `acks` in the same call."""
+        return drive(self._receiving(count, timeout, lease, acks), self.connection.perform)
+
+
+class AsyncHttpQueue(_Queue):
+    """A queue of an HTTP server for asyncio; its methods are those of `AsyncQueue`."""
+
+    _message = AsyncHttpMessage
+
+    configure = async_method(calls.configure)
+    read_settings = async_method(calls.read_settings)
+    send = async_method(calls.send)
+    send_many = async_method(calls.send_many)
+    ack_many = async_method(calls.ack_many)
+    nack_many = async_method(calls.nack_many)
+    bury_many = async_method(calls.bury_many)
+    release_many = async_method(calls.release_many)
+    extend_many = async_method(calls.extend_many)
+
+    async def receive(self, timeout: float = 0, *, lease: float | timedelta | None = None) -> AsyncHttpMessage | None:
+        """Receives and leases the next message; returns None if none arrives within `timeout` seconds."""
+        messages = await self.receive_many(1, timeout, lease=lease)
+        return messages[0] if messages else None
+
+    async def receive_many(
+        self, count: int, timeout: float = 0, *, lease: float | timedelta | None = None, acks: Sequence[Message] = ()
+    ) -> list[AsyncHttpMessage]:
+        """Receives up to `count` messages, waiting up to `timeout` seconds. Settles `acks` in the same call."""
+        return await drive_async(self._receiving(count, timeout, lease, acks), self.connection.perform)
+
+
+class _Client:
+    """The part that `HttpClient` and `AsyncHttpClient` share."""
+
+    queue: Callable[..., _Queue]
+
+    def __init__(self, address: str, options: HttpOptions) -> None:
+        check_keywords(options, HttpOptions.__annotations__, "connect()")
+        self._endpoint = HttpEndpoint(address, options)
+        #: The server's address, without a login.
+        self.address = self._endpoint.address
+        consumer = options.get("consumer")
+        self.consumer = valid_name(consumer, "consumer") if consumer else consumer_name()
+
+    def _receiving(
+        self, queues: Sequence[str], count: int, timeout: float, lease: float | timedelta | None
+    ) -> Call[list[Any]]:
+        def make(fields: dict[str, Any]) -> Any:
+            return self.queue(fields["queue"]).ref.make(fields)
+
+        return calls.receive_any(self.address, queues, calls.wanted(count, lease, self.consumer), timeout, make)
+
+    def _asking(self, method: str, path: str, body: Any, idempotency_key: str | None) -> Call[Any]:
+        key = calls.keyed(method, path, idempotency_key)
+        return calls.ask(self.address, method, path, body, idempotency_key=key)
+
+
+class HttpClient(_Client):
+    """Connections to one HTTP server; safe to share between threads. Close it when done."""
+
+    def __init__(self, address: str, **options: Unpack[HttpOptions]) -> None:
+        super().__init__(address, options)
+        self.connection = HttpConnection(self._endpoint)
+
+    def queue(self, name: str, **options: Unpack[QueueOptions]) -> HttpQueue:
+        """The queue with this name. Options are stored at its first use, which needs the role operate."""
+        return HttpQueue(self.connection, self.address, name, self.consumer, options)
+
+    def receive_many(
+        self, queues: Sequence[str], count: int = 1, timeout: float = 0, *, lease: float | timedelta | None = None
+    ) -> list[HttpMessage]:
+        """Receives up to `count` messages from the first queue that has any, trying them in the given order."""
+        return drive(self._receiving(queues, count, timeout, lease), self.connection.perform)
+
+    def ask(self, method: str, path: str, body: Any = None, *, idempotency_key: str | None = None) -> Any:
+        """Makes one API call and returns its JSON. Only a GET, or a send with a key, is repeated on failure."""
+        return drive(self._asking(method, path, body, idempotency_key), self.connection.perform)
+
+    def close(self) -> None:
+        """Closes the client and its idle connections."""
+        self.connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class AsyncHttpClient(_Client):
+    """An `HttpClient` for asyncio: `async with restante.http.aio.connect() as client:`."""
+
+    def __init__(self, address: str, **options: Unpack[HttpOptions]) -> None:
+        super().__init__(address, options)
+        self.connection = AsyncHttpConnection(self._endpoint)
+
+    def queue(self, name: str, **options: Unpack[QueueOptions]) -> AsyncHttpQueue:
+        """The queue with this name. Options are stored at its first use, which needs the role operate."""
+        return AsyncHttpQueue(self.connection, self.address, name, self.consumer, options)
+
+    async def receive_many(
+        self, queues: Sequence[str], count: int = 1, timeout: float = 0, *, lease: float | timedelta | None = None
+    ) -> list[AsyncHttpMessage]:
+        """Receives up to `count` messages from the first queue that has any, trying them in the given order."""
+        return await drive_async(self._receiving(queues, count, timeout, lease), self.connection.perform)
+
+    async def ask(self, method: str, path: str, body: Any = None, *, idempotency_key: str | None = None) -> Any:
+        """Makes one API call and returns its JSON. Only a GET, or a send with a key, is repeated on failure."""
+        return await drive_async(self._asking(method, path, body, idempotency_key), self.connection.perform)
+
+    async def close(self) -> None:
+        """Closes the client and its idle connections."""
+        await self.connection.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()

@@ -1,0 +1,177 @@
+"""Values of Restante ↔ the JSON of the HTTP API: messages to send, messages received, settings and errors; no I/O."""
+
+from __future__ import annotations
+
+import base64
+import traceback
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import orjson
+
+from restante.core import errors
+from restante.core.errors import InvalidInput, LeaseLost, RestanteError, Unavailable, Unconfirmed
+from restante.core.message import MAX_ERROR, Draft, Message, State, new_id
+from restante.core.names import valid_name
+from restante.core.operations import JSON_TYPES
+from restante.core.retry import RetryPolicy, seconds
+from restante.core.settings import QueueOptions, QueueSettings, whole
+from restante.core.stored import Stored, encode, encode_json
+
+#: The core's name of a setting → HTTP's.
+_RENAMED = {"lease": "lease_seconds", "dedup": "dedup_seconds", "max_payload": "max_payload_bytes"}
+_OURS = {theirs: ours for ours, theirs in _RENAMED.items()}
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+# -- queues ----------------------------------------------------------------------------------------------------------
+
+
+def options_out(options: QueueOptions) -> dict[str, Any]:
+    """Settings to change, as the body of a request."""
+    body: dict[str, Any] = {}
+    for name, value in options.items():
+        if isinstance(value, timedelta):
+            value = value.total_seconds()
+        body[_RENAMED.get(name, name)] = value.text() if isinstance(value, RetryPolicy) else value
+    return body
+
+
+def settings_in(answer: dict[str, Any]) -> QueueSettings:
+    """The settings of a queue from a response."""
+    fields = {_OURS.get(name, name): value for name, value in answer["settings"].items()}
+    return QueueSettings(**{**fields, "retry": RetryPolicy.parse(fields["retry"]), "paused": answer["paused"]})
+
+
+# -- messages --------------------------------------------------------------------------------------------------------
+
+
+def draft_out(draft: Draft) -> dict[str, Any]:
+    """A message to send, checked like a `Queue` checks it."""
+    _check(draft)
+    plain = {
+        "kind": draft.kind or None,
+        "priority": draft.priority or None,
+        "headers": draft.headers,
+        "content_type": draft.content_type,
+        "max_attempts": draft.max_attempts,
+        "unique": draft.unique,
+        "retry": draft.retry.text() if draft.retry else None,
+        "lease_seconds": None if draft.lease is None else seconds(draft.lease, "lease", least=0.001),
+        "expires_seconds": None if draft.expires is None else seconds(draft.expires, "expires"),
+        "unique_states": _unique_states(draft),
+    }
+    given = {name: value for name, value in plain.items() if value is not None}
+    return {"id": new_id() if draft.id is None else draft.id, **_content(draft), **given, **_due(draft)}
+
+
+def _check(draft: Draft) -> None:
+    whole(draft.priority, "priority", 0, 255)
+    if draft.retry is not None and not isinstance(draft.retry, RetryPolicy):
+        raise InvalidInput(f"retry must be a RetryPolicy such as restante.exponential(1), not {draft.retry!r}")
+    if draft.id is not None:
+        valid_name(draft.id, "message id")
+    encode(
+        None,
+        kind=draft.kind,
+        headers=draft.headers,
+        content_type=draft.content_type,
+        retry=draft.retry,
+        unique=draft.unique,
+    )
+
+
+def _content(draft: Draft) -> dict[str, Any]:
+    if isinstance(draft.payload, bytes | bytearray | memoryview):
+        return {"payload_base64": base64.b64encode(draft.payload).decode()}
+    if type(draft.payload) not in JSON_TYPES:
+        encode_json(draft.payload)
+    return {"payload": draft.payload}
+
+
+def _due(draft: Draft) -> dict[str, Any]:
+    """When the message becomes ready, where that is not at once."""
+    if draft.due_at is None:
+        now = draft.delay == 0 and draft.delay is not False
+        return {} if now else {"delay_seconds": seconds(draft.delay, "delay")}
+    if draft.delay:
+        raise InvalidInput("give delay or due_at, not both")
+    if not isinstance(draft.due_at, datetime) or draft.due_at.tzinfo is None:
+        raise InvalidInput(f"due_at must be an aware datetime such as datetime.now(UTC), not {draft.due_at!r}")
+    return {"due_at": max(0, -((_EPOCH - draft.due_at) // timedelta(milliseconds=1)))}
+
+
+def _unique_states(draft: Draft) -> list[str] | None:
+    if draft.unique_states is None:
+        return None
+    try:
+        return sorted(State(state).value for state in draft.unique_states)
+    except (ValueError, TypeError):
+        raise InvalidInput(f"unique_states must be a set of State members, not {draft.unique_states!r}") from None
+
+
+def stored_in(fields: dict[str, Any]) -> Stored:
+    """The stored form of a received message, rebuilt from a response."""
+    is_bytes = "payload_base64" in fields
+    content_type = fields["content_type"] if is_bytes or fields["content_type"] != "application/json" else None
+    sent_at, expires_at = fields["sent_at"], fields["expires_at"]
+    body, _ = encode(
+        base64.b64decode(fields["payload_base64"]) if is_bytes else fields["payload"],
+        kind=fields["kind"],
+        priority=fields["priority"],
+        headers=fields["headers"],
+        content_type=content_type,
+        retry=RetryPolicy.parse(fields["retry"]) if fields["retry"] else None,
+        max_attempts=fields["max_attempts"],
+        unique=fields["unique"],
+        expires_ms=None if expires_at is None else expires_at - sent_at,
+    )
+    return Stored(b"0\n%d\t%b" % (sent_at, body))
+
+
+def tickets_out(messages: Sequence[Message]) -> list[dict[str, str]]:
+    """What a verdict says of each message."""
+    return [{"id": message.id, "lease_token": message.lease_token} for message in messages]
+
+
+# -- errors ----------------------------------------------------------------------------------------------------------
+
+
+def failure_out(error: BaseException | str | None) -> dict[str, Any]:
+    """Why an attempt failed."""
+    if error is None:
+        return {}
+    if isinstance(error, BaseException):
+        name = "".join(ch for ch in type(error).__name__ if ch.isalnum() or ch in "._")[:80]
+        return {"error_class": name, "error": _encodable("".join(traceback.format_exception(error))[-MAX_ERROR:])}
+    return {"error": _encodable(str(error)[:MAX_ERROR])}
+
+
+def _encodable(error: str) -> str:
+    """The text without characters that UTF-8 cannot encode."""
+    return error.encode("utf-8", "replace").decode()
+
+
+def problem_in(body: bytes) -> dict[str, Any] | None:
+    """What the server says about a failure; None if the body is not a Restante server's, but that of a proxy."""
+    try:
+        problem = orjson.loads(body)
+        return {**problem, "error": str(problem["error"]), "message": str(problem["message"])}
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def error_in(status: int, problem: dict[str, Any] | None) -> RestanteError:
+    """The exception for a failure response, of the same class as on the server."""
+    name, message = (problem["error"], problem["message"]) if problem else ("", f"the server answered {status}")
+    kind = getattr(errors, name, None)
+    if isinstance(kind, type) and issubclass(kind, LeaseLost | Unconfirmed):
+        return kind(message, ids=(problem or {}).get("ids") or ())
+    if isinstance(kind, type) and issubclass(kind, RestanteError):
+        return kind(message)
+    if status in (401, 403):
+        return InvalidInput(f"{message}: {(problem or {}).get('hint', '')}")
+    if status >= 500:
+        return Unavailable(message)
+    return InvalidInput(message)
