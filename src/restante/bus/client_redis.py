@@ -17,11 +17,11 @@ from restante.bus.broker import Answer, SendOptions
 from restante.bus.envelope import Envelope
 from restante.core import operations as ops
 from restante.core.admin import DELETE
-from restante.core.call_retry import BLOCK, Plain
+from restante.core.call_retry import BLOCK
 from restante.core.errors import CallTimeout, NoHandler, TopologyMismatch, Unroutable
 from restante.core.keys import QUEUES, exchange_key, reply_keys
 from restante.core.message import Draft
-from restante.core.operations import MAX_BATCH, QueueRef
+from restante.core.operations import MAX_BATCH, Command, QueueRef
 from restante.core.queue import AsyncClient, Client, Flow, Wait, open_queue, run_flow, run_flow_async
 from restante.core.routes import QueueInfo, Table, question
 from restante.core.stored import Json
@@ -42,7 +42,7 @@ class Routes:
         ref = self._redis.queue(self._prefix + name).ref
         if not ref.opened:
             yield open_queue(ref)
-            yield Plain(("SADD", QUEUES, ref.name), QUEUES)
+            yield Command(("SADD", QUEUES, ref.name), QUEUES)
         return ref
 
     def _key(self, exchange: str) -> bytes:
@@ -50,7 +50,7 @@ class Routes:
 
     def _load(self, exchange: str) -> Flow[Table]:
         key = self._key(exchange)
-        table = self._tables[exchange] = Table.parse((yield Plain(("HGETALL", key), key)))
+        table = self._tables[exchange] = Table.parse((yield Command(("HGETALL", key), key)))
         return table
 
     def current(self, exchange: str) -> Flow[Table]:
@@ -58,7 +58,7 @@ class Routes:
         known = self._tables.get(exchange)
         if known is not None:
             key = self._key(exchange)
-            if ((yield Plain(("HGET", key, "version"), key)) or b"") == known.version:
+            if ((yield Command(("HGET", key, "version"), key)) or b"") == known.version:
                 return known
         return (yield from self._load(exchange))
 
@@ -101,15 +101,17 @@ class Routes:
             expires=options.expires,
             headers={**headers, **extra},
         )
-        op.question = asked
-        yield op
-        return op.answer
+        if not asked:
+            yield op
+            return None
+        answer, _ = yield ops.with_question(op, asked)
+        return answer
 
     def _take_back(self, queue: str, id: str) -> Flow[bytes]:
         """Removes a message; returns its state, `leased` if it stays."""
         ref = yield from self._opened(queue)
         args: list[ops.Argument] = ["bus", "no longer bound", id]
-        reply = yield ops.Operation(DELETE, ref.keys.group(DELETE.keys), args, lambda states: states[0], ref.name)
+        reply = yield ops.ScriptCall(DELETE, ref.keys.group(DELETE.keys), args, lambda states: states[0], ref.name)
         return bytes(reply)
 
     def publish(self, envelope: Envelope, text: bytes, options: SendOptions) -> Flow[int]:
@@ -184,7 +186,7 @@ class Routes:
             if left <= 0:
                 return answers
             yield Wait([marker], min(left, BLOCK))
-            received = (yield Plain(("LPOP", key, count), key)) or ()
+            received = (yield Command(("LPOP", key, count), key)) or ()
             answers += [Answer.parse(packed) for packed in received]
             if len(answers) >= count:
                 return answers

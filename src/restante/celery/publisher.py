@@ -94,11 +94,13 @@ class Publisher:
             delay=delay,
             expires=None if dead_letters else self.expires(info, properties, delay),
         )
-        call.question = question
         if id is None and properties.pop("restante_new", None):
-            ops.first_try(queue.ref, call)
-        self._broker.client.connection.run(call)
-        return call.answer
+            call = ops.first_try(queue.ref, call)
+        if not question:
+            self._broker.client.connection.run(call)
+            return None
+        answer, _ = self._broker.client.connection.run(ops.with_question(call, question))
+        return answer
 
     def expires(self, info: QueueInfo, properties: dict[str, Any], delay: float) -> float | None:
         """Seconds after the due time at which a waiting message is removed: the shortest limit that is set.

@@ -25,7 +25,6 @@ from restante.core.call_retry import (
     HANDSHAKE,
     LOST,
     CallRetry,
-    Plain,
     Server,
     SlotMap,
     asking,
@@ -42,7 +41,7 @@ from restante.core.call_retry import (
 from restante.core.endpoint import Address, Endpoint
 from restante.core.errors import RestanteError, Unavailable
 from restante.core.keys import QUEUES
-from restante.core.operations import Operation, pack
+from restante.core.operations import Command, Operation, Script, pack
 from restante.core.settings import ClientSettings
 
 T = TypeVar("T")
@@ -284,10 +283,10 @@ class Connection:
                 if step.remap:
                     self.remap(address)
                 if step.load:
-                    self._load(op, address)
+                    self._load(step.load, address)
                 if step.pause:
                     time.sleep(step.pause)
-                op.repeat()
+                op = effort.repeated()
                 continue
             return op.parse(reply)
 
@@ -346,23 +345,21 @@ class Connection:
         answers = link.call(op.question + asking(ask) + packed + (after or b""), 1 + asked + ask + (after is not None))
         if not asked and not ask and after is None:
             return answers
-        if asked:
-            op.answer = answers[0]
         if after is not None and not confirmed(op.durability, answers[-1]):
             raise not_confirmed(op)
-        return answers[asked + ask]
+        return (answers[0], answers[1 + ask]) if asked else answers[ask]
 
-    def _load(self, op: Operation[Any], address: Address | None) -> None:
+    def _load(self, script: Script, address: Address | None) -> None:
         try:
             link = self.take_link(address)
-            link.call(pack(("SCRIPT", "LOAD", op.script.text)))
+            link.call(pack(("SCRIPT", "LOAD", script.text)))
             self.give_link(address, link)
         except LOST:
             pass  # the next attempt gets the same failure and counts it
 
     def command(self, *words: Any, key: bytes = b"") -> Any:
         """Runs a plain command without a script. It may be repeated, so the command must be safe to repeat."""
-        return self.run(Plain(words, key))
+        return self.run(Command(words, key))
 
     def examine(self) -> None:
         """Checks again whether the server is safe, as on the first connection; raises UnsafeServer if it is not."""

@@ -20,7 +20,6 @@ from restante.core.call_retry import (
     HANDSHAKE,
     LOST,
     CallRetry,
-    Plain,
     Server,
     SlotMap,
     asking,
@@ -36,7 +35,7 @@ from restante.core.call_retry import (
 )
 from restante.core.endpoint import Address, Endpoint
 from restante.core.errors import RestanteError, Unavailable
-from restante.core.operations import Operation, pack
+from restante.core.operations import Command, Operation, Script, pack
 from restante.core.settings import ClientSettings
 
 T = TypeVar("T")
@@ -232,10 +231,10 @@ class AsyncConnection:
                 if step.remap:
                     await self.remap(address)
                 if step.load:
-                    await self._load(op, address)
+                    await self._load(step.load, address)
                 if step.pause:
                     await asyncio.sleep(step.pause)
-                op.repeat()
+                op = effort.repeated()
                 continue
             return op.parse(reply)
 
@@ -271,10 +270,10 @@ class AsyncConnection:
             raise not_confirmed(op)
         return answers[1 if ask else 0]
 
-    async def _load(self, op: Operation[Any], address: Address | None) -> None:
+    async def _load(self, script: Script, address: Address | None) -> None:
         try:
             link = await self.take_link(address)
-            await link.call(pack(("SCRIPT", "LOAD", op.script.text)))
+            await link.call(pack(("SCRIPT", "LOAD", script.text)))
             await self.give_link(address, link)
         except LOST:
             pass  # the next attempt gets the same failure and counts it
@@ -284,7 +283,7 @@ class AsyncConnection:
 
     async def command(self, *words: Any, key: bytes = b"") -> Any:
         """Runs a plain command without a script. It may be repeated, so the command must be safe to repeat."""
-        return await self.run(Plain(words, key))
+        return await self.run(Command(words, key))
 
     # -- waiting -------------------------------------------------------------------------------------------------
 

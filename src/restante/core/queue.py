@@ -31,7 +31,7 @@ from restante.core.leased_message import AsyncLeasedMessage as AsyncLeasedMessag
 from restante.core.leased_message import LeasedMessage as LeasedMessage
 from restante.core.message import Message
 from restante.core.names import valid_name
-from restante.core.operations import MAX_BATCH, Operation, QueueRef, Received, Script
+from restante.core.operations import MAX_BATCH, Operation, QueueRef, Received, Script, ScriptCall
 from restante.core.settings import ClientSettings, QueueOptions, QueueSettings, queue_fields
 
 P = ParamSpec("P")
@@ -52,7 +52,7 @@ class MessageHandler(Protocol):
 Handler = TypeVar("Handler", bound=MessageHandler)
 
 
-def open_queue(ref: QueueRef, *, operator: str = "", event: str = "configured") -> Operation[None]:
+def open_queue(ref: QueueRef, *, operator: str = "", event: str = "configured") -> ScriptCall[None]:
     """Writes the pending settings, if any, and reads the settings in force."""
     args: list[ops.Argument] = [operator, event]
     for name, value in ref.pending.items():
@@ -64,7 +64,7 @@ def open_queue(ref: QueueRef, *, operator: str = "", event: str = "configured") 
         ref.pending = {}
         ref.opened = True
 
-    return Operation(CONFIGURE, ref.keys.group(CONFIGURE.keys), args, parse, ref.name)
+    return ScriptCall(CONFIGURE, ref.keys.group(CONFIGURE.keys), args, parse, ref.name)
 
 
 def receiving(

@@ -27,10 +27,12 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
-from restante.core.call_retry import Plain, away
+from restante.core.call_retry import away
 from restante.core.errors import InvalidInput, LeaseLost, NotFound, PayloadTooLarge, QueueFull, Unavailable, Unconfirmed
 from restante.core.message import State
+from restante.core.operations import Command
 from restante.core.queue import Client, LeasedMessage
 from restante.core.settings import whole
 from restante.rsmq import inspector, transfer
@@ -250,11 +252,11 @@ class Bridge:
             log.warning("lease lost before ack queue=%s ids=%s", self._queue.name, ",".join(error.ids[:10]))
         self._post.connection.run_all(list(self._expiring(messages, lost)))
 
-    def _expiring(self, messages: list[LeasedMessage], lost: set[str]) -> Iterator[Plain]:
+    def _expiring(self, messages: list[LeasedMessage], lost: set[str]) -> Iterator[Command[Any]]:
         for message in messages:
             if message.id not in lost:
                 key = bridge_key(self._namespace, self._keys.queue, transfer.id_of(message))
-                yield Plain(("EXPIRE", key, transfer.SETTLED), key)
+                yield Command(("EXPIRE", key, transfer.SETTLED), key)
 
 
 def take_over(post: Client, queue: str, to: str, ids: Sequence[str], *, namespace: str = DEFAULT_NAMESPACE) -> int:

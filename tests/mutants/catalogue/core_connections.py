@@ -50,7 +50,7 @@ FAULTS: Final = (
     Fault(
         "core",
         "a server busy with a script has no meaning",
-        "CallRetry.next",
+        "CallRetry._unready",
         '("LOADING", "BUSY")',
         '("LOADING",)',
         (*_STATES, "-k", "busy"),
@@ -58,7 +58,7 @@ FAULTS: Final = (
     Fault(
         "core",
         "a replica without its master has no meaning",
-        "CallRetry.next",
+        "CallRetry._unready",
         "isinstance(error, foreign.MasterDownError)",
         "False",
         (*_STATES, "-k", "lost_its_master"),
@@ -74,7 +74,7 @@ FAULTS: Final = (
     Fault(
         "core",
         "a server at maxmemory is told as an unknown refusal",
-        "CallRetry.next",
+        "CallRetry._refused",
         'isinstance(error, foreign.OutOfMemoryError) or "OOM command not allowed" in text',
         "False",
         ("tests/faults/test_servers.py", "-k", "a_full_server"),
@@ -139,9 +139,9 @@ FAULTS: Final = (
     Fault(
         "core",
         "a send whose reply was lost is stored again",
-        "Operation.repeat",
-        "if self._all_keys:",
-        "if False:",
+        "repeated_send",
+        'args=[b"1", *send.args[1:]]',
+        "args=send.args",
         (_CONNECTIONS, "-k", "reply_is_lost_is_stored_once"),
     ),
     Fault(
@@ -155,7 +155,7 @@ FAULTS: Final = (
     Fault(
         "core",
         "a send in doubt is no longer in doubt once the server is gone",
-        "CallRetry.next",
+        "CallRetry._lost",
         "self.doubt = self.doubt or written",
         "self.doubt = written",
         (_CONNECTIONS, "-k", "never_answers"),
@@ -163,8 +163,8 @@ FAULTS: Final = (
     Fault(
         "core",
         "a call that must not be made twice is made twice",
-        "CallRetry.next",
-        "if self.op.once:",
+        "CallRetry._lost",
+        "if self.doubt and self.op.once:",
         "if False:",
         ("tests/rsmq/test_faults.py", "-k", "not_made_again"),
     ),
@@ -187,7 +187,7 @@ FAULTS: Final = (
     Fault(
         "core",
         "a queue that got limits refuses clients that knew it before",
-        "CallRetry.next",
+        "CallRetry._refused",
         'if text.startswith("RESTANTE KEYS"):',
         "if False:",
         ("tests/contract/test_limits.py", "-k", "another_client"),
@@ -253,8 +253,8 @@ FAULTS: Final = (
         "core",
         "a slot that moved is asked for at its old place",
         "CallRetry.next",
-        'return self._again(NotReady(f"the cluster keeps moving {self.op.queue}"), remap=True)',
-        'return self._again(NotReady(f"the cluster keeps moving {self.op.queue}"))',
+        'remap=isinstance(error, _ELSEWHERE) or text.startswith("CLUSTERDOWN")',
+        'remap=isinstance(error, _ELSEWHERE[1:]) or text.startswith("CLUSTERDOWN")',
         _MOVING,
     ),
     Fault(
