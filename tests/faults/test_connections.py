@@ -15,7 +15,7 @@ import pytest
 
 import restante
 from restante import Admin, Client, LeasedMessage, State, Unavailable, Unconfirmed
-from restante.core import call_retry, connection
+from restante.core import call_retry, pool
 from restante.core import queue as queue_module
 from tests.faults.rows import (
     drain,
@@ -310,13 +310,13 @@ def test_a_half_open_connection_is_noticed_and_work_goes_on_after_it_heals(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The hole stays open until the consumer has noticed it, and `hole` seconds at least."""
-    for module in (connection, queue_module):
+    for module in (pool, queue_module):
         monkeypatch.setattr(module, "BLOCK", block)
-    monkeypatch.setattr(connection, "BLOCK_MARGIN", margin)
+    monkeypatch.setattr(pool, "BLOCK_MARGIN", margin)
     with restante.connect(proxy.url) as taker, caplog.at_level(logging.WARNING, "restante"):
         # Other threads have left connections behind, which are half-open too once the hole is there.
-        with ThreadPoolExecutor(4) as pool:
-            assert list(pool.map(taker.queue(name).receive, [0.2] * 4)) == [None] * 4
+        with ThreadPoolExecutor(4) as threads:
+            assert list(threads.map(taker.queue(name).receive, [0.2] * 4)) == [None] * 4
         listener = Listener(taker, name)
         post.queue(name).send("before")
         wait_until(lambda: len(listener.seen) == 1, 10, "the first message")

@@ -93,11 +93,10 @@ class CallRetry:
             return self._refused(error, text, shown)
         return self._lost(error, shown, written)
 
-    def repeated(self) -> Operation[Any]:
-        """The operation for the next attempt: it may differ from the first, which cannot have been carried out yet."""
+    def repeat(self) -> None:
+        """Replaces the call by the one that a repeat sends, which knows that an attempt may have succeeded."""
         if isinstance(self.op, ScriptCall) and self.op.repeat is not None:
             self.op = self.op.repeat(self.op, self.doubt)
-        return self.op
 
     def _unready(self, error: BaseException, text: str, shown: str) -> NotReady | None:
         """The error of a server that is not ready, or no longer responsible; None for any other failure."""

@@ -134,7 +134,7 @@ def _as_replied(reply: Any) -> Any:
     return reply
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # with slots too, Command[bytes](…) would fail
 class Command(Generic[T]):
     """A plain command, run with the same retries. It may be repeated, so it must be safe to repeat."""
 

@@ -374,8 +374,8 @@ FAULTS: Final = (
     Fault(
         "core",
         "a connection found half-open leaves the idle ones beside it open",
-        "Connection.wait",
-        "self.close_idle(address)",
+        "Pool.wait",
+        "yield from self.close_idle(address)",
         "pass",
         ("tests/faults/test_connections.py",),
     ),
