@@ -11,7 +11,7 @@ import pytest
 
 SOURCE: Final = Path(__file__).parents[2] / "src" / "restante"
 ROOMS: Final = sorted(folder.name for folder in SOURCE.iterdir() if (folder / "__init__.py").exists())
-#: Of foreign packages, which have no public name for them.
+#: Of foreign packages, which have no public name for them, and of named tuples, whose public methods begin so.
 FOREIGN: Final = {
     "_active_tags",
     "_consume_from",
@@ -24,6 +24,7 @@ FOREIGN: Final = {
     "_message",
     "_parser",
     "_reader",
+    "_replace",
     "_sock",
 }
 
