@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import socket
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import restante
-from restante import Admin, Client, LeasedMessage, State, Unavailable, Unconfirmed
+from restante import Admin, Client, LeasedMessage, MessageId, State, Unavailable, Unconfirmed
 from restante.core import call_retry, pool
 from restante.core import queue as queue_module
 from tests.faults.rows import (
@@ -112,9 +113,52 @@ def test_a_send_whose_reply_is_lost_is_stored_once(
         proxy.cut_before_reply(times, matching=b"EVALSHA")
         sent.append(queue.send(number, unique=f"key {number}" if number % 2 else None))
     assert proxy.counters.cut >= 10
-    assert view.counts(name).ready == 11
+    counts = view.counts(name)
+    assert (counts.ready, counts.totals["sent"]) == (11, 11)
     seen = drain(post, name)
     verdict(10, n=10, lost=missing(sent, seen), dup=len(seen) - 11, times=times)
+
+
+@pytest.mark.parametrize("runner", ["sync", "asyncio"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_send_whose_message_was_acked_before_its_repeat_is_not_stored_again(
+    proxy: FaultProxy, post: Client, view: Admin, name: str, runner: str, count: int
+) -> None:
+    """The reply to the first attempt is lost; before the second arrives, a consumer is done with the message."""
+    acked: list[str] = []
+    attempts = 0
+
+    def first(request: bytes) -> bool:
+        nonlocal attempts
+        if b"EVALSHA" not in request:
+            return False
+        attempts += 1
+        if attempts == 2:
+            acked.extend(drain(post, name))
+        return attempts == 1
+
+    def blocking() -> list[MessageId]:
+        with restante.connect(proxy.url) as through:
+            queue = through.queue(name)
+            queue.ensure_open()
+            proxy.cut_before_reply(2, matching=first)
+            return [queue.send("once")] if count == 1 else queue.send_many(["once"] * count)
+
+    async def waiting() -> list[MessageId]:
+        async with restante.aio.connect(proxy.url) as through:
+            queue = through.queue(name)
+            await queue.ensure_open()
+            proxy.cut_before_reply(2, matching=first)
+            return [await queue.send("once")] if count == 1 else await queue.send_many(["once"] * count)
+
+    post.queue(name).send("warm")  # the server knows the scripts
+    drain(post, name)
+    sent = blocking() if runner == "sync" else asyncio.run(waiting())
+    proxy.pass_through()
+    assert attempts == 2
+    assert acked == list(sent)
+    counts = view.counts(name)
+    assert (counts.waiting, counts.totals["sent"]) == (0, 1 + count)
 
 
 def test_a_batch_whose_reply_is_lost_is_stored_once(proxy: FaultProxy, through: Client, view: Admin, name: str) -> None:

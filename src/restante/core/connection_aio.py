@@ -6,16 +6,17 @@ On failure it acts like the synchronous runner. A cancelled call closes its conn
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from redis import exceptions as foreign
 from redis.asyncio import connection as driver
 
-from restante.core.call_retry import BLOCK, BLOCK_MARGIN, Server
+from restante.core.call_retry import BLOCK, BLOCK_MARGIN, LOST, Server
 from restante.core.flow import drive_async
 from restante.core.operations import Command, Operation
-from restante.core.pool import Close, Exchange, LinkFlow, LinkStep, Listen, Open, Pause, Pool
+from restante.core.pool import Close, Exchange, LinkFlow, LinkStep, Listen, Open, Pause, Pool, intact
 from restante.core.settings import ClientSettings
 
 T = TypeVar("T")
@@ -105,7 +106,21 @@ class AsyncConnection:
 
     async def run(self, op: Operation[T], *, patience: float | None = None) -> T:
         """Runs one operation and returns its result, or raises a typed error."""
-        return await drive_async(self.pool.run(op, patience), _perform)
+        link = self.pool.ready_link(op)
+        if link is None:
+            return await drive_async(self.pool.run(op, patience), _perform)
+        # Without a flow, as in the synchronous runner.
+        started = time.monotonic()
+        try:
+            (reply,) = intact(await link.exchange(op.packed(), 1))
+        except LOST as error:
+            result: T = await drive_async(
+                self.pool.run_again(self.pool.retry(op, patience, started), link, error), _perform
+            )
+            return result
+        if not self.pool.keep_idle(None, link):
+            await link.close()
+        return op.parse(reply)
 
     async def command(self, *words: Any, key: bytes = b"") -> Any:
         """Runs a plain command without a script. It may be repeated, so the command must be safe to repeat."""

@@ -142,7 +142,7 @@ FAULTS: Final = (
         "repeated_send",
         'args=[b"1", *send.args[1:]]',
         "args=send.args",
-        (_CONNECTIONS, "-k", "reply_is_lost_is_stored_once"),
+        (_CONNECTIONS, "-k", "not_stored_again"),
     ),
     Fault(
         "core",
@@ -222,9 +222,13 @@ FAULTS: Final = (
     Fault(
         "core",
         "a cancelled call gives its connection back, which can no longer be woken",
-        "Pool._attempt",
-        "except RestanteError:",
-        "except BaseException:",
+        "AsyncConnection.run",
+        "            (reply,) = intact(await link.exchange(op.packed(), 1))\n",
+        "            try:\n"
+        "                (reply,) = intact(await link.exchange(op.packed(), 1))\n"
+        "            except BaseException:\n"
+        "                self.pool.keep_idle(None, link)\n"
+        "                raise\n",
         (*_SLEEPING, "-k", "cancelled_call"),
     ),
     Fault(
@@ -257,7 +261,7 @@ FAULTS: Final = (
         "CallRetry.next",
         'remap=isinstance(error, _ELSEWHERE) or text.startswith("CLUSTERDOWN")',
         'remap=isinstance(error, _ELSEWHERE[1:]) or text.startswith("CLUSTERDOWN")',
-        _MOVING,
+        (*_MOVING, "-k", "moved_while_it_was_idle"),
     ),
     Fault(
         "core",
@@ -265,7 +269,7 @@ FAULTS: Final = (
         "asking",
         'return _ASKING if ask else b""',
         'return b""',
-        _MOVING,
+        (*_MOVING, "-k", "ahead_of_its_slot"),
     ),
     Fault(
         "core",
