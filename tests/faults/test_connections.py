@@ -11,13 +11,16 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import restante
 from restante import Admin, Client, LeasedMessage, MessageId, State, Unavailable, Unconfirmed
-from restante.core import call_retry, pool
+from restante.core import call_retry, operations, pool
 from restante.core import queue as queue_module
+from restante.core.keys import QueueKeys
+from restante.core.operations import pack, with_question
 from tests.faults.rows import (
     drain,
     early_deliveries,
@@ -159,6 +162,35 @@ def test_a_send_whose_message_was_acked_before_its_repeat_is_not_stored_again(
     assert acked == list(sent)
     counts = view.counts(name)
     assert (counts.waiting, counts.totals["sent"]) == (0, 1 + count)
+
+
+@pytest.mark.parametrize("runner", ["sync", "asyncio"])
+def test_a_question_that_travels_with_a_send_is_answered_also_when_the_send_is_repeated(
+    proxy: FaultProxy, post: Client, view: Admin, name: str, runner: str
+) -> None:
+    question = pack(("HGET", QueueKeys(name)["queue"], "sent"))
+
+    def blocking() -> list[Any]:
+        with restante.connect(proxy.url) as through:
+            queue = through.queue(name)
+            queue.send("before")
+            asked = through.connection.run(with_question(operations.send(queue.ref, "asked"), question))
+            proxy.cut_before_reply(1, matching=b"EVALSHA")
+            return [asked, through.connection.run(with_question(operations.send(queue.ref, "again"), question))]
+
+    async def waiting() -> list[Any]:
+        async with restante.aio.connect(proxy.url) as through:
+            queue = through.queue(name)
+            await queue.send("before")
+            asked = await through.connection.run(with_question(operations.send(queue.ref, "asked"), question))
+            proxy.cut_before_reply(1, matching=b"EVALSHA")
+            return [asked, await through.connection.run(with_question(operations.send(queue.ref, "again"), question))]
+
+    (first, id), (second, repeated) = blocking() if runner == "sync" else asyncio.run(waiting())
+    # The first attempt of the second send was stored, and the question of its repeat counts it.
+    assert (first, second) == (b"1", b"3")
+    assert {id, repeated} < set(places(view, name))
+    assert view.counts(name).ready == 3
 
 
 def test_a_batch_whose_reply_is_lost_is_stored_once(proxy: FaultProxy, through: Client, view: Admin, name: str) -> None:

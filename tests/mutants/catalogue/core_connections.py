@@ -200,6 +200,14 @@ FAULTS: Final = (
         "break",
         (*_HANDLING, "-k", "cannot_be_counted"),
     ),
+    Fault(
+        "core",
+        "a question that travels with a call is not asked",
+        "Pool.ready_link",
+        " and not op.question",
+        "",
+        (_CONNECTIONS, "-k", "travels_with_a_send"),
+    ),
     # -- connections -----------------------------------------------------------------------------------------------
     Fault(
         "core",
