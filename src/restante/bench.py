@@ -96,14 +96,14 @@ def redis_limit(post: Client, count: int = 5000) -> float:
         for row in csv.DictReader(done.stdout.splitlines()):
             if row.get("test") == "SET":
                 return float(row["rps"])
-    link = post.connection.take_link(post.connection.address_of(b"restante:bench"))
+    link = post.connection.drive(post.connection.pool.dedicated(b"restante:bench"))
     packed = pack(("SET", "restante:bench", "x" * PAYLOAD_BYTES))
     started = time.perf_counter()
     for _ in range(count):
         link.call(packed)
     rate = count / (time.perf_counter() - started)
     link.call(pack(("DEL", "restante:bench")))
-    post.connection.give_link(None, link)
+    link.close()
     return rate
 
 

@@ -68,7 +68,7 @@ def round_trip(connection: Connection) -> None:
 def socket_option(connection: Connection, level: int, name: int) -> int:
     """A socket option of a connection that was in use and is idle now."""
     round_trip(connection)
-    link = connection.transport.broker.client.connection._idle[None][0]
+    link = connection.transport.broker.client.connection.pool.idle[None][0]
     with socket.socket(fileno=os.dup(link.fileno())) as same:
         return same.getsockopt(level, name)
 
@@ -224,7 +224,7 @@ class TestTls:
         for url, told in forms:
             with Connection(url, **told) as connection:
                 round_trip(connection)
-                link = connection.transport.broker.client.connection._idle[None][0]
+                link = connection.transport.broker.client.connection.pool.idle[None][0]
                 assert link.connection._sock.version().startswith("TLS")
         for options in ({"ssl": True, "patience": 0.0}, {"patience": 0.0}):
             with (

@@ -40,7 +40,7 @@ from restante.core.call_retry import (
     not_confirmed,
     waiting_failed,
 )
-from restante.core.operations import ACK, SEND, Operation, pack
+from restante.core.operations import ACK, SEND, Operation, ScriptCall, pack
 from restante.core.settings import ClientSettings
 
 SHOWN = "redis://host:6379/0"
@@ -51,8 +51,8 @@ def longest_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("random.random", lambda: 1.0)
 
 
-def sending(*ids: str) -> Operation[Any]:
-    return Operation(SEND, (b"restante:{orders}:queue",), [], lambda reply: reply, "orders", sends=ids)
+def sending(*ids: str) -> ScriptCall[Any]:
+    return ScriptCall(SEND, (b"restante:{orders}:queue",), [], lambda reply: reply, "orders", sends=ids)
 
 
 def effort(op: Operation[Any] | None = None, *, spent: float = 0.0, patience: float = 4.0) -> CallRetry:
@@ -87,7 +87,7 @@ def test_a_call_is_repeated_while_there_is_patience_and_then_ends_in_its_own_err
     assert again.error is None
     assert again.remap is remap
     assert 0 < again.pause <= LONGEST_PAUSE
-    assert (again.load, again.inspect, again.ask) == (False, False, None)
+    assert (again.load, again.inspect, again.ask) == (None, False, None)
     ended = effort(spent=5.0).next(error, SHOWN, written=False)
     assert type(ended.error) is final
     assert words in str(ended.error)
@@ -113,13 +113,13 @@ def test_a_refusal_is_told_at_once(error: Exception, final: type[RestanteError],
     step = effort().next(error, SHOWN, written=True)
     assert type(step.error) is final
     assert words in str(step.error)
-    assert (step.load, step.remap, step.inspect, step.ask) == (False, False, False, None)
+    assert (step.load, step.remap, step.inspect, step.ask) == (None, False, False, None)
 
 
 def test_a_forgotten_script_is_loaded_without_a_pause_and_not_for_ever() -> None:
     trying = effort()
     steps = [trying.next(foreign.NoScriptError("NOSCRIPT"), SHOWN, written=True) for _ in range(20)]
-    assert steps[:19] == [Step(load=True)] * 19
+    assert steps[:19] == [Step(load=SEND)] * 19
     assert isinstance(steps[19].error, Unavailable)
 
 
@@ -148,17 +148,13 @@ def test_a_send_that_was_never_written_is_unavailable() -> None:
 
 
 def test_what_sends_nothing_is_unavailable_even_in_doubt() -> None:
-    op: Operation[Any] = Operation(ACK, (b"k",), [], lambda reply: reply, "orders")
+    op: Operation[Any] = ScriptCall(ACK, (b"k",), [], lambda reply: reply, "orders")
     ended = effort(op, spent=5.0).next(foreign.TimeoutError("Timeout reading"), SHOWN, written=True)
     assert type(ended.error) is Unavailable
 
 
-class Once(Operation[Any]):
-    once = "popped, perhaps"
-
-
 def test_a_call_that_must_not_be_repeated_is_unconfirmed_after_one_lost_answer() -> None:
-    op = Once(SEND, (b"k",), [], lambda reply: reply, "orders")
+    op: Operation[Any] = ScriptCall(SEND, (b"k",), [], lambda reply: reply, "orders", once="popped, perhaps")
     lost = effort(op).next(foreign.ConnectionError("reset"), SHOWN, written=True)
     assert isinstance(lost.error, Unconfirmed)
     assert "popped, perhaps" in str(lost.error)
@@ -261,8 +257,7 @@ class TestDurability:
         assert [confirmed("disk", reply) for reply in ([0, 0], [1, 0])] == [False, True]
 
     def test_what_is_stored_and_not_confirmed_names_its_ids(self) -> None:
-        op = sending("a", "b", "c", "d")
-        op.durability = "replica:2"
+        op = sending("a", "b", "c", "d")._replace(durability="replica:2")
         error = not_confirmed(op)
         assert list(error.ids) == ["a", "b", "c", "d"]
         assert "a, b, c is stored but not yet at durability replica:2" in str(error)
@@ -271,7 +266,7 @@ class TestDurability:
 class TestKeysAndSleeps:
     def test_the_key_that_is_not_ours_is_named(self) -> None:
         keys = (b"restante:{orders}:queue", b"restante:{orders}:ready", b"restante:{orders}:leases:me")
-        op: Operation[Any] = Operation(SEND, keys, [], lambda reply: reply, "orders")
+        op: Operation[Any] = ScriptCall(SEND, keys, [], lambda reply: reply, "orders")
         assert "restante:{orders}:ready holds a string" in str(misplaced(op, [b"hash", b"string", b"none"]))
         assert "restante:{orders}:leases:me holds a hash" in str(misplaced(op, [b"none", b"zset", b"hash"]))
         assert "a key of orders has a type" in str(misplaced(op, [b"hash", b"zset", b"stream"]))

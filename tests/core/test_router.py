@@ -11,9 +11,8 @@ import pytest
 import restante
 from restante import Admin, Client, QueueFull, aio
 from restante.core import operations as ops
-from restante.core.call_retry import Plain
 from restante.core.flow import Flow, drive
-from restante.core.operations import DELETE, Operation, QueueRef
+from restante.core.operations import DELETE, Command, Operation, QueueRef, ScriptCall
 from restante.core.queue import run_flow_async
 from restante.core.router import Router
 from restante.core.routes import QueueInfo
@@ -46,12 +45,14 @@ class Process:
         self.run(self.router.bind("shop", [(QueueInfo(queue, transient), "order.#") for queue in queues]))
 
     def publish(self, id: str, *, streams: bool = False) -> int:
-        stream = (lambda: Plain(("XADD", b"stream", "*", "id", id), b"stream")) if streams else None
-        count: int = self.run(self.router.publish("shop", TOPIC, sending(id), stream))
+        def stream() -> Command[bytes]:
+            return Command(("XADD", b"stream", "*", "id", id), b"stream")
+
+        count: int = self.run(self.router.publish("shop", TOPIC, sending(id), stream if streams else None))
         return count
 
 
-def sending(id: str) -> Callable[[QueueRef, QueueInfo], Operation[Any]]:
+def sending(id: str) -> Callable[[QueueRef, QueueInfo], ScriptCall[Any]]:
     return lambda ref, info: ops.send(ref, info.name, id=id)
 
 
@@ -83,7 +84,7 @@ class TestPublishing:
         one.bind("a", "b")
         one.publish("m1")
         one.publish("m2")
-        assert [call.script.name for call in one.calls if type(call) is Operation] == ["send", "send"]
+        assert [call.script.name for call in one.calls if isinstance(call, ScriptCall)] == ["send", "send"]
         assert len(one.calls) == 2
 
     def test_a_topic_that_no_queue_is_bound_to_reaches_none(self, processes: tuple[Process, Process]) -> None:

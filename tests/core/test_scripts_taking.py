@@ -10,7 +10,7 @@ from redis.exceptions import ResponseError
 
 from restante.core.errors import InvalidInput, PayloadTooLarge, QueueFull, RestanteError
 from restante.core.message import STATE_LETTERS, State
-from restante.core.operations import FEW_KEYS, Argument, Operation
+from restante.core.operations import FEW_KEYS, Argument, ScriptCall, repeated_send
 from restante.core.queue import Client
 from restante.core.settings import ClientSettings
 from tests.core.contents import changes, position, violations
@@ -58,14 +58,15 @@ class TestSend:
             desk.verbs.configure(**{why: "9"})
         keys, script = desk.verbs.keys, desk.verbs.scripts["send"]
         args: list[Argument] = ["1" if why == "careful" else "0", "a", "", 3, A.stored]
-        few, every = keys.group(FEW_KEYS), keys.group(script.keys)
+        few = keys.group(FEW_KEYS)
 
         def act() -> None:
             with pytest.raises(ResponseError, match="KEYS every key is needed"):
                 call(desk.bench.client, "EVAL", script.text, len(few), *few, *args)
 
         assert desk.changed_by(act) == {}
-        desk.bench.connection.run(Operation(script, few, args, lambda reply: reply, "q", all_keys=every))
+        name = desk.verbs.name
+        desk.bench.connection.run(ScriptCall(script, few, args, lambda reply: reply, name, repeat=repeated_send))
         assert set(desk.look()["messages"]) == {"a"}
 
     @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any, Final
 from restante.core import admin, inspector, lease_journal, operations, queue
 from restante.core.connection import Connection
 from restante.core.keys import QueueKeys
-from restante.core.operations import Argument, Operation, Script, sha1
+from restante.core.operations import Argument, Script, ScriptCall, sha1
 from restante.core.stored import encode
 
 #: Every script of the product by its name.
@@ -126,7 +126,7 @@ class Verbs:
         script = self.scripts[verb]
         names = script.keys if keys is None else keys
         given = (*self.keys.group(names), *more)
-        return self.connection.run(Operation(script, given, list(args), lambda reply: reply, self.name))
+        return self.connection.run(ScriptCall(script, given, list(args), lambda reply: reply, self.name))
 
     def send(self, *items: Item, careful: bool = True, few: bool = False) -> list[str]:
         """Per message "" or the id that stands for it; all "" when nobody asked. With few keys, or with all."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import socket
@@ -10,13 +11,16 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import restante
-from restante import Admin, Client, LeasedMessage, State, Unavailable, Unconfirmed
-from restante.core import call_retry, connection
+from restante import Admin, Client, LeasedMessage, MessageId, State, Unavailable, Unconfirmed
+from restante.core import call_retry, operations, pool
 from restante.core import queue as queue_module
+from restante.core.keys import QueueKeys
+from restante.core.operations import pack, with_question
 from tests.faults.rows import (
     drain,
     early_deliveries,
@@ -112,9 +116,81 @@ def test_a_send_whose_reply_is_lost_is_stored_once(
         proxy.cut_before_reply(times, matching=b"EVALSHA")
         sent.append(queue.send(number, unique=f"key {number}" if number % 2 else None))
     assert proxy.counters.cut >= 10
-    assert view.counts(name).ready == 11
+    counts = view.counts(name)
+    assert (counts.ready, counts.totals["sent"]) == (11, 11)
     seen = drain(post, name)
     verdict(10, n=10, lost=missing(sent, seen), dup=len(seen) - 11, times=times)
+
+
+@pytest.mark.parametrize("runner", ["sync", "asyncio"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_send_whose_message_was_acked_before_its_repeat_is_not_stored_again(
+    proxy: FaultProxy, post: Client, view: Admin, name: str, runner: str, count: int
+) -> None:
+    """The reply to the first attempt is lost; before the second arrives, a consumer is done with the message."""
+    acked: list[str] = []
+    attempts = 0
+
+    def first(request: bytes) -> bool:
+        nonlocal attempts
+        if b"EVALSHA" not in request:
+            return False
+        attempts += 1
+        if attempts == 2:
+            acked.extend(drain(post, name))
+        return attempts == 1
+
+    def blocking() -> list[MessageId]:
+        with restante.connect(proxy.url) as through:
+            queue = through.queue(name)
+            queue.ensure_open()
+            proxy.cut_before_reply(2, matching=first)
+            return [queue.send("once")] if count == 1 else queue.send_many(["once"] * count)
+
+    async def waiting() -> list[MessageId]:
+        async with restante.aio.connect(proxy.url) as through:
+            queue = through.queue(name)
+            await queue.ensure_open()
+            proxy.cut_before_reply(2, matching=first)
+            return [await queue.send("once")] if count == 1 else await queue.send_many(["once"] * count)
+
+    post.queue(name).send("warm")  # the server knows the scripts
+    drain(post, name)
+    sent = blocking() if runner == "sync" else asyncio.run(waiting())
+    proxy.pass_through()
+    assert attempts == 2
+    assert acked == list(sent)
+    counts = view.counts(name)
+    assert (counts.waiting, counts.totals["sent"]) == (0, 1 + count)
+
+
+@pytest.mark.parametrize("runner", ["sync", "asyncio"])
+def test_a_question_that_travels_with_a_send_is_answered_also_when_the_send_is_repeated(
+    proxy: FaultProxy, post: Client, view: Admin, name: str, runner: str
+) -> None:
+    question = pack(("HGET", QueueKeys(name)["queue"], "sent"))
+
+    def blocking() -> list[Any]:
+        with restante.connect(proxy.url) as through:
+            queue = through.queue(name)
+            queue.send("before")
+            asked = through.connection.run(with_question(operations.send(queue.ref, "asked"), question))
+            proxy.cut_before_reply(1, matching=b"EVALSHA")
+            return [asked, through.connection.run(with_question(operations.send(queue.ref, "again"), question))]
+
+    async def waiting() -> list[Any]:
+        async with restante.aio.connect(proxy.url) as through:
+            queue = through.queue(name)
+            await queue.send("before")
+            asked = await through.connection.run(with_question(operations.send(queue.ref, "asked"), question))
+            proxy.cut_before_reply(1, matching=b"EVALSHA")
+            return [asked, await through.connection.run(with_question(operations.send(queue.ref, "again"), question))]
+
+    (first, id), (second, repeated) = blocking() if runner == "sync" else asyncio.run(waiting())
+    # The first attempt of the second send was stored, and the question of its repeat counts it.
+    assert (first, second) == (b"1", b"3")
+    assert {id, repeated} < set(places(view, name))
+    assert view.counts(name).ready == 3
 
 
 def test_a_batch_whose_reply_is_lost_is_stored_once(proxy: FaultProxy, through: Client, view: Admin, name: str) -> None:
@@ -310,13 +386,13 @@ def test_a_half_open_connection_is_noticed_and_work_goes_on_after_it_heals(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The hole stays open until the consumer has noticed it, and `hole` seconds at least."""
-    for module in (connection, queue_module):
+    for module in (pool, queue_module):
         monkeypatch.setattr(module, "BLOCK", block)
-    monkeypatch.setattr(connection, "BLOCK_MARGIN", margin)
+    monkeypatch.setattr(pool, "BLOCK_MARGIN", margin)
     with restante.connect(proxy.url) as taker, caplog.at_level(logging.WARNING, "restante"):
         # Other threads have left connections behind, which are half-open too once the hole is there.
-        with ThreadPoolExecutor(4) as pool:
-            assert list(pool.map(taker.queue(name).receive, [0.2] * 4)) == [None] * 4
+        with ThreadPoolExecutor(4) as threads:
+            assert list(threads.map(taker.queue(name).receive, [0.2] * 4)) == [None] * 4
         listener = Listener(taker, name)
         post.queue(name).send("before")
         wait_until(lambda: len(listener.seen) == 1, 10, "the first message")

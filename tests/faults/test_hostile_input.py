@@ -18,7 +18,7 @@ from restante.core.journal_reader import JournalReader
 from restante.core.keys import QueueKeys
 from restante.core.lease_journal import LeaseJournal
 from restante.core.names import valid_name
-from restante.core.operations import Argument, Operation, Script
+from restante.core.operations import Argument, Script, ScriptCall
 from restante.core.stored import encode
 from tests.faults.rows import verdict
 from tests.harness.servers import RedisServer, call
@@ -238,7 +238,7 @@ RAW = ["-1", "nan", "inf", "-inf", "1e300", "1.5", "x", "", "9223372036854775808
 def raw(post: Client, script: Script, name: str, *args: Argument) -> Any:
     """The script by its bare arguments, past every check of the client."""
     keys = QueueKeys(name).group(script.keys)
-    return post.connection.run(Operation(script, keys, list(args), lambda reply: reply, name))
+    return post.connection.run(ScriptCall(script, keys, list(args), lambda reply: reply, name))
 
 
 @pytest.mark.parametrize("value", RAW, ids=ascii)

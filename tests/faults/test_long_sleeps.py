@@ -13,7 +13,7 @@ import pytest
 
 import restante
 from restante import Admin, Client, Consumer, State, Sweeper
-from restante.core import connection, connection_aio, consumer, queue, sweeper
+from restante.core import connection_aio, consumer, pool, queue, sweeper
 from restante.core.queue import AsyncQueue
 from restante.core.sweeper import Swept
 from tests.harness.deadlines import PATIENCE, wait_until, wait_until_async
@@ -28,7 +28,7 @@ SOON = 0.3
 
 @pytest.fixture(autouse=True)
 def _long_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (connection, connection_aio, consumer, queue):
+    for module in (pool, connection_aio, consumer, queue):
         monkeypatch.setattr(module, "BLOCK", HOURS)
     monkeypatch.setattr(sweeper, "ROUND", HOURS)
 

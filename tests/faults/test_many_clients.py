@@ -89,7 +89,7 @@ class _Client:
         self._begin()
 
     def _begin(self) -> None:
-        op: Operation[Any] = operations.Operation(
+        op: Operation[Any] = operations.ScriptCall(
             operations.RECEIVE, QueueKeys("q").group(operations.RECEIVE.keys), [], lambda reply: reply, "q"
         )
         self._effort = CallRetry(op, patience=4.0, started=self.at)

@@ -10,7 +10,7 @@ import pytest
 
 import restante
 from restante import Admin, Client, Sweeper
-from restante.core import connection
+from restante.core import pool
 from restante.core import queue as queue_module
 from tests.faults.rows import drain, missing, script_calls, verdict, wait_until
 from tests.harness.deadlines import PATIENCE
@@ -23,7 +23,7 @@ def blocked(server: RedisServer) -> int:
 
 def test_one_message_wakes_at_most_two_of_two_hundred(monkeypatch: pytest.MonkeyPatch) -> None:
     # Sleepers look again by themselves every few seconds; here they do not, so that every look was caused by a message.
-    for module in (connection, queue_module):
+    for module in (pool, queue_module):
         monkeypatch.setattr(module, "BLOCK", PATIENCE)
     sleepers, messages = 200, 5
     with (

@@ -123,11 +123,14 @@ class RedisCluster3:
         """The slot of a key, by its hash tag if it has one."""
         return key_slot(key.encode() if isinstance(key, str) else key)
 
-    def move_slot(self, slot: int, to_node: RedisServer, *, batch: int = 10, pause: float = 0.0) -> int:
+    def move_slot(
+        self, slot: int, to_node: RedisServer, *, batch: int = 10, pause: float = 0.0, finish: bool = True
+    ) -> int:
         """Move a slot while clients use it; returns the number of keys moved.
 
         The slot is in the migrating phase from the first batch to the last; `pause` seconds
-        before each batch, and once before the end, make that phase last.
+        before each batch, and once before the end, make that phase last. Without `finish` it
+        lasts until the next call, although every key has moved.
         """
         source = self.node_of_slot(slot)
         if source is to_node:
@@ -144,6 +147,8 @@ class RedisCluster3:
                 break
             self._call(source, "MIGRATE", HOST, to_node.port, "", 0, MIGRATE_TIMEOUT_MS, "KEYS", *keys)
             moved += len(keys)
+        if not finish:
+            return moved
         # The target first: should this stop half way, the slot has an owner that has the keys.
         others = [node for node in self.nodes if node is not to_node and node is not source]
         for node in (to_node, source, *others):

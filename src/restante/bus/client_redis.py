@@ -16,11 +16,11 @@ from restante.bus.batch import GroupedSender, Publishing, Sender
 from restante.bus.broker import Answer, SendOptions
 from restante.bus.envelope import Envelope
 from restante.core import operations as ops
-from restante.core.call_retry import BLOCK, Plain
+from restante.core.call_retry import BLOCK
 from restante.core.errors import CallTimeout, NoHandler, Unroutable
 from restante.core.keys import reply_keys
 from restante.core.message import Draft
-from restante.core.operations import MAX_BATCH
+from restante.core.operations import MAX_BATCH, Command
 from restante.core.queue import AsyncClient, Client, Flow, Wait, open_queue, run_flow, run_flow_async
 from restante.core.router import Build, Router
 from restante.core.routes import QueueInfo
@@ -110,7 +110,7 @@ class RedisFlows:
             if left <= 0:
                 return answers
             yield Wait([marker], min(left, BLOCK))
-            received = (yield Plain(("LPOP", key, count), key)) or ()
+            received = (yield Command(("LPOP", key, count), key)) or ()
             answers += [Answer.parse(packed) for packed in received]
             if len(answers) >= count:
                 return answers

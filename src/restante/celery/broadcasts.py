@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from restante.core.call_retry import Plain
 from restante.core.keys import exchange_key
+from restante.core.operations import Command
 from restante.core.routes import QueueInfo
 from restante.core.topics import matches
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 SAVE_EVERY = 20.0
 
 
-def broadcast(broker: BrokerClient, message: dict[str, Any], exchange: str, routing_key: str) -> Plain:
+def broadcast(broker: BrokerClient, message: dict[str, Any], exchange: str, routing_key: str) -> Command[bytes]:
     """The command that adds a message to the stream of an exchange."""
     body = message["body"]
     packed = {**message, "properties": {**message["properties"]}}
@@ -35,7 +35,7 @@ def broadcast(broker: BrokerClient, message: dict[str, Any], exchange: str, rout
         packed["body"], packed["b"] = base64.b64encode(body).decode(), 1
     stream, text = _stream(broker, exchange), orjson.dumps(packed, default=str)
     limit = ("MAXLEN", "~", broker.options.stream_maxlen)
-    return Plain(("XADD", stream, *limit, "*", "k", routing_key, "m", text), stream)
+    return Command(("XADD", stream, *limit, "*", "k", routing_key, "m", text), stream)
 
 
 def start_at_end(broker: BrokerClient, queue: str, exchange: str) -> None:

@@ -11,7 +11,7 @@ from restante.celery.broadcasts import broadcast
 from restante.celery.messages import Message, delay_of, headers_of, kind_of, payload_of, priority_of
 from restante.core import operations as ops
 from restante.core.message import MessageId, new_id
-from restante.core.operations import Operation, QueueRef
+from restante.core.operations import QueueRef, ScriptCall
 from restante.core.router import Build
 from restante.core.routes import QueueInfo
 
@@ -58,7 +58,7 @@ class Publisher:
         exchange: str,
         routing_key: str,
         id: str | None = None,
-    ) -> Operation[MessageId]:
+    ) -> ScriptCall[MessageId]:
         headers, properties = message["headers"], message["properties"]
         payload, content_type = payload_of(
             message["body"], message.get("content-type"), message.get("content-encoding")
@@ -77,7 +77,7 @@ class Publisher:
             expires=None if dead_letters else self.expires(info, properties, delay),
         )
         if id is None and properties.pop("restante_new", None):
-            ops.first_try(ref, call)
+            call = ops.first_try(ref, call)
         return call
 
     def expires(self, info: QueueInfo, properties: dict[str, Any], delay: float) -> float | None:

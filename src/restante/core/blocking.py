@@ -29,8 +29,8 @@ class BlockedCommand:
         #: What it waits for; the keys lie on one node.
         self.keys = tuple(keys)
         try:
-            self._address = connection.address_of(self.keys[0])
-            self._link = connection.take_link(self._address)
+            self._address = connection.drive(connection.pool.find(self.keys[0]))
+            self._link = connection.drive(connection.pool.take(self._address))
             self._link.write(pack(words))
         except LOST as error:
             raise self._lost(error) from None
@@ -60,20 +60,20 @@ class BlockedCommand:
             # Unblocked, moved, or not ready: the caller looks at the queues again, and its call meets the same error.
             link.close()
             if str(error).startswith(("UNBLOCKED", "MOVED", "ASK", "TRYAGAIN", "NOGROUP")):
-                self._connection.remap(self._address)
+                self._connection.drive(self._connection.pool.remap(self._address))
                 return None
             raise self._lost(error) from None
         except LOST as error:
             self.give_up()
             raise self._lost(error) from None
-        self._connection.give_link(self._address, link)
+        self._connection.drive(self._connection.pool.give(self._address, link))
         return reply
 
     def unblock(self) -> Any:
         """Ends the wait and returns the answer, which may still say that something happened."""
         try:
             if not self.has_answer():
-                self._connection.unblock(self._address, self._link)
+                self._connection.drive(self._connection.pool.unblock(self._address, self._link))
         except LOST as error:
             self.give_up()
             raise self._lost(error) from None
@@ -86,7 +86,7 @@ class BlockedCommand:
     def give_up(self) -> None:
         """Closes the connection, which is lost, and the idle ones to the same node: they are half-open too."""
         self._link.close()
-        self._connection.close_idle(self._address)
+        self._connection.drive(self._connection.pool.close_idle(self._address))
 
     def _lost(self, error: BaseException) -> Unavailable:
         return lost_waiting(error, self._connection.endpoint.shown)

@@ -24,7 +24,7 @@ from restante.core.errors import (
     UnsafeServer,
 )
 from restante.core.failures import access_denied, refusal, unreachable
-from restante.core.operations import SEND, Operation, Script, pack
+from restante.core.operations import Command, Operation, Script, ScriptCall, pack
 from restante.core.settings import ClientSettings
 
 #: Longest wait for a marker in seconds: a lost wake-up delays a consumer no longer than this.
@@ -46,13 +46,13 @@ def away(failures: int) -> float:
     return random.random() * min(LONGEST_AWAY, 0.05 * 2.0 ** min(failures, 10))
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Step:
     """What to do after a failed attempt: raise `error`, or repair and repeat."""
 
     error: RestanteError | None = None
     pause: float = 0.0
-    load: bool = False
+    load: Script | None = None
     remap: bool = False
     ask: Address | None = None
     inspect: bool = False
@@ -72,43 +72,59 @@ class CallRetry:
     def next(self, error: BaseException, shown: str, written: bool) -> Step:
         """Decides what to do after a failure."""
         self.tries += 1
-        if isinstance(error, foreign.NoScriptError):
-            return Step(load=True) if self.tries < 20 else Step(error=Unavailable("the server keeps dropping scripts"))
-        if isinstance(error, foreign.MovedError):
-            return self._again(NotReady(f"the cluster keeps moving {self.op.queue}"), remap=True)
+        if isinstance(error, foreign.NoScriptError) and isinstance(self.op, ScriptCall):
+            if self.tries < 20:
+                return Step(load=self.op.script)
+            return Step(error=Unavailable("the server keeps dropping scripts"))
+        text = str(error)
+        if (final := self._unready(error, text, shown)) is not None:
+            return self._again(final, remap=isinstance(error, _ELSEWHERE) or text.startswith("CLUSTERDOWN"))
         if isinstance(error, foreign.AskError):
             return self._again(NotReady(f"the cluster keeps moving {self.op.queue}"), ask=(error.host, error.port))
-        text = str(error)
-        if isinstance(error, foreign.MasterDownError):
-            return self._again(
-                NotReady(f"{shown} is a replica that lost its master: wait, or point the URL at the master"), remap=True
-            )
-        if isinstance(error, foreign.TryAgainError | foreign.ClusterDownError) or text.startswith("CLUSTERDOWN"):
-            return self._again(NotReady(f"the cluster is moving {self.op.queue} or incomplete: {text}"), remap=True)
-        if isinstance(error, foreign.BusyLoadingError) or text.startswith(("LOADING", "BUSY")):
-            return self._again(NotReady(f"{shown} is not ready: {text}"))
         if (denied := access_denied(error, shown, _role(self.op))) is not None:
             return Step(error=denied)
         if isinstance(error, foreign.ReadOnlyError) or "READONLY" in text:
             return self._again(ReadOnly(f"{shown} is a replica: point the URL at the master"), remap=True)
         if "MISCONF" in text or "NOREPLICAS" in text:
             return self._again(ReadOnly(f"{shown} refuses writes: {text}"))
+        if "max number of clients" in text:
+            return self._again(Unavailable(f"{shown} has no free connection: close clients or raise maxclients"))
+        if isinstance(error, foreign.ResponseError):
+            return self._refused(error, text, shown)
+        return self._lost(error, shown, written)
+
+    def repeat(self) -> None:
+        """Replaces the call by the one that a repeat sends, which knows that an attempt may have succeeded."""
+        if isinstance(self.op, ScriptCall) and self.op.repeat is not None:
+            self.op = self.op.repeat(self.op, self.doubt)
+
+    def _unready(self, error: BaseException, text: str, shown: str) -> NotReady | None:
+        """The error of a server that is not ready, or no longer responsible; None for any other failure."""
+        if isinstance(error, foreign.MovedError):
+            return NotReady(f"the cluster keeps moving {self.op.queue}")
+        if isinstance(error, foreign.MasterDownError):
+            return NotReady(f"{shown} is a replica that lost its master: wait, or point the URL at the master")
+        if isinstance(error, foreign.TryAgainError | foreign.ClusterDownError) or text.startswith("CLUSTERDOWN"):
+            return NotReady(f"the cluster is moving {self.op.queue} or incomplete: {text}")
+        if isinstance(error, foreign.BusyLoadingError) or text.startswith(("LOADING", "BUSY")):
+            return NotReady(f"{shown} is not ready: {text}")
+        return None
+
+    def _refused(self, error: foreign.ResponseError, text: str, shown: str) -> Step:
+        """Decides after an error reply that repeating the same call would only get again."""
         if isinstance(error, foreign.OutOfMemoryError) or "OOM command not allowed" in text:
             return Step(error=QueueFull(f"{shown} is at maxmemory: consume the backlog or raise maxmemory"))
         if "WRONGTYPE" in text:
             return Step(inspect=True)
         if text.startswith("RESTANTE KEYS"):
-            return Step()  # the queue has limits that this client did not know of: repeat() passes every key
-        if "max number of clients" in text:
-            return self._again(Unavailable(f"{shown} has no free connection: close clients or raise maxclients"))
-        if isinstance(error, foreign.ResponseError):
-            return Step(error=refusal(text, self.op.queue, shown))
-        # What remains are lost connections and replies that did not arrive in time.
+            return Step()  # the queue has limits that this client did not know of: a repeated send names every key
+        return Step(error=refusal(text, self.op.queue, shown))
+
+    def _lost(self, error: BaseException, shown: str, written: bool) -> Step:
+        """Decides after a lost connection, or a reply that did not arrive in time."""
         self.doubt = self.doubt or written
-        if self.doubt:
-            if self.op.once:
-                return Step(error=Unconfirmed(self.op.once))
-            self.op.doubt()
+        if self.doubt and self.op.once:
+            return Step(error=Unconfirmed(self.op.once))
         final = unreachable(error, shown, written)
         if isinstance(error, foreign.InvalidResponse) and not written:
             return Step(error=final)  # the service there is not Redis and will not become Redis
@@ -158,6 +174,8 @@ def info(text: bytes) -> dict[str, str]:
 
 HANDSHAKE = pack(("INFO", "server")) + pack(("INFO", "memory")) + pack(("CLIENT", "ID"))
 _ASKING = pack(("ASKING",))
+#: The errors of a server that is not, or no longer, the one to ask.
+_ELSEWHERE = (foreign.MovedError, foreign.MasterDownError, foreign.TryAgainError, foreign.ClusterDownError)
 #: The errors that the driver raises for a lost connection or a refused command.
 LOST = (foreign.RedisError, OSError)
 
@@ -231,9 +249,10 @@ def not_confirmed(op: Operation[Any]) -> Unconfirmed:
 
 def misplaced(op: Operation[Any], types: Sequence[bytes]) -> Corrupt:
     """The error that names the key whose type Restante did not write."""
+    types_named = op.script.types if isinstance(op, ScriptCall) else ()
     for place, (key, actual) in enumerate(zip(op.keys, types, strict=True)):
         word = key.rpartition(b"}:")[2].partition(b":")[0].decode()
-        expected = op.script.types[place] if op.script.types else TYPES.get(word)
+        expected = types_named[place] if types_named else TYPES.get(word)
         if actual != b"none" and actual.decode() != expected:
             return Corrupt(
                 f"the key {key.decode()} holds a {actual.decode()} that Restante did not write: rename or delete it"
@@ -287,24 +306,8 @@ TYPES = {
 }
 
 
-class Plain(Operation[Any]):
-    """A command without a script, run with the same retries."""
-
-    __slots__ = ("words",)
-
-    def __init__(self, words: tuple[Any, ...], key: bytes) -> None:
-        super().__init__(SEND, (key,), [], lambda reply: reply, "the server")
-        self.words = words
-
-    def packed(self) -> bytes:
-        return pack(self.words)
-
-    def repeat(self) -> None:
-        pass
-
-
 def _role(op: Operation[Any]) -> RedisRole | None:
     """The least role that may make this call; None for scripts of other rooms."""
-    if isinstance(op, Plain):
-        return role_for_command(str(op.words[0]), op.keys[0])
+    if isinstance(op, Command):
+        return role_for_command(str(op.words[0]), op.key)
     return role_for_script(op.script.name) if type(op.script) is Script else None

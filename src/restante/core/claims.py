@@ -10,10 +10,9 @@ import itertools
 import os
 from typing import Any
 
-from restante.core.call_retry import Plain
 from restante.core.journal import Line, Taken
 from restante.core.keys import QueueKeys, once_key, reply_keys
-from restante.core.operations import Argument, Operation, Script
+from restante.core.operations import Argument, Command, Script, ScriptCall
 
 CLAIM = Script("claim", "queue journal")
 
@@ -24,7 +23,7 @@ _takes = itertools.count(1)
 
 def once(
     verb: str, keys: QueueKeys, id: str, attempts: int, window: float, line: Line | None = None, token: str = ""
-) -> Operation[Taken]:
+) -> ScriptCall[Taken]:
     """Takes, confirms or releases a record, or only writes a line: verbs take, seize, confirm, release, note.
 
     `token` identifies the delivery that takes the record.
@@ -45,10 +44,10 @@ def once(
             _plain(line.error_class),
             _plain(line.detail),
         )
-    return Operation(CLAIM, (*keys.group(CLAIM.keys), once_key(keys.name, id)), args, Taken, keys.name)
+    return ScriptCall(CLAIM, (*keys.group(CLAIM.keys), once_key(keys.name, id)), args, Taken, keys.name)
 
 
-def reply(token: str, answer: bytes, seconds: float) -> list[Operation[Any]]:
+def reply(token: str, answer: bytes, seconds: float) -> list[Command[Any]]:
     """Stores the reply to a call and wakes the caller; both keys expire by themselves.
 
     If it is repeated after a lost connection, the reply is stored twice and the caller takes the first.
@@ -56,7 +55,7 @@ def reply(token: str, answer: bytes, seconds: float) -> list[Operation[Any]]:
     answers, marker = reply_keys(token)
     span = int(seconds * 1000)
     return [
-        Plain(words, answers)
+        Command(words, answers)
         for words in (
             ("RPUSH", answers, answer),
             ("PEXPIRE", answers, span),

@@ -175,6 +175,11 @@ class Endpoint:
         arguments["protocol"] = 2
         return arguments
 
+    def connection_class(self, module: Any) -> Any:
+        """The driver's connection class for a server, in its synchronous or its asyncio module."""
+        kind = self.options.get("connection_class")
+        return module.Connection if kind is None else getattr(module, kind.__name__)
+
     def sentinel_kwargs(self, seed: Address, *, aio: bool = False) -> dict[str, Any]:
         """Returns the arguments for a connection to a sentinel, which has no database and its own login and TLS."""
         arguments = self.kwargs(seed, aio=aio)

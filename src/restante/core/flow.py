@@ -1,7 +1,7 @@
 """Flows: generators that yield operations and waits, which a driver performs.
 
 A flow is written once and runs on the synchronous runner, on asyncio and in the HTTP server. When a step fails, its
-error leaves the driver, and the flow ends there.
+error is raised in the flow, which may handle it and go on; otherwise it leaves the driver.
 """
 
 from __future__ import annotations
@@ -32,7 +32,12 @@ def drive(flow: Generator[S, Any, T], perform: Callable[[S], Any]) -> T:
     try:
         step = next(flow)
         while True:
-            step = flow.send(perform(step))
+            try:
+                answer = perform(step)
+            except BaseException as error:
+                step = flow.throw(error)
+            else:
+                step = flow.send(answer)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
 
@@ -42,7 +47,11 @@ async def drive_async(flow: Generator[S, Any, T], perform: Callable[[S], Awaitab
     try:
         step = next(flow)
         while True:
-            answer = await perform(step)
-            step = flow.send(answer)
+            try:
+                answer = await perform(step)
+            except BaseException as error:
+                step = flow.throw(error)
+            else:
+                step = flow.send(answer)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]

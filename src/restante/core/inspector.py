@@ -16,13 +16,12 @@ from typing import Any
 import orjson
 
 from restante.core import operations as ops
-from restante.core.call_retry import Plain
 from restante.core.errors import AccessDenied, Corrupt, InvalidInput, NotFound
 from restante.core.journal import JournalEntry, Position
 from restante.core.keys import AUDIT, QUEUES, SUBSCRIPTIONS, UNROUTABLE
 from restante.core.message import EPOCH, Attempt, JournalEvent, Message, State, moment
 from restante.core.names import valid_name
-from restante.core.operations import MAX_BATCH, Operation, QueueRef, Script
+from restante.core.operations import MAX_BATCH, Command, QueueRef, Script, ScriptCall
 from restante.core.queue import Client
 from restante.core.settings import QueueSettings, whole
 from restante.core.stored import readable
@@ -216,7 +215,7 @@ class Inspector:
 
     def _run(self, script: Script, queue: str, args: list[ops.Argument], extra: Sequence[bytes] = ()) -> Any:
         keys = self._ref(queue).keys.group(script.keys) + tuple(extra)
-        return self._client.connection.run(Operation(script, keys, args, lambda reply: reply, queue))
+        return self._client.connection.run(ScriptCall(script, keys, args, lambda reply: reply, queue))
 
     # -- queues and messages -------------------------------------------------------------------------------------
 
@@ -234,9 +233,9 @@ class Inspector:
         """Returns how many messages of a queue are in each state."""
         return self._client.connection.run(self._counting(queue))
 
-    def _counting(self, queue: str) -> Operation[Counts]:
+    def _counting(self, queue: str) -> ScriptCall[Counts]:
         keys = self._ref(queue).keys.group(COUNTS.keys)
-        return Operation(COUNTS, keys, [], lambda reply: self._counts(queue, reply), queue)
+        return ScriptCall(COUNTS, keys, [], lambda reply: self._counts(queue, reply), queue)
 
     def _counts(self, queue: str, reply: Any) -> Counts:
         now, ready, scheduled, retrying, leased, dead, done, overdue, first, flat, edges = reply
@@ -351,7 +350,7 @@ class Inspector:
         seen_by_name: dict[str, list[tuple[int, str, dict[str, Any]]]] = {}
         now = self.now_ms()
         keys = {queue: self._ref(queue).keys["consumers"] for queue in self.queues()}
-        answers = self._client.connection.run_all([Plain(("HGETALL", key), key) for key in keys.values()])
+        answers: list[Any] = self._client.connection.run_all([Command(("HGETALL", key), key) for key in keys.values()])
         for (queue, key), flat in zip(keys.items(), answers, strict=True):
             for i in range(0, len(flat), 2):
                 seen, _, card = flat[i + 1].partition(b"\t")

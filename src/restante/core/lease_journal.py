@@ -14,7 +14,7 @@ from restante.core import operations as ops
 from restante.core.errors import Corrupt, InUse
 from restante.core.message import Message, State
 from restante.core.names import valid_name
-from restante.core.operations import Operation, Script
+from restante.core.operations import Script, ScriptCall
 from restante.core.queue import Client
 from restante.core.retry import RetryPolicy
 from restante.core.settings import milliseconds
@@ -68,7 +68,7 @@ class LeaseJournal:
         for message in messages:
             args += (message.id, message.lease_token)
         keys = (*ref.keys.group(HOLD.keys), self._leases)
-        last, owner = self._client.connection.run(Operation(HOLD, keys, args, lambda reply: reply, ref.name))
+        last, owner = self._client.connection.run(ScriptCall(HOLD, keys, args, lambda reply: reply, ref.name))
         if not owner:
             raise InUse(
                 f"consumer {self.consumer} of {ref.name} is alive elsewhere: stop it, wait until its ownership ends, "
@@ -135,7 +135,7 @@ class LeaseJournal:
             for id, token in part:
                 args += (id, token, int(lease * 1000))
             keys = ref.keys.group(ops.EXTEND.keys)
-            reply = self._client.connection.run(Operation(ops.EXTEND, keys, args, lambda reply: reply, ref.name))
+            reply = self._client.connection.run(ScriptCall(ops.EXTEND, keys, args, lambda reply: reply, ref.name))
             lost |= {part[index - 1][1] for index in reply[0]}
         return lost
 
@@ -153,7 +153,7 @@ class LeaseJournal:
         ref = self._queue.ref
         script, args = _SETTLERS[verdict](rows)
         keys = (*ref.keys.group(script.keys), self._verdicts)
-        reply = self._client.connection.run(Operation(script, keys, args, lambda reply: reply, ref.name))
+        reply = self._client.connection.run(ScriptCall(script, keys, args, lambda reply: reply, ref.name))
         lost = [rows[index - 1].token for index in (reply[0] if verdict == "nack" else reply)]
         # After a lost reply the call runs twice: leases that the first run settled are not lost.
         known = self.verdicts(lost)
@@ -164,7 +164,7 @@ class LeaseJournal:
         ref = self._queue.ref
         keys = (*ref.keys.group(CLEAR.keys), self._leases, self._verdicts)
         args: list[ops.Argument] = [upto, CLEARED]
-        while self._client.connection.run(Operation(CLEAR, keys, args, lambda reply: reply, ref.name)):
+        while self._client.connection.run(ScriptCall(CLEAR, keys, args, lambda reply: reply, ref.name)):
             pass
 
     def ready(self) -> int:

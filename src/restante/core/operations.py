@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from importlib import resources
 from typing import Any, ClassVar, Generic, NamedTuple, TypedDict, TypeVar, Unpack
 
@@ -114,50 +115,69 @@ EXTEND = Script("extend", "queue journal deliveries leased consumers")
 DELETE = Script("delete", "queue journal messages deliveries history ready scheduled retrying dead done leased unique")
 
 
-class Operation(Generic[T]):
-    """One call of one script."""
+class ScriptCall(NamedTuple, Generic[T]):
+    """One call of one script. A tuple, because a frozen dataclass costs every send half a microsecond more."""
 
+    script: Script
+    keys: tuple[bytes, ...]
+    args: Sequence[Argument]
+    parse: Callable[[Any], T]
+    #: The queue that error messages name.
+    queue: str
+    #: Ids of sent messages, for `Unconfirmed` when the reply is lost.
+    sends: Sequence[str] = ()
+    durability: str = "memory"
     #: The error message for a call that must not be repeated and whose reply was lost; empty if it may be repeated.
-    once: ClassVar[str] = ""
-
-    __slots__ = ("_all_keys", "answer", "args", "durability", "keys", "parse", "question", "queue", "script", "sends")
-
-    def __init__(
-        self,
-        script: Script,
-        keys: tuple[bytes, ...],
-        args: list[Argument],
-        parse: Callable[[Any], T],
-        queue: str,
-        *,
-        sends: Sequence[str] = (),
-        durability: str = "memory",
-        all_keys: tuple[bytes, ...] = (),
-    ) -> None:
-        self._all_keys = all_keys
-        self.script = script
-        self.keys = keys
-        self.args = args
-        self.parse = parse
-        self.queue = queue
-        #: Ids of sent messages, for `Unconfirmed` when the reply is lost.
-        self.sends = sends
-        self.durability = durability
-        #: A packed plain command that the synchronous runner sends to the same server before the call, and its reply.
-        self.question = b""
-        self.answer: Any = None
+    once: str = ""
+    #: Makes the call that a repeat sends, from this call and whether an attempt may have succeeded; None: the same.
+    repeat: Callable[[ScriptCall[Any], bool], ScriptCall[Any]] | None = None
+    #: A packed plain command that is sent to the same server before the call; `parse` gets both replies.
+    question: bytes = b""
 
     def packed(self) -> bytes:
         """The call, packed for the wire."""
         return pack((b"EVALSHA", self.script.sha, len(self.keys), *self.keys, *self.args))
 
-    def doubt(self) -> None:
-        """Called when an attempt may have succeeded although its reply was lost."""
 
-    def repeat(self) -> None:
-        """Called before the call is repeated: a send may have been stored by the previous attempt."""
-        if self._all_keys:
-            self.args[0], self.keys = b"1", self._all_keys
+def _as_replied(reply: Any) -> Any:
+    return reply
+
+
+@dataclass(frozen=True)  # with slots too, Command[bytes](…) would fail
+class Command(Generic[T]):
+    """A plain command, run with the same retries. It may be repeated, so it must be safe to repeat."""
+
+    words: tuple[Any, ...]
+    #: The key that decides which server gets the command.
+    key: bytes
+    parse: Callable[[Any], T] = _as_replied
+
+    queue: ClassVar[str] = "the server"
+    sends: ClassVar[Sequence[str]] = ()
+    durability: ClassVar[str] = "memory"
+    once: ClassVar[str] = ""
+    question: ClassVar[bytes] = b""
+
+    @property
+    def keys(self) -> tuple[bytes, ...]:
+        return (self.key,)
+
+    def packed(self) -> bytes:
+        """The command, packed for the wire."""
+        return pack(self.words)
+
+
+#: What a runner runs: a value that says what to send and how to read the reply.
+Operation = ScriptCall[T] | Command[T]
+
+
+def with_question(call: ScriptCall[T], question: bytes) -> ScriptCall[tuple[Any, T]]:
+    """The call with a packed plain command before it on the same server; returns the answers to both."""
+
+    def parse(replies: Sequence[Any]) -> tuple[Any, T]:
+        return replies[0], call.parse(replies[1])
+
+    return call._replace(question=question, parse=parse)  # type: ignore[return-value, arg-type]
 
 
 class SendOptions(TypedDict, total=False):
@@ -334,20 +354,28 @@ def _too_large(ref: QueueRef, size: int) -> PayloadTooLarge:
 
 def _sending(
     ref: QueueRef, args: list[Argument], parse: Callable[[Any], T], ids: Sequence[str], durability: str | None
-) -> Operation[T]:
-    every = ref.keys.group(SEND.keys)
+) -> ScriptCall[T]:
     settings = ref.settings
     few = args[0] == b"0" and settings.max_length is None and settings.max_dead is None
-    return Operation(
+    return ScriptCall(
         SEND,
-        ref.keys.group(FEW_KEYS) if few else every,
+        ref.keys.group(FEW_KEYS if few else SEND.keys),
         args,
         parse,
         ref.name,
-        sends=ids,
-        all_keys=every,
-        durability=settings.durability if durability is None else valid_durability(durability),
+        ids,
+        settings.durability if durability is None else valid_durability(durability),
+        "",
+        repeated_send,
     )
+
+
+def repeated_send(send: ScriptCall[T], _in_doubt: bool) -> ScriptCall[T]:
+    """The send with the check for an earlier message of its ids, and with every key.
+
+    It does not matter whether an earlier attempt is in doubt: one that was refused for its few keys needs every key.
+    """
+    return send._replace(keys=QueueKeys(send.queue).group(SEND.keys), args=[b"1", *send.args[1:]])
 
 
 def send(
@@ -369,7 +397,7 @@ def send(
     unique_states: frozenset[State] | None = None,
     expires: float | timedelta | None = None,
     durability: str | None = None,
-) -> Operation[MessageId]:
+) -> ScriptCall[MessageId]:
     """Sends one message and returns its id.
 
     The message waits until it is received and acked. With `delay` or `due_at` it becomes ready at that time and not
@@ -377,22 +405,10 @@ def send(
     a message never expires. Sending the same `id` again stores nothing. With `unique` nothing is stored while a
     message with that key is in one of `unique_states`; the returned id is that message's, and its `stored` is False.
     """
-    entry: tuple[str, str, int, bytes]
-    if (
-        delay == 0
-        and delay is not False
-        and due_at is None
-        and id is None
-        and not kind
-        and headers is None
-        and content_type is None
-        and lease is None
-        and max_attempts is None
-        and retry is None
-        and unique is None
-        and expires is None
-        and type(payload) in JSON_TYPES
-    ):
+    undelayed = delay == 0 and delay is not False and due_at is None and expires is None
+    anonymous = id is None and unique is None and not kind and headers is None and content_type is None
+    unlimited = lease is None and max_attempts is None and retry is None
+    if undelayed and anonymous and unlimited and type(payload) in JSON_TYPES:
         entry = _plain(ref, payload, priority)
     else:
         entry = _entry(
@@ -412,24 +428,24 @@ def send(
             unique_states,
             expires,
         )
-    sent_id = entry[0]
     careful = id is not None or unique is not None
-
-    def parse(reply: Any) -> MessageId:
-        if not reply or reply == [0, b""]:
-            ref.first_again()
-        if type(reply) is int or not reply[1]:
-            return MessageId(sent_id)
-        return MessageId.of_earlier(reply[1].decode())
-
-    return _sending(ref, [b"1" if careful else b"0", *entry], parse, (sent_id,), durability)
+    return _sending(
+        ref, [b"1" if careful else b"0", *entry], partial(_parse_sent, ref, entry[0]), (entry[0],), durability
+    )
 
 
-def first_try(ref: QueueRef, send: Operation[MessageId]) -> None:
-    """Skips the check for an earlier message with this id, which is new. A repeated attempt checks again."""
-    send.args[0] = b"0"
-    if ref.settings.max_length is None and ref.settings.max_dead is None:
-        send.keys = ref.keys.group(FEW_KEYS)
+def _parse_sent(ref: QueueRef, id: str, reply: Any) -> MessageId:
+    if not reply or reply == [0, b""]:
+        ref.first_again()
+    if type(reply) is int or not reply[1]:
+        return MessageId(id)
+    return MessageId.of_earlier(reply[1].decode())
+
+
+def first_try(ref: QueueRef, send: ScriptCall[T]) -> ScriptCall[T]:
+    """The send without the check for an earlier message with its id, which is new. A repeated attempt checks again."""
+    few = ref.settings.max_length is None and ref.settings.max_dead is None
+    return send._replace(keys=ref.keys.group(FEW_KEYS) if few else send.keys, args=[b"0", *send.args[1:]])
 
 
 def check_batch(messages: Sequence[Any]) -> None:
@@ -447,7 +463,7 @@ def check_batch(messages: Sequence[Any]) -> None:
 
 def send_many(
     ref: QueueRef, /, messages: Sequence[Any], *, durability: str | None = None, **options: Unpack[SendOptions]
-) -> Operation[list[MessageId]]:
+) -> ScriptCall[list[MessageId]]:
     """Sends up to a thousand messages in one call, all or none, and returns their ids in order.
 
     Items are payloads or `Draft`s. A `Draft` has its own options; the keyword options apply to payloads.
@@ -515,7 +531,7 @@ def receive(
     lease: float | timedelta | None = None,
     acks: Sequence[Message | Ticket] = (),
     presence: bytes = b"",
-) -> Operation[Received]:
+) -> ScriptCall[Received]:
     """Leases up to `count` messages and settles `acks` in the same call. A count of 0 only promotes and reclaims."""
     if len(acks) > MAX_BATCH:
         raise InvalidInput(f"one call settles at most {MAX_BATCH} acks, not {len(acks)}")
@@ -552,7 +568,7 @@ def receive(
             spoiled,
         )
 
-    return Operation(RECEIVE, ref.keys.group(RECEIVE.keys), args, parse, ref.name)
+    return ScriptCall(RECEIVE, ref.keys.group(RECEIVE.keys), args, parse, ref.name)
 
 
 def _settled(messages: Sequence[Message | Ticket], lost: Sequence[int], verdict: str) -> None:
@@ -585,9 +601,9 @@ def _pairs(messages: Sequence[Message | Ticket]) -> list[Argument]:
     return args
 
 
-def ack_many(ref: QueueRef, /, messages: Sequence[Message | Ticket]) -> Operation[None]:
+def ack_many(ref: QueueRef, /, messages: Sequence[Message | Ticket]) -> ScriptCall[None]:
     """Acks messages. LeaseLost lists those whose lease has ended; the others are acked."""
-    return Operation(
+    return ScriptCall(
         ACK, ref.keys.group(ACK.keys), _pairs(messages), lambda lost: _settled(messages, lost, "acked"), ref.name
     )
 
@@ -600,7 +616,7 @@ def nack_many(
     delay: float | timedelta | None = None,
     error: BaseException | str | None = None,
     retry: RetryPolicy | None = None,
-) -> Operation[list[State]]:
+) -> ScriptCall[list[State]]:
     """Fails the attempts: each message retries after `delay` or its retry policy's delay, or is dead at its limit."""
     _pairs(messages)
     name, text = error_parts(error)
@@ -617,44 +633,44 @@ def nack_many(
         _settled(messages, reply[0], "nacked")
         return [State(state.decode()) for state in reply[1:]]
 
-    return Operation(NACK, ref.keys.group(NACK.keys), args, parse, ref.name)
+    return ScriptCall(NACK, ref.keys.group(NACK.keys), args, parse, ref.name)
 
 
 def bury_many(
     ref: QueueRef, /, messages: Sequence[Message | Ticket], *, error: BaseException | str | None = None
-) -> Operation[None]:
+) -> ScriptCall[None]:
     """Dead-letters messages at once, whatever attempts are left."""
     _pairs(messages)
     name, text = error_parts(error)
     args: list[Argument] = []
     for message in messages:
         args += (message.id, message.lease_token, name, text)
-    return Operation(BURY, ref.keys.group(BURY.keys), args, lambda lost: _settled(messages, lost, "buried"), ref.name)
+    return ScriptCall(BURY, ref.keys.group(BURY.keys), args, lambda lost: _settled(messages, lost, "buried"), ref.name)
 
 
-def bury_corrupt(ref: QueueRef, /, messages: Sequence[Message | Ticket]) -> Operation[int]:
+def bury_corrupt(ref: QueueRef, /, messages: Sequence[Message | Ticket]) -> ScriptCall[int]:
     """Buries messages whose stored form is damaged; returns how many.
 
     It does not raise LeaseLost, because the damage may be in the lease itself and end it at once. Such a message is
     received and buried again, and the intact messages of the same receive reach their caller.
     """
     bury = bury_many(ref, messages, error=Corrupt("the stored message is damaged"))
-    return Operation(BURY, bury.keys, bury.args, lambda lost: len(messages) - len(lost), ref.name)
+    return ScriptCall(BURY, bury.keys, bury.args, lambda lost: len(messages) - len(lost), ref.name)
 
 
 def release_many(
     ref: QueueRef, /, messages: Sequence[Message | Ticket], *, delay: float | timedelta = 0
-) -> Operation[None]:
+) -> ScriptCall[None]:
     """Returns messages to their old position in the queue and does not count the attempt."""
     args: list[Argument] = [str(milliseconds(delay, "delay")), *_pairs(messages)]
-    return Operation(
+    return ScriptCall(
         RELEASE, ref.keys.group(RELEASE.keys), args, lambda lost: _settled(messages, lost, "released"), ref.name
     )
 
 
 def extend_many(
     ref: QueueRef, /, messages: Sequence[Message | Ticket], *, lease: float | timedelta | None = None
-) -> Operation[list[str]]:
+) -> ScriptCall[list[str]]:
     """Extends leases, counted from now. Returns the ids whose lease was lost instead of raising LeaseLost."""
     given = None if lease is None else milliseconds(lease, "lease", least=0.001)
     _pairs(messages)
@@ -663,7 +679,7 @@ def extend_many(
 
 def renew(
     ref: QueueRef, messages: Sequence[Message | Ticket], span: int | None, presence: bytes
-) -> Operation[list[str]]:
+) -> ScriptCall[list[str]]:
     """`extend_many` for a consumer's renewal, which also updates its registry entry."""
     args: list[Argument] = [ref.consumer, presence]
     for message in messages:
@@ -675,10 +691,10 @@ def renew(
                 message.expires_ms = int(until)
         return [messages[index - 1].id for index in reply[0]]
 
-    return Operation(EXTEND, ref.keys.group(EXTEND.keys), args, parse, ref.name)
+    return ScriptCall(EXTEND, ref.keys.group(EXTEND.keys), args, parse, ref.name)
 
 
-def delete(ref: QueueRef, /, ids: Sequence[str], *, operator: str, detail: str) -> Operation[list[bytes]]:
+def delete(ref: QueueRef, /, ids: Sequence[str], *, operator: str, detail: str) -> ScriptCall[list[bytes]]:
     """Deletes messages by id; returns the state of each before, `leased` for one that stays, nothing for an unknown."""
     args: list[Argument] = [operator, detail, *ids]
-    return Operation(DELETE, ref.keys.group(DELETE.keys), args, lambda states: states, ref.name)
+    return ScriptCall(DELETE, ref.keys.group(DELETE.keys), args, lambda states: states, ref.name)

@@ -13,7 +13,7 @@ import platform
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from datetime import timedelta
-from typing import Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import Any, ClassVar, Concatenate, Generic, NoReturn, ParamSpec, Self, TypeVar, Unpack, overload
 
 import orjson
 
@@ -32,7 +32,7 @@ from restante.core.leased_message import AsyncLeasedMessage as AsyncLeasedMessag
 from restante.core.leased_message import LeasedMessage as LeasedMessage
 from restante.core.message import Message
 from restante.core.names import valid_name
-from restante.core.operations import MAX_BATCH, Operation, QueueRef, Received, Script
+from restante.core.operations import MAX_BATCH, Operation, QueueRef, Received, Script, ScriptCall
 from restante.core.settings import ClientSettings, QueueOptions, QueueSettings, queue_fields
 
 P = ParamSpec("P")
@@ -44,7 +44,7 @@ CONFIGURE = Script("configure", "queue journal marker")
 PRESENCE_EVERY = 20.0
 
 
-def open_queue(ref: QueueRef, *, operator: str = "", event: str = "configured") -> Operation[None]:
+def open_queue(ref: QueueRef, *, operator: str = "", event: str = "configured") -> ScriptCall[None]:
     """Writes the pending settings, if any, and reads the settings in force."""
     args: list[ops.Argument] = [operator, event]
     for name, value in ref.pending.items():
@@ -56,7 +56,7 @@ def open_queue(ref: QueueRef, *, operator: str = "", event: str = "configured") 
         ref.pending = {}
         ref.opened = True
 
-    return Operation(CONFIGURE, ref.keys.group(CONFIGURE.keys), args, parse, ref.name)
+    return ScriptCall(CONFIGURE, ref.keys.group(CONFIGURE.keys), args, parse, ref.name)
 
 
 def receiving(
@@ -360,6 +360,10 @@ class AsyncQueue(_Named):
         return register(self.handlers, self.name, function, kind)
 
 
+C = TypeVar("C", bound=Connection | AsyncConnection)
+Q = TypeVar("Q", bound=_Named)
+
+
 class _Stopped(Exception):
     """The waker fired while a flow waited."""
 
@@ -398,8 +402,11 @@ def consumer_name() -> str:
     return valid_name(f"{host}:{os.getpid()}", "consumer")
 
 
-class Client:
-    """A connection to one server, used to open queues. Close it when done."""
+class _QueueOpener(Generic[C, Q]):
+    """The part that `Client` and `AsyncClient` share: a connection, and the queues that were opened on it."""
+
+    _connect: ClassVar[type[Any]]
+    _open: ClassVar[type[Any]]
 
     def __init__(
         self,
@@ -409,21 +416,34 @@ class Client:
         consumer: str | None = None,
         on_close: Callable[[], None] | None = None,
     ) -> None:
-        self.connection = Connection(url, settings)
+        self.connection: C = self._connect(url, settings)
         self.consumer = valid_name(consumer, "consumer") if consumer else consumer_name()
         self.url = url
-        self._queues: dict[str, Queue] = {}
+        self._queues: dict[str, Q] = {}
         self._on_close = on_close
 
-    def queue(self, name: str, **options: Unpack[QueueOptions]) -> Queue:
-        """Opens a queue. Options are stored in Redis, apply to all clients and stay until changed."""
+    def queue(self, name: str, **options: Unpack[QueueOptions]) -> Q:
+        """Opens a queue. Options are stored in Redis by its first call, apply to all clients and stay until changed."""
         queue = self._queues.get(name)
         if queue is None:
-            queue = self._queues[name] = Queue(self.connection, name, self.consumer, options)
+            queue = self._queues[name] = self._open(self.connection, name, self.consumer, options)
         elif options:
             queue.ref.pending.update(queue_fields(options))
             queue.ref.opened = False
         return queue
+
+    def _closed(self) -> None:
+        """Ends what was started together with this client, such as an embedded server."""
+        if self._on_close is not None:
+            self._on_close()
+            self._on_close = None
+
+
+class Client(_QueueOpener[Connection, Queue]):
+    """A connection to one server, used to open queues. Close it when done."""
+
+    _connect = Connection
+    _open = Queue
 
     def receive_many(
         self, queues: Sequence[str], count: int = 1, timeout: float = 0, *, lease: float | timedelta | None = None
@@ -440,9 +460,7 @@ class Client:
     def close(self) -> None:
         """Closes the connections, and stops the embedded server if this was its last client."""
         self.connection.close()
-        if self._on_close is not None:
-            self._on_close()
-            self._on_close = None
+        self._closed()
 
     def __enter__(self) -> Self:
         return self
@@ -451,33 +469,11 @@ class Client:
         self.close()
 
 
-class AsyncClient:
+class AsyncClient(_QueueOpener[AsyncConnection, AsyncQueue]):
     """A `Client` for asyncio: `async with restante.aio.connect() as client:`."""
 
-    def __init__(
-        self,
-        url: str,
-        settings: ClientSettings,
-        *,
-        consumer: str | None = None,
-        on_close: Callable[[], None] | None = None,
-    ) -> None:
-        self.connection = AsyncConnection(url, settings)
-        self.consumer = valid_name(consumer, "consumer") if consumer else consumer_name()
-        self.url = url
-        self._settings = settings
-        self._queues: dict[str, AsyncQueue] = {}
-        self._on_close = on_close
-
-    def queue(self, name: str, **options: Unpack[QueueOptions]) -> AsyncQueue:
-        """Opens a queue. Its options are stored by the first call on it."""
-        queue = self._queues.get(name)
-        if queue is None:
-            queue = self._queues[name] = AsyncQueue(self.connection, name, self.consumer, options)
-        elif options:
-            queue.ref.pending.update(queue_fields(options))
-            queue.ref.opened = False
-        return queue
+    _connect = AsyncConnection
+    _open = AsyncQueue
 
     async def receive_many(
         self, queues: Sequence[str], count: int = 1, timeout: float = 0, *, lease: float | timedelta | None = None
@@ -494,9 +490,7 @@ class AsyncClient:
     async def close(self) -> None:
         """Closes the connections, and stops the embedded server if this was its last client."""
         await self.connection.close()
-        if self._on_close is not None:
-            self._on_close()
-            self._on_close = None
+        self._closed()
 
     async def __aenter__(self) -> Self:
         return self

@@ -10,14 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from restante.core import operations as ops
-from restante.core.call_retry import Plain
 from restante.core.keys import QUEUES, exchange_key
-from restante.core.operations import Operation, QueueRef
+from restante.core.operations import Command, Operation, QueueRef, ScriptCall
 from restante.core.queue import AsyncClient, Client, Flow, open_queue
 from restante.core.routes import QueueInfo, Table, question
 
 #: Builds the send for one queue. Every send of a publish has the same message id.
-Build = Callable[[QueueRef, QueueInfo], Operation[Any]]
+Build = Callable[[QueueRef, QueueInfo], ScriptCall[Any]]
 
 
 class Router:
@@ -42,20 +41,20 @@ class Router:
         known = self._tables.get(exchange)
         if known is not None:
             key = self._routes(exchange)
-            if ((yield Plain(("HGET", key, "version"), key)) or b"") == known.version:
+            if ((yield Command(("HGET", key, "version"), key)) or b"") == known.version:
                 return known
         return (yield from self.load(exchange))
 
     def load(self, exchange: str) -> Flow[Table]:
         """Reads the routes of an exchange from the server."""
         key = self._routes(exchange)
-        table = self._tables[exchange] = Table.parse((yield Plain(("HGETALL", key), key)), exchange)
+        table = self._tables[exchange] = Table.parse((yield Command(("HGETALL", key), key)), exchange)
         return table
 
     def bindings(self, queue: str) -> Flow[list[tuple[str, str]]]:
         """Exchange and pattern of every binding of a queue, except that to the exchange without a name."""
         bound = self._bound(queue)
-        members: list[bytes] = yield Plain(("SMEMBERS", bound), bound)
+        members: list[bytes] = yield Command(("SMEMBERS", bound), bound)
         pairs = (member.decode().split("\t", 1) for member in members)
         return sorted((exchange, pattern) for exchange, pattern in pairs)
 
@@ -64,7 +63,7 @@ class Router:
     def declare(self, exchange: str, type: str, *, durable: bool = True) -> Flow[None]:
         """Sets the type of an exchange. The caller refuses an exchange that has another type already."""
         key = self._routes(exchange)
-        yield Plain(("HSET", key, "type", f"{type} durable" if durable else type), key)
+        yield Command(("HSET", key, "type", f"{type} durable" if durable else type), key)
         yield from self._changed(exchange)
 
     def bind(self, exchange: str, bindings: Sequence[tuple[QueueInfo, str]]) -> Flow[None]:
@@ -74,8 +73,8 @@ class Router:
             if exchange:
                 # The queue's list comes first: removing the queue removes only bindings that are listed.
                 bound = self._bound(info.name)
-                yield Plain(("SADD", bound, f"{exchange}\t{pattern}"), bound)
-            yield Plain(("HSET", key, f"b:{info.name}\t{pattern}", info.text()), key)
+                yield Command(("SADD", bound, f"{exchange}\t{pattern}"), bound)
+            yield Command(("HSET", key, f"b:{info.name}\t{pattern}", info.text()), key)
         if bindings:
             yield from self._changed(exchange)
 
@@ -84,20 +83,20 @@ class Router:
         key = self._routes(exchange)
         for queue, pattern in bindings:
             bound = self._bound(queue)
-            yield Plain(("HDEL", key, f"b:{queue}\t{pattern}"), key)
-            yield Plain(("SREM", bound, f"{exchange}\t{pattern}"), bound)
+            yield Command(("HDEL", key, f"b:{queue}\t{pattern}"), key)
+            yield Command(("SREM", bound, f"{exchange}\t{pattern}"), bound)
         if bindings:
             yield from self._changed(exchange)
 
     def remove(self, exchange: str) -> Flow[None]:
         """Removes the routes of an exchange."""
         key = self._routes(exchange)
-        yield Plain(("DEL", key), key)
+        yield Command(("DEL", key), key)
         self._tables.pop(exchange, None)
 
     def _changed(self, exchange: str) -> Flow[None]:
         key = self._routes(exchange)
-        yield Plain(("HINCRBY", key, "version", 1), key)
+        yield Command(("HINCRBY", key, "version", 1), key)
         self._tables.pop(exchange, None)
 
     # -- sending -------------------------------------------------------------------------------------------------
@@ -136,10 +135,9 @@ class Router:
         if known is None or not guessed or (streams and known.broadcasts and any(info.transient for info in guessed)):
             return (yield from self.table(exchange)), ""
         send = yield from self._prepare(guessed[0], build)
-        send.question = question(self._routes(exchange))
-        id: str = yield send
+        version, id = yield ops.with_question(send, question(self._routes(exchange)))
         first = guessed[0].name
-        if (send.answer or b"") == known.version:
+        if (version or b"") == known.version:
             return known, first
         table = yield from self.load(exchange)
         if all(info.name != first for info in table.match(topic)) and (yield from self._take_back(first, id)):
@@ -154,11 +152,11 @@ class Router:
         """The queue, declared on the server, with its settings read."""
         ref = self._client.queue(self._prefix + queue).ref
         if not ref.opened:
-            yield Plain(("SADD", QUEUES, ref.name), QUEUES)
+            yield Command(("SADD", QUEUES, ref.name), QUEUES)
             yield open_queue(ref)
         return ref
 
-    def _prepare(self, info: QueueInfo, build: Build) -> Flow[Operation[Any]]:
+    def _prepare(self, info: QueueInfo, build: Build) -> Flow[ScriptCall[Any]]:
         ref = self._client.queue(self._prefix + info.name).ref
         if not ref.opened:
             yield from self.open(info.name)

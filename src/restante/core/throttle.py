@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from restante.core.names import valid_name
-from restante.core.operations import Argument, Operation, Script
+from restante.core.operations import Argument, Script, ScriptCall
 from restante.core.queue import Queue
 
 THROTTLE = Script("throttle", "queue journal")
@@ -14,7 +14,7 @@ def throttle(queue: Queue, name: str, microseconds_each: int, count: int, slack:
     ref = queue.ref
     keys = ref.keys.group(THROTTLE.keys)
     args: list[Argument] = [valid_name(name, "pace"), microseconds_each, count, slack]
-    return queue.connection.run(Operation(THROTTLE, keys, args, int, ref.name))
+    return queue.connection.run(ScriptCall(THROTTLE, keys, args, int, ref.name))
 
 
 def forget_throttle(queue: Queue, name: str) -> None:

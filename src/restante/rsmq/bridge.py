@@ -28,10 +28,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from restante.core.call_retry import Plain, away
+from restante.core.call_retry import away
 from restante.core.errors import InvalidInput, NotFound, PayloadTooLarge, QueueFull, Unavailable, Unconfirmed
 from restante.core.holder import LeaseHolder
 from restante.core.message import State
+from restante.core.operations import Command
 from restante.core.queue import Client, LeasedMessage
 from restante.core.settings import whole
 from restante.rsmq import inspector, transfer
@@ -244,7 +245,7 @@ class Bridge:
         """
         acked = self._holder.flush(self._queue)
         keys = [bridge_key(self._namespace, self._keys.queue, transfer.id_of(message)) for message in acked]
-        self._post.connection.run_all([Plain(("EXPIRE", key, transfer.SETTLED), key) for key in keys])
+        self._post.connection.run_all([Command(("EXPIRE", key, transfer.SETTLED), key) for key in keys])
 
 
 def take_over(post: Client, queue: str, to: str, ids: Sequence[str], *, namespace: str = DEFAULT_NAMESPACE) -> int:

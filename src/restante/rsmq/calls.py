@@ -18,9 +18,8 @@ from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any, TypeVar
 
-from restante.core.call_retry import Plain
 from restante.core.errors import Corrupt, InvalidInput
-from restante.core.operations import MAX_BATCH, Argument, Operation, Script, declared, sha1
+from restante.core.operations import MAX_BATCH, Argument, Command, Operation, Script, ScriptCall, declared, sha1
 from restante.core.settings import whole
 from restante.rsmq import validation
 from restante.rsmq.errors import InvalidValue, MessageTooLong, NoAttributeSupplied, QueueExists, QueueNotFound
@@ -106,39 +105,26 @@ class QueueAttributes:
     hiddenmsgs: int
 
 
-class _Once(Operation[T]):
-    """A send. The runner does not repeat it, because that could store the message twice."""
-
-    __slots__ = ()
-    once = (
-        "the server's reply was lost: the message may or may not be stored, and the protocol has no way to find out; "
-        "look at the queue, or send again if a duplicate does no harm"
-    )
-
-
-class _Pop(Operation[T]):
-    """A pop. The runner does not repeat it, because a lost reply means a lost message."""
-
-    __slots__ = ()
-    once = (
-        "the server's reply was lost, so a message may have been popped and lost: use receive_message and "
-        "delete_message where no message may be lost"
-    )
+#: A send is not repeated, because that could store the message twice.
+_SENT_ONCE = (
+    "the server's reply was lost: the message may or may not be stored, and the protocol has no way to find out; "
+    "look at the queue, or send again if a duplicate does no harm"
+)
+#: A pop is not repeated, because a lost reply means a lost message.
+_POPPED_ONCE = (
+    "the server's reply was lost, so a message may have been popped and lost: use receive_message and "
+    "delete_message where no message may be lost"
+)
 
 
-class _Repeatable(Operation[T]):
-    """A call that may have succeeded already when the runner repeats it after a lost reply."""
+def _created_again(create: ScriptCall[int], in_doubt: bool) -> ScriptCall[int]:
+    """A queue that exists when the call is repeated may be the one that it created."""
+    return create._replace(args=[*create.args[:-1], "1"]) if in_doubt else create
 
-    __slots__ = ("again",)
 
-    def __init__(self, *words: Any) -> None:
-        super().__init__(*words)
-        self.again = False
-
-    def doubt(self) -> None:
-        self.again = True
-        if self.script is CREATE:
-            self.args[-1] = "1"
+def _deleted_again(delete: ScriptCall[int], in_doubt: bool) -> ScriptCall[int]:
+    """A queue that is missing when the call is repeated may be the one that it deleted."""
+    return delete._replace(parse=lambda reply: 1) if in_doubt else delete
 
 
 def _tail() -> str:
@@ -219,7 +205,7 @@ def create_queue(
     vt: int = validation.DEFAULT_VT,
     delay: int = validation.DEFAULT_DELAY,
     maxsize: int = validation.DEFAULT_MAXSIZE,
-) -> Operation[int]:
+) -> ScriptCall[int]:
     """Creates a queue; returns 1, or raises QueueExists."""
     _, messages = namespace.place(qname)
     args: list[Argument] = [
@@ -235,37 +221,38 @@ def create_queue(
             raise QueueExists(qname)
         return 1
 
-    return _Repeatable(CREATE, (namespace.names, messages), args, parse, qname)
+    return ScriptCall(CREATE, (namespace.names, messages), args, parse, qname, repeat=_created_again)
 
 
-def delete_queue(namespace: Namespace, qname: str) -> Operation[int]:
+def delete_queue(namespace: Namespace, qname: str) -> ScriptCall[int]:
     """Removes a queue and every message in it; returns 1, or raises QueueNotFound."""
     due, messages = namespace.place(qname)
 
     def parse(reply: int) -> int:
-        if not reply and not op.again:
+        if not reply:
             raise QueueNotFound(qname)
         return 1
 
-    op: _Repeatable[int] = _Repeatable(DROP, (namespace.names, due, messages), [qname], parse, qname)
-    return op
+    return ScriptCall(DROP, (namespace.names, due, messages), [qname], parse, qname, repeat=_deleted_again)
 
 
-def list_queues(namespace: Namespace) -> Operation[list[str]]:
+def list_queues(namespace: Namespace) -> Command[list[str]]:
     """Returns the names of all queues, sorted."""
-    op = Plain(("SMEMBERS", namespace.names), namespace.names)
-    op.parse = lambda reply: sorted(name.decode("utf-8", "backslashreplace") for name in reply)
-    return op
+
+    def parse(reply: list[bytes]) -> list[str]:
+        return sorted(name.decode("utf-8", "backslashreplace") for name in reply)
+
+    return Command(("SMEMBERS", namespace.names), namespace.names, parse)
 
 
-def get_queue_attributes(namespace: Namespace, qname: str) -> Operation[QueueAttributes]:
+def get_queue_attributes(namespace: Namespace, qname: str) -> ScriptCall[QueueAttributes]:
     """Returns the settings, totals and counts of a queue."""
     return _attributes(namespace.place(qname), [], qname)
 
 
 def set_queue_attributes(
     namespace: Namespace, qname: str, *, vt: int | None = None, delay: int | None = None, maxsize: int | None = None
-) -> Operation[QueueAttributes]:
+) -> ScriptCall[QueueAttributes]:
     """Changes at least one setting; returns the attributes after the change."""
     if vt is None and delay is None and maxsize is None:
         raise NoAttributeSupplied
@@ -280,22 +267,20 @@ def set_queue_attributes(
     return _attributes(place, args, qname)
 
 
-def vt_of(namespace: Namespace, qname: str) -> Operation[int]:
+def vt_of(namespace: Namespace, qname: str) -> ScriptCall[int]:
     """Returns the queue's vt; raises InvalidValue where a receive would refuse it."""
-    op: Operation[Any] = _attributes(namespace.place(qname), [], qname)
-    read = op.parse
+    read = _attributes(namespace.place(qname), [], qname)
 
     def parse(reply: Any) -> int:
-        vt: int = read(reply).vt
+        vt = read.parse(reply).vt
         if not 0 <= vt <= validation.LONGEST or (reply[3] == b"0" and vt >= 1000 and vt % 1000 == 0):
             raise _out_of_range(qname)
         return vt
 
-    op.parse = parse
-    return op
+    return ScriptCall(ATTRIBUTES, read.keys, [], parse, qname)
 
 
-def _attributes(place: tuple[bytes, bytes], args: list[Argument], qname: str) -> Operation[QueueAttributes]:
+def _attributes(place: tuple[bytes, bytes], args: list[Argument], qname: str) -> ScriptCall[QueueAttributes]:
     def parse(reply: Any) -> QueueAttributes:
         if reply == 0:
             raise QueueNotFound(qname)
@@ -305,13 +290,13 @@ def _attributes(place: tuple[bytes, bytes], args: list[Argument], qname: str) ->
         except (ValueError, OverflowError):
             raise Corrupt(f"the RSMQ queue {qname} has settings that are not numbers: {reply!r}") from None
 
-    return Operation(SET_ATTRIBUTES if args else ATTRIBUTES, place, args, parse, qname)
+    return ScriptCall(SET_ATTRIBUTES if args else ATTRIBUTES, place, args, parse, qname)
 
 
 # -- messages --------------------------------------------------------------------------------------------------------
 
 
-def send_message(namespace: Namespace, qname: str, message: str, *, delay: int | None = None) -> Operation[str]:
+def send_message(namespace: Namespace, qname: str, message: str, *, delay: int | None = None) -> ScriptCall[str]:
     """Stores a message; returns its id. If the reply is lost it raises Unconfirmed and does not retry."""
     place = namespace.place(qname)
     wait = "" if delay is None else validation.seconds(delay, "delay")
@@ -322,12 +307,13 @@ def send_message(namespace: Namespace, qname: str, message: str, *, delay: int |
             raise _refused(reply, qname)
         return reply.decode()  # type: ignore[no-any-return]
 
-    return _Once(SEND, place, [_tail(), size, wait, namespace.channel(qname), stored], parse, qname)
+    args: list[Argument] = [_tail(), size, wait, namespace.channel(qname), stored]
+    return ScriptCall(SEND, place, args, parse, qname, once=_SENT_ONCE)
 
 
 def send_many(
     namespace: Namespace, qname: str, messages: Sequence[str], *, delay: int | None = None
-) -> Operation[list[str]]:
+) -> ScriptCall[list[str]]:
     """Stores up to a thousand messages, all or none, to be received in this order; returns their ids."""
     place = namespace.place(qname)
     args: list[Argument] = [validation.optional_seconds(delay, "delay"), namespace.channel(qname)]
@@ -341,16 +327,16 @@ def send_many(
             raise _refused(reply, qname)
         return [id.decode() for id in reply]
 
-    return _Once(SEND_MANY, place, args, parse, qname)
+    return ScriptCall(SEND_MANY, place, args, parse, qname, once=_SENT_ONCE)
 
 
-def receive_message(namespace: Namespace, qname: str, *, vt: int | None = None) -> Operation[RsmqReceived | None]:
+def receive_message(namespace: Namespace, qname: str, *, vt: int | None = None) -> ScriptCall[RsmqReceived | None]:
     """Receives the next message, or None, and hides it for vt seconds (default: the queue's vt)."""
     args: list[Argument] = ["" if vt is None else validation.seconds(vt, "vt"), "0"]
-    return Operation(RECEIVE, namespace.place(qname), args, lambda reply: _parse_one(reply, qname), qname)
+    return ScriptCall(RECEIVE, namespace.place(qname), args, lambda reply: _parse_one(reply, qname), qname)
 
 
-def receive_or_wait(namespace: Namespace, qname: str, vt: int | None) -> Operation[RsmqReceived | float | None]:
+def receive_or_wait(namespace: Namespace, qname: str, vt: int | None) -> ScriptCall[RsmqReceived | float | None]:
     """Receives the next message; else returns the seconds until one is due, or None if the queue is empty."""
     args: list[Argument] = [validation.optional_seconds(vt, "vt"), "1"]
 
@@ -360,42 +346,43 @@ def receive_or_wait(namespace: Namespace, qname: str, vt: int | None) -> Operati
             return None if score is None else max(0.0, (float(score) - now) / 1000)
         return _parse_one(reply, qname)
 
-    return Operation(RECEIVE, namespace.place(qname), args, parse, qname)
+    return ScriptCall(RECEIVE, namespace.place(qname), args, parse, qname)
 
 
 def receive_many(
     namespace: Namespace, qname: str, count: int, *, vt: int | None = None
-) -> Operation[list[RsmqReceived]]:
+) -> ScriptCall[list[RsmqReceived]]:
     """Receives up to `count` messages in one call."""
     args: list[Argument] = [validation.optional_seconds(vt, "vt"), validation.count(count)]
-    return Operation(RECEIVE_MANY, namespace.place(qname), args, lambda reply: _parse_many(reply, qname), qname)
+    return ScriptCall(RECEIVE_MANY, namespace.place(qname), args, lambda reply: _parse_many(reply, qname), qname)
 
 
-def pop_message(namespace: Namespace, qname: str) -> Operation[RsmqReceived | None]:
+def pop_message(namespace: Namespace, qname: str) -> ScriptCall[RsmqReceived | None]:
     """Receives the next message and deletes it at once; None if there is none.
 
     If the reply is lost it raises Unconfirmed, and the message may be lost with it. A program that must not lose
     messages uses receive_message and delete_message.
     """
-    return _Pop(POP, namespace.place(qname), [], lambda reply: _parse_one(reply, qname), qname)
+    place = namespace.place(qname)
+    return ScriptCall(POP, place, [], lambda reply: _parse_one(reply, qname), qname, once=_POPPED_ONCE)
 
 
-def delete_message(namespace: Namespace, qname: str, id: str) -> Operation[int]:
+def delete_message(namespace: Namespace, qname: str, id: str) -> ScriptCall[int]:
     """Removes a message; returns 0 if the message or the queue does not exist."""
     place = namespace.place(qname)
-    return Operation(DELETE, place, [validation.message_id(id)], _whole, qname)
+    return ScriptCall(DELETE, place, [validation.message_id(id)], _whole, qname)
 
 
-def delete_many(namespace: Namespace, qname: str, ids: Sequence[str]) -> Operation[int]:
+def delete_many(namespace: Namespace, qname: str, ids: Sequence[str]) -> ScriptCall[int]:
     """Removes up to a thousand messages; returns how many existed."""
-    return Operation(DELETE, namespace.place(qname), [*validation.message_ids(ids)], _whole, qname)
+    return ScriptCall(DELETE, namespace.place(qname), [*validation.message_ids(ids)], _whole, qname)
 
 
-def change_message_visibility(namespace: Namespace, qname: str, id: str, vt: int) -> Operation[int]:
+def change_message_visibility(namespace: Namespace, qname: str, id: str, vt: int) -> ScriptCall[int]:
     """Hides a message for vt seconds from now; returns 0 if it does not exist."""
     place = namespace.place(qname)
     args: list[Argument] = [validation.message_id(id), validation.seconds(vt, "vt")]
-    return Operation(VISIBILITY, place, args, _counted(qname), qname)
+    return ScriptCall(VISIBILITY, place, args, _counted(qname), qname)
 
 
 def _whole(reply: int) -> int:
@@ -411,19 +398,19 @@ def _counted(qname: str, target: str = "") -> Callable[[int], int]:
     return parse
 
 
-def peek(namespace: Namespace, qname: str, count: int = 1) -> Operation[list[RsmqReceived]]:
+def peek(namespace: Namespace, qname: str, count: int = 1) -> ScriptCall[list[RsmqReceived]]:
     """Returns the messages that the next receives would get, and hides and counts nothing.
 
     rc and fr are 0 for a message that was never received.
     """
-    return Operation(
+    return ScriptCall(
         PEEK, namespace.place(qname), [validation.count(count)], lambda reply: _parse_many(reply, qname), qname
     )
 
 
-def purge(namespace: Namespace, qname: str) -> Operation[int]:
+def purge(namespace: Namespace, qname: str) -> ScriptCall[int]:
     """Removes every message, hidden ones too; keeps the queue, its settings and totals; returns how many it removed."""
-    return Operation(PURGE, namespace.place(qname), [], _counted(qname), qname)
+    return ScriptCall(PURGE, namespace.place(qname), [], _counted(qname), qname)
 
 
 # -- calls of several steps ------------------------------------------------------------------------------------------
@@ -443,12 +430,12 @@ def move(namespace: Namespace, qname: str, target: str, ids: Sequence[str] | Non
     if ids is not None:
         chosen = validation.message_ids(ids)
         for start in range(0, len(chosen), SLICE):
-            moved += yield Operation(MOVE, places, ["0", *chosen[start : start + SLICE]], parse, qname)
+            moved += yield ScriptCall(MOVE, places, ["0", *chosen[start : start + SLICE]], parse, qname)
         return moved
     attributes: QueueAttributes = yield get_queue_attributes(namespace, qname)
     # At most as many as there were at the start, so that it ends even if producers are faster.
     while (left := attributes.msgs - attributes.hiddenmsgs - moved) > 0 or not moved:
-        count: int = yield Operation(MOVE, places, [max(1, min(left, SLICE))], parse, qname)
+        count: int = yield ScriptCall(MOVE, places, [max(1, min(left, SLICE))], parse, qname)
         moved += count
         if not count:
             break
@@ -479,6 +466,6 @@ def receive_or_dead_letter(
         return _parse_one(reply, qname)
 
     while True:
-        got = yield Operation(RECEIVE_OR_DEAD_LETTER, places, args, parse, qname)
+        got = yield ScriptCall(RECEIVE_OR_DEAD_LETTER, places, args, parse, qname)
         if type(got) is not list:
             return got  # type: ignore[no-any-return]

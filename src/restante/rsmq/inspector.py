@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from restante.core.call_retry import Plain
 from restante.core.errors import AccessDenied, Corrupt, InvalidInput, InvalidName, NotFound
+from restante.core.operations import Command
 from restante.core.queue import Client
 from restante.core.settings import whole
 from restante.rsmq import reader
@@ -65,12 +65,12 @@ def counts(post: Client, queue: str, namespace: str = DEFAULT_NAMESPACE) -> Rsmq
     return _counts(keys, namespace, now, [post.connection.run(command) for command in _count_commands(keys, now)])
 
 
-def _count_commands(keys: RsmqKeys, now: int) -> list[Plain]:
+def _count_commands(keys: RsmqKeys, now: int) -> list[Command[Any]]:
     """The commands that count a queue."""
     return [
-        Plain(("HMGET", keys.messages, *_FIELDS), keys.messages),
-        Plain(("ZCARD", keys.due), keys.due),
-        Plain(("ZCOUNT", keys.due, f"({now}", "+inf"), keys.due),
+        Command(("HMGET", keys.messages, *_FIELDS), keys.messages),
+        Command(("ZCARD", keys.due), keys.due),
+        Command(("ZCOUNT", keys.due, f"({now}", "+inf"), keys.due),
     ]
 
 

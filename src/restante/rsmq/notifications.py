@@ -16,6 +16,7 @@ from restante.core.call_retry import LOST
 from restante.core.connection import Connection, Link, Waker
 from restante.core.connection_aio import AsyncConnection, AsyncLink
 from restante.core.operations import Operation, pack
+from restante.core.pool import intact
 from restante.rsmq import calls
 from restante.rsmq.calls import RsmqReceived
 from restante.rsmq.namespace import Namespace
@@ -90,7 +91,7 @@ class Subscription:
         if not self._channel or self._link is not None:
             return
         try:
-            link = self._connection.make_link(self._connection.address_of(self._key))
+            link = self._connection.drive(self._connection.pool.dedicated(self._key))
         except LOST:
             return  # the poll that follows raises, or finds the server back
         try:
@@ -155,11 +156,11 @@ class AsyncSubscription:
         if not self._channel or self._link is not None:
             return
         try:
-            link = await self._connection.make_link(await self._connection.address_of(self._key))
+            link = await self._connection.drive(self._connection.pool.dedicated(self._key))
         except LOST:
             return  # the poll that follows raises, or finds the server back
         try:
-            await link.call(pack(("SUBSCRIBE", self._channel)))
+            intact(await link.exchange(pack(("SUBSCRIBE", self._channel)), 1))
         except LOST:
             await link.close()
         else:

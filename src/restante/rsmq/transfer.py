@@ -14,7 +14,7 @@ from restante.core import operations as ops
 from restante.core.call_retry import TYPES
 from restante.core.errors import InvalidPayload
 from restante.core.message import Message, MessageId
-from restante.core.operations import SEND, Operation, QueueRef, sha1
+from restante.core.operations import SEND, QueueRef, ScriptCall, sha1
 from restante.core.stored import Json, decode_json
 from restante.rsmq.calls import RsmqScript
 from restante.rsmq.keys import STAMP, RsmqKeys, bridge_key
@@ -50,7 +50,7 @@ BRING = RsmqScript("bring", "zset hash string", when_full=False)
 
 def forward(
     ref: QueueRef, keys: RsmqKeys, id: str, payload: Any, attempts: int, *, due_at: datetime | None = None
-) -> Operation[MessageId | None]:
+) -> ScriptCall[MessageId | None]:
     """Moves a message that had been received `attempts` times into a native queue, under its own id.
 
     Returns None if another client received or deleted it since it was read. `stored` of the id is False if the native
@@ -62,7 +62,7 @@ def forward(
     def parse(reply: Any) -> MessageId | None:
         return None if reply == b"gone" else send.parse(reply)
 
-    return Operation(
+    return ScriptCall(
         FORWARD,
         (*send.keys, keys.due, keys.messages),
         [*send.args, str(attempts)],
@@ -72,12 +72,12 @@ def forward(
     )
 
 
-def bring(keys: RsmqKeys, namespace: str, id: str, text: str, *, channel: bytes = b"") -> Operation[str]:
+def bring(keys: RsmqKeys, namespace: str, id: str, text: str, *, channel: bytes = b"") -> ScriptCall[str]:
     """Puts a text into an RSMQ queue under this id, once; returns "brought", "known", "long" or "missing"."""
     length = len(text.encode("utf-16-le")) // 2
     marker = bridge_key(namespace, keys.queue, id)
     args: list[ops.Argument] = [id, text.encode(), str(length), str(UNSETTLED), channel]
-    return Operation(BRING, (keys.due, keys.messages, marker), args, lambda reply: str(reply.decode()), keys.queue)
+    return ScriptCall(BRING, (keys.due, keys.messages, marker), args, lambda reply: str(reply.decode()), keys.queue)
 
 
 def payload_of(body: bytes, *, decode: bool = False) -> Any:

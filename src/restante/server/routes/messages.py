@@ -18,7 +18,7 @@ from restante.core.errors import LeaseLost
 from restante.core.inspector import SHOW, parse_message
 from restante.core.keys import idempotency_key
 from restante.core.message import Message, MessageId, RemoteError, State
-from restante.core.operations import Operation, Received, Ticket
+from restante.core.operations import Received, ScriptCall, Ticket
 from restante.core.queue import AsyncQueue, Flow, Wait, receiving, run_flow_async
 from restante.server import requests, responses
 from restante.server.access import Caller, Role
@@ -250,7 +250,7 @@ async def _tickets(state: ServerState, to: AsyncQueue, given: Sequence[requests.
 
 async def _show(state: ServerState, to: AsyncQueue, id: str) -> Message | None:
     keys = to.ref.keys.group(SHOW.keys)
-    reply = await state.async_client.connection.run(Operation(SHOW, keys, [id], lambda reply: reply, to.name))
+    reply = await state.async_client.connection.run(ScriptCall(SHOW, keys, [id], lambda reply: reply, to.name))
     _, message_state, score, stored, delivery, history = reply
     if not message_state:
         return None
