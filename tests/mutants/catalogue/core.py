@@ -319,17 +319,17 @@ FAULTS: Final = (
     Fault(
         "core",
         "a block hides that its lease was lost",
-        "Leased._note_late",
-        "        _log_failed(self, verb, late)\n",
+        "Leased._note_undelivered",
+        "        _log_failed(self, verb, failure)\n",
         "",
         (*_BLOCKS, "-k", "whose_lease_is_lost and sync"),
     ),
     Fault(
         "core",
         "a block hides that its verdict did not reach the server",
-        "LeasedMessage.__exit__",
-        "                if self.waker is None:\n                    raise\n",
-        "",
+        "Leased._note_undelivered",
+        "            raise failure\n",
+        "            pass\n",
         (*_BLOCKS, "-k", "cannot_reach and sync"),
     ),
     Fault(
