@@ -172,27 +172,26 @@ class LeasedMessage(Leased):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        if error is not None and not isinstance(error, Exception):
-            self.error = error
-            if not self.settled:
-                # Interrupted half way: the work may be done twice, so the attempt counts. No error here may hide the
-                # cause.
-                try:
-                    self.source.nack_many((self,), delay=0, error=error)
-                except RestanteError as failure:
-                    _log_failed(self, "nack", failure)
-            return False
         if error is not None:
+            if not isinstance(error, Exception):
+                self.error = error
+                if not self.settled:
+                    # Interrupted half way: the work may be done twice, so the attempt counts. No error here may hide
+                    # the cause.
+                    try:
+                        self.source.nack_many((self,), delay=0, error=error)
+                    except RestanteError as failure:
+                        _log_failed(self, "nack", failure)
+                return False
             self._note_failure(error)
         if not self.settled:
-            verb = "ack" if error is None else "nack"
             try:
                 if error is None:
                     self.ack()
                 else:
                     self.nack(error=error)
             except (LeaseLost, Unavailable) as failure:
-                self._note_undelivered(verb, failure)
+                self._note_undelivered("ack" if error is None else "nack", failure)
         return True
 
 
@@ -280,23 +279,22 @@ class AsyncLeasedMessage(Leased):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        if error is not None and not isinstance(error, Exception):
-            self.error = error
-            if not self.settled:
-                try:
-                    await self.source.nack_many((self,), delay=0, error=error)
-                except RestanteError as failure:
-                    _log_failed(self, "nack", failure)
-            return False
         if error is not None:
+            if not isinstance(error, Exception):
+                self.error = error
+                if not self.settled:
+                    try:
+                        await self.source.nack_many((self,), delay=0, error=error)
+                    except RestanteError as failure:
+                        _log_failed(self, "nack", failure)
+                return False
             self._note_failure(error)
         if not self.settled:
-            verb = "ack" if error is None else "nack"
             try:
                 if error is None:
                     await self.ack()
                 else:
                     await self.nack(error=error)
             except (LeaseLost, Unavailable) as failure:
-                self._note_undelivered(verb, failure)
+                self._note_undelivered("ack" if error is None else "nack", failure)
         return True

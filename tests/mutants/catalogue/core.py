@@ -222,7 +222,7 @@ FAULTS: Final = (
         "core",
         "Ctrl-C in the body of consume() is swallowed",
         "LeasedMessage.__exit__",
-        "if error is not None and not isinstance(error, Exception):",
+        "if not isinstance(error, Exception):",
         "if False:",
         (*_HANDLING, "-k", "interrupt_ends"),
     ),
