@@ -66,11 +66,17 @@ class Leased(Message):
         self.error = error
         log.error("failed queue=%s id=%s attempt=%d", self.queue, self.id, self.attempts, exc_info=error)
 
-    def _note_late(self, verb: str, late: LeaseLost) -> None:
-        """Logs that the verdict at the end of a block came too late."""
-        self.lease_lost = True
-        self.error = self.error or late
-        _log_failed(self, verb, late)
+    def _note_undelivered(self, verb: str, failure: LeaseLost | Unavailable) -> None:
+        """Logs that the verdict at the end of a block came too late, or that the loop was stopped while it waited.
+
+        Outside such a loop a verdict that does not reach the server raises, as every other call does there.
+        """
+        if isinstance(failure, LeaseLost):
+            self.lease_lost = True
+            self.error = self.error or failure
+        elif self.waker is None:
+            raise failure
+        _log_failed(self, verb, failure)
 
 
 def insist(message: Leased, verb: str, call: Callable[[], T]) -> T:
@@ -166,31 +172,26 @@ class LeasedMessage(Leased):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        if error is not None and not isinstance(error, Exception):
-            self.error = error
-            if not self.settled:
-                # Interrupted half way: the work may be done twice, so the attempt counts. No error here may hide the
-                # cause.
-                try:
-                    self.source.nack_many((self,), delay=0, error=error)
-                except RestanteError as failure:
-                    _log_failed(self, "nack", failure)
-            return False
         if error is not None:
+            if not isinstance(error, Exception):
+                self.error = error
+                if not self.settled:
+                    # Interrupted half way: the work may be done twice, so the attempt counts. No error here may hide
+                    # the cause.
+                    try:
+                        self.source.nack_many((self,), delay=0, error=error)
+                    except RestanteError as failure:
+                        _log_failed(self, "nack", failure)
+                return False
             self._note_failure(error)
         if not self.settled:
-            verb = "ack" if error is None else "nack"
             try:
                 if error is None:
                     self.ack()
                 else:
                     self.nack(error=error)
-            except LeaseLost as late:
-                self._note_late(verb, late)
-            except Unavailable as failure:
-                if self.waker is None:
-                    raise
-                _log_failed(self, verb, failure)  # the loop was stopped while the verdict waited
+            except (LeaseLost, Unavailable) as failure:
+                self._note_undelivered("ack" if error is None else "nack", failure)
         return True
 
 
@@ -278,27 +279,22 @@ class AsyncLeasedMessage(Leased):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        if error is not None and not isinstance(error, Exception):
-            self.error = error
-            if not self.settled:
-                try:
-                    await self.source.nack_many((self,), delay=0, error=error)
-                except RestanteError as failure:
-                    _log_failed(self, "nack", failure)
-            return False
         if error is not None:
+            if not isinstance(error, Exception):
+                self.error = error
+                if not self.settled:
+                    try:
+                        await self.source.nack_many((self,), delay=0, error=error)
+                    except RestanteError as failure:
+                        _log_failed(self, "nack", failure)
+                return False
             self._note_failure(error)
         if not self.settled:
-            verb = "ack" if error is None else "nack"
             try:
                 if error is None:
                     await self.ack()
                 else:
                     await self.nack(error=error)
-            except LeaseLost as late:
-                self._note_late(verb, late)
-            except Unavailable as failure:
-                if self.waker is None:
-                    raise
-                _log_failed(self, verb, failure)
+            except (LeaseLost, Unavailable) as failure:
+                self._note_undelivered("ack" if error is None else "nack", failure)
         return True
