@@ -9,8 +9,9 @@
 --         An idle call (nothing ready, due or given) returns 0 for now and for the number.
 --         A message that has expired is removed when its turn comes, and not delivered.
 -- Journal: acked, promoted, expired, received, deleted
--- The loop that leases the messages stays here, with all it needs in locals: as a function, in whatever form, it would
--- cost a receive of one message about 3 % more server time. What few receives do is in sweep.lua and limits.lua.
+-- The loop that leases the messages stays here, with all it needs in locals: as a function it cost a receive of one
+-- message 3 to 7 % more server time, or a dozen arguments in a row and still 4 % on Redis. What few receives do is in
+-- sweep.lua and limits.lua.
 local messages, deliveries, history, ready, scheduled = KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
 local retrying, leased, dead, done, marker, unique = KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12], KEYS[13]
 local acked, acked_before, consumers = KEYS[14], KEYS[15], KEYS[16]
