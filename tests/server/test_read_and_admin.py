@@ -334,9 +334,10 @@ class TestDocuments:
         assert '"error":"LeaseLost"' in ran.stdout
         assert "event: hello" in ran.stdout
 
-    def test_the_reference_is_what_the_application_describes(self) -> None:
-        made = run_path(str(ROOT / "docs" / "http_reference.py"))["page"]()
-        assert (ROOT / "docs" / "reference" / "http.md").read_text() == made, "run: python docs/http_reference.py"
+    def test_the_reference_and_the_dashboard_s_types_are_what_the_application_describes(self) -> None:
+        made = run_path(str(ROOT / "docs" / "http_reference.py"))
+        assert (ROOT / "docs" / "reference" / "http.md").read_text() == made["page"](), made["__doc__"]
+        assert (ROOT / "dashboard" / "openapi.json").read_text() == made["models"](), made["__doc__"]
 
     def test_the_description_is_json_that_other_programs_read(self, api: Api) -> None:
         told: Any = json.loads(api.get("/api/openapi.json").body)
