@@ -258,7 +258,7 @@ class TestFigures:
         # The server may still show what it noticed in the tests before.
         (found,) = (one for one in api.get("/api/anomalies").json["anomalies"] if one["kind"] == "unroutable")
         assert found["count"] == 3
-        assert found["text"] == "exchange shop dropped 3 messages in all: no queue was bound for them"
+        assert found["text"] == "exchange shop has dropped 3 messages because no queue was bound"
 
     def test_what_looks_wrong_is_named(self, api: Api, post: Client, admin: Admin) -> None:
         queue = post.queue("orders", max_attempts=2)

@@ -76,5 +76,5 @@ const COLUMNS: Column<AnomalyOut>[] = [
         </Link>
       ),
   },
-  { id: "who", title: "Caused by", class: "clip mid-only", cell: ({ who }) => who, cellHint: ({ who }) => who },
+  { id: "who", title: "Consumer or operator", class: "clip mid-only", cell: ({ who }) => who, cellHint: ({ who }) => who },
 ];

@@ -22,7 +22,7 @@ export function InsightsPage() {
         {made_at !== null && (
           <p class="muted">
             Created <Ago at={made_at} />
-            {progress?.state === "running" && <> · {phaseText(progress)}</>}
+            {progress?.state === "running" && <> · current step: {phaseText(progress)}</>}
           </p>
         )}
       </header>

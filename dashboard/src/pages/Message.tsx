@@ -4,7 +4,7 @@ import { useState } from "preact/hooks";
 import { deleteIds, replayIds } from "../actions";
 import { patch } from "../api";
 import { parseExact, pretty } from "../exactjson";
-import { bytes, instant, plural } from "../format";
+import { bytes, instant } from "../format";
 import { useKeys } from "../keys";
 import { isEditable } from "../lifecycle";
 import { useFeed, useJournal } from "../live";
@@ -122,7 +122,7 @@ function Existing({ message, reload }: { message: WholeMessage; reload: () => vo
           {message.error && (
             <section class="panel panel-bad" aria-label="Last error">
               <h2>
-                {message.error_class || "Last error"} <small class="muted">{plural(message.attempts, "attempt")}</small>
+                {message.error_class || "Last error"} <small class="muted">attempt {message.history.at(-1)?.attempt ?? message.attempts}</small>
               </h2>
               <p class="error-line">{message.error}</p>
             </section>

@@ -191,7 +191,8 @@ const COLUMNS: Column<QueueOut>[] = [
   ),
   {
     id: "waited",
-    title: "Oldest wait",
+    title: "Wait",
+    hint: "How long the next message has waited",
     class: "right num mid-only",
     cell: ({ waited_seconds }) => (waited_seconds ? duration(waited_seconds * 1000) : <Dash />),
   },

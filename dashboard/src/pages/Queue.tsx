@@ -51,6 +51,8 @@ export function QueuePage({ name }: { name: string }) {
   const page = useResource<MessagePage>(asked === "" ? null : listing);
   const shown = page.data?.state === state ? page.data : null;
   const messages = shown?.messages ?? NONE;
+  // The server counts before it reads the page, and messages may have arrived in between.
+  const total = Math.max(shown?.total ?? 0, messages.length);
   const moved = useMoved(name, messages, shown?.now ?? 0);
   const columns = messageColumns(state, moved);
   const rows = sorted(messages, columns, value("sort"));
@@ -142,16 +144,14 @@ export function QueuePage({ name }: { name: string }) {
           />
         )}
         {shown !== null && rows.length === 0 && (
-          <Empty title={filtered ? "No message matches the filter." : `No ${state} messages.`}>
-            {filtered ? `Searched ${plural(shown.scanned, "message")}.` : ""}
-          </Empty>
+          <Empty title={filtered ? "No message matches the filter." : `No ${state} messages.`} />
         )}
         {shown === null && !page.error && <Loading />}
         {shown !== null && (
           <Pager next={shown.next} words={["Previous", filtered && rows.length < PAGE && shown.next !== null ? "Continue search" : "Next"]}>
             {filtered
-              ? `${plural(rows.length, "match", "matches")} in ${count(shown.scanned)} of ${plural(shown.total, "message")} searched`
-              : `${count(rows.length)} of ${plural(shown.total, "message")}`}
+              ? `${plural(rows.length, "match", "matches")} (searched ${count(shown.scanned)} of ${plural(total, "message")})`
+              : rows.length > 0 && `${count(rows.length)} of ${plural(total, "message")}`}
           </Pager>
         )}
       </section>
@@ -180,7 +180,7 @@ function Filters({ filters, order, children }: { filters: FilterValues; order: s
   );
   return (
     <div class="filters" role="search">
-      {field("q", "ID or text in the payload", "filter")}
+      {field("q", "ID or payload text", "filter")}
       {field("kind", "Kind", "filter-kind")}
       {field("error_class", "Error class", "filter-error-class")}
       <button type="button" aria-label={`Order: ${order} first`} onClick={() => setQuery({ order: order === "oldest" ? "newest" : null, before: null })}>

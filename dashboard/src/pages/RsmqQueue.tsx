@@ -75,9 +75,7 @@ export function RsmqQueuePage({ name }: { name: string }) {
       {page.data === null && page.error === null && <Loading />}
       {shown !== null && rows.length === 0 && <Empty title="No messages." />}
       {shown !== null && (
-        <Pager next={shown.next}>
-          {count(rows.length)} of {plural(shown.total, "message")}
-        </Pager>
+        <Pager next={shown.next}>{rows.length > 0 && `${count(rows.length)} of ${plural(shown.total, "message")}`}</Pager>
       )}
       {moving !== null && (
         <RsmqMoveDialog queue={name} namespace={namespace} ids={moving} onClose={() => setMoving(null)} onDone={() => after(true)} />

@@ -1,4 +1,5 @@
 // Small elements of every page: states, events, links, numbers, copy buttons, anomaly marks, empty lists.
+// Everywhere `data-part` names a part of the page: keyboard shortcuts find their targets by it.
 import type { ComponentChildren } from "preact";
 import { short } from "../format";
 import { title, type Place } from "../lifecycle";

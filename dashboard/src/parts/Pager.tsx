@@ -20,7 +20,7 @@ export function Pager({ next, words: [previous, following] = ["Previous", "Next"
   const past = trail();
   const back = (): void => setQuery({ before: past.at(-1) ?? null }, false, { trail: past.slice(0, -1) });
   const forth = (): void => setQuery({ before: next }, false, { trail: [...past, before] });
-  if (before === "" && next === null && children === undefined) return null;
+  if (before === "" && next === null && !children) return null;
   return (
     <nav class="pager" aria-label="Pages">
       <span class="muted">{children}</span>

@@ -75,7 +75,7 @@ export function QueueHeader({ queue, state, reload }: Props) {
       <p class="facts-line">
         <Troubles queue={queue} />
         <span>
-          oldest wait <b class="num">{duration(queue.waited_seconds * 1000)}</b>
+          next message waiting <b class="num">{duration(queue.waited_seconds * 1000)}</b>
         </span>
         {last >= 0 && (
           <>

@@ -1,5 +1,6 @@
 // The frame of every page: navigation, state of the live feed, the signed-in caller, and notices about the server.
 import type { ComponentChildren } from "preact";
+import { useEffect, useRef } from "preact/hooks";
 import { reachable } from "../api";
 import { serverNow } from "../clock";
 import { short } from "../format";
@@ -27,8 +28,13 @@ function Navigation() {
   const current = parts.value[0] ?? "overview";
   const here = current === "queues" ? "overview" : current;
   const dead = totals.value?.dead ?? 0;
+  const bar = useRef<HTMLElement>(null);
+  useEffect(() => {
+    // On narrow screens the bar scrolls, and the current page may be out of view.
+    bar.current?.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
+  }, [here, dead > 0, recent > 0]);
   return (
-    <nav class="navigation" aria-label="Dashboard">
+    <nav class="navigation" aria-label="Dashboard" ref={bar}>
       {(session.value?.pages ?? []).map(({ id, title }) => (
         <Link key={id} href={hrefOf(id)} current={id === here}>
           {title}

@@ -20,9 +20,9 @@ const DRAWN: Record<string, { d: string; x: number; y: number }> = {
   "ready>leased": { d: "M104 126Q152 96 199 125", x: 152, y: 102 },
   "leased>ready": { d: "M200 143Q152 168 106 144", x: 152, y: 172 },
   "leased>done": { d: "M276 118L343 76", x: 290, y: 90 },
-  "leased>dead": { d: "M276 150L345 194", x: 336, y: 172 },
+  "leased>dead": { d: "M276 150L345 194", x: 348, y: 172 },
   "leased>retrying": { d: "M240 150Q232 192 202 213", x: 248, y: 200 },
-  "retrying>ready": { d: "M104 214Q74 196 64 152", x: 54, y: 204 },
+  "retrying>ready": { d: "M104 214Q74 196 64 152", x: 114, y: 196 },
   "dead>ready": { d: "M380 228Q350 276 180 276Q8 276 26 152", x: 200, y: 270 },
 };
 
