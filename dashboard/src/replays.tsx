@@ -84,7 +84,7 @@ async function replay(match: Match, rate: number | null): Promise<void> {
 }
 
 /** The filter of a replay as a sentence. */
-export const filterText = (parts: string[]): string => (parts.length > 0 ? `Filter: ${parts.join(", ")}.` : "No filter: all of them.");
+export const filterText = (parts: string[]): string => (parts.length > 0 ? `Filter: ${parts.join(", ")}.` : "No filter.");
 
 const describe = ({ kind, errorClass }: Match): string =>
   filterText([kind === null ? "" : `kind ${kind || "(none)"}`, errorClass === null ? "" : `error ${errorClass || "(none)"}`].filter(Boolean));

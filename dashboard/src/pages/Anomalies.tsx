@@ -57,6 +57,7 @@ const COLUMNS: Column<AnomalyOut>[] = [
   {
     id: "kind",
     title: "Kind",
+    class: "mid-only",
     cell: ({ kind }) => (
       <span class="badge badge-bad" title={anomalyText(kind)}>
         {kindText(kind)}

@@ -75,7 +75,7 @@ export const rsmqMessageColumns = (namespace: string): Column<RsmqMessageOut>[] 
   },
   { id: "state", title: "State", class: "mid-only", cell: (m) => <StateMark state={m.state} /> },
   { id: "time", title: "Available", class: "time num", cell: (m) => <Available at={m.due_at} /> },
-  { id: "attempts", title: "Attempts", class: "right num", cell: (m) => count(m.attempts) },
+  { id: "attempts", title: "Attempts", class: "right num mid-only", cell: (m) => count(m.attempts) },
   {
     id: "first",
     title: "First received",
