@@ -79,7 +79,7 @@ FAULTS: Final = (
         "a range of rows cannot be selected",
         "Table.tsx",
         "selection.toggle(id, event.shiftKey)",
-        "selection.toggle(id, false)",
+        "selection.toggle(id, event.altKey)",
         (f"{_PAGE}::TestDoing::test_a_range_is_selected_survives_live_updates_and_is_deleted",),
     ),
     Fault(
