@@ -93,5 +93,5 @@ lock: setup ## Pin the newest allowed versions, with hashes
 	  pyproject.toml requirements/dev.in --output-file requirements/dev.lock
 
 clean: ## Remove the environment, caches and built files
-	rm -rf .venv dashboard/node_modules src/restante/server/static .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis build dist
+	rm -rf .venv dashboard/node_modules dashboard/src/types.ts src/restante/server/static .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -29,7 +29,7 @@ import restante.http
 from benchmarks.figures import Row, keep, show, write_docs
 from benchmarks.limits import redis_limit
 from benchmarks.server import RedisServer
-from tests.harness.chromium import FLAGS
+from tests.harness.chromium import FLAGS, RECORD_JOURNAL
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "http.json"
@@ -122,8 +122,9 @@ def countdown(server: RedisServer, address: str, leases: int) -> tuple[list[floa
         time.sleep(2)
         browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=FLAGS)
         page = browser.new_page()
+        page.add_init_script(RECORD_JOURNAL)
         page.goto(f"{address}/queues/leases?state=leased")
-        page.wait_for_selector('[data-testid="live-status"][data-status="live"]')
+        page.wait_for_selector('[data-part="live-status"][data-status="live"]')
         ends = {}
         for _ in range(leases):
             message = queue.receive()
@@ -132,7 +133,7 @@ def countdown(server: RedisServer, address: str, leases: int) -> tuple[list[floa
             ends[message.id] = message.lease_expires_at.timestamp() * 1000
             time.sleep(0.02)
         time.sleep(5)
-        seen = page.evaluate("() => window.__restanteSeen.filter(one => one.event === 'expired')")
+        seen = page.evaluate("() => window.recorded.filter(one => one.event === 'expired')")
         browser.close()
     first = {one["message_id"]: one for one in reversed(seen)}
     assert first.keys() == ends.keys(), f"{len(first)} of {len(ends)} seen"

@@ -1,13 +1,19 @@
-"""Generates docs/reference/http.md from the OpenAPI description: `python docs/http_reference.py`."""
+"""Generates what depends on the OpenAPI description: `python docs/http_reference.py`.
+
+These are docs/reference/http.md and dashboard/openapi.json, from which the build of the dashboard generates its types.
+The latter is in git, so that the dashboard builds with Node alone. A test compares both with the running application.
+"""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 from restante.server import create_app
 
 PAGE = Path(__file__).parent / "reference" / "http.md"
+MODELS = Path(__file__).parents[1] / "dashboard" / "openapi.json"
 #: Tag → heading, in the order of the page.
 HEADINGS = {
     "messages": "Messages",
@@ -58,6 +64,8 @@ def _type(schema: dict[str, Any], known: dict[str, Any]) -> str:
         return f"list of {_type(schema['items'], known)}"
     if "enum" in schema:
         return _words(schema["enum"])
+    if "const" in schema:
+        return _words([schema["const"]])
     return str(schema.get("type", "any"))
 
 
@@ -80,9 +88,34 @@ def _fields(schema: dict[str, Any], known: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _description() -> dict[str, Any]:
+    return create_app("redis://localhost:6379")._app.openapi()  # type: ignore[attr-defined,no-any-return]
+
+
+def _untitled(schema: Any) -> Any:
+    """The schema without its generated titles, which only repeat names."""
+    if isinstance(schema, list):
+        return [_untitled(item) for item in schema]
+    if isinstance(schema, dict):
+        return {key: _untitled(value) for key, value in schema.items() if key != "title" or isinstance(value, dict)}
+    return schema
+
+
+def models() -> str:
+    """The models of the API as an OpenAPI document without routes."""
+    schema = _description()
+    document = {
+        "openapi": schema["openapi"],
+        "info": {"title": schema["info"]["title"], "version": ""},
+        "paths": {},
+        "components": {"schemas": _untitled(schema["components"]["schemas"])},
+    }
+    return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+
+
 def page() -> str:
     """The text of the page."""
-    schema = create_app("redis://localhost:6379")._app.openapi()  # type: ignore[attr-defined]
+    schema = _description()
     known = schema["components"]["schemas"]
     lines = [HEAD]
     for tag, heading in HEADINGS.items():
@@ -118,3 +151,4 @@ def page() -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(page())
+    MODELS.write_text(models())

@@ -1,19 +1,19 @@
-// What an operator can do to messages and queues: ask with the number in the question, act, and tell what came of it.
+// The actions of an operator on messages and queues: each asks first, with the number of messages, then acts and reports.
 import { explain, post, put, refetchAll, remove } from "./api";
 import { count, plural } from "./format";
 import type { State } from "./lifecycle";
 import { ask } from "./parts/Dialog";
 import { attempt, say } from "./parts/Toasts";
-import { runReplay, whileReplaying } from "./replays";
+import { filterText, runReplay, whileReplaying } from "./replays";
 import { queueApi, rsmqApi } from "./router";
-import type { DeadEvent, Queue, ReplayedEvents, Settings } from "./types";
+import type { DeadEvent, Deleted, Dropped, Moved, Purged, QueueOut, ReplayedEvents, SettingsOut } from "./types";
 
 const messages = (n: number): string => plural(n, "message");
 
 export async function replayIds(queue: string, ids: string[]): Promise<boolean> {
   const yes = await ask({
     title: `Replay ${messages(ids.length)} of ${queue}?`,
-    text: "They become ready at once, with all their attempts before them; their earlier errors are kept.",
+    text: "They become ready immediately with all their attempts available. Their earlier errors are kept.",
     yes: `Replay ${count(ids.length)}`,
   });
   if (!yes) return false;
@@ -25,18 +25,18 @@ export async function replayIds(queue: string, ids: string[]): Promise<boolean> 
   });
 }
 
-/** Which dead events of a service: all that fit, or those named, which died in one subscription. */
+/** Which dead events of a service: all that match, or the given IDs in one subscription. */
 type Choice = { ids?: string[]; subscription?: string | null; error_class?: string | null };
 
 const replayChoice = (service: string, choice: Choice, dryRun: boolean): Promise<ReplayedEvents> =>
   post<ReplayedEvents>(`/api/topics/${encodeURIComponent(service)}/replay`, { ...choice, dry_run: dryRun });
 
-/** Asks, then puts dead events back into the subscriptions they died in. */
-async function replayEvents(service: string, many: number, which: string, choices: Choice[]): Promise<boolean> {
+/** Asks, then replays dead events in the subscriptions they died in. */
+async function replayEvents(service: string, many: number, matching: string, choices: Choice[]): Promise<boolean> {
   const events = plural(many, "dead event");
   const yes = await ask({
     title: `Replay ${events} of ${service}?`,
-    text: `${which} They go back to the subscriptions they died in and to no other, with all their attempts before them.`,
+    text: `${matching} Each event returns only to the subscription it died in, with all its attempts available.`,
     yes: `Replay ${count(many)}`,
   });
   if (!yes) return false;
@@ -51,104 +51,105 @@ async function replayEvents(service: string, many: number, which: string, choice
   return done;
 }
 
-/** Counts what fits without moving anything, then asks. */
+/** Counts the matching events, then asks. */
 export async function proposeEvents(service: string, choice: Choice): Promise<boolean> {
   try {
     const { replayed } = await replayChoice(service, choice, true);
-    const told = [choice.subscription ?? "", choice.error_class ? `error ${choice.error_class}` : ""].filter(Boolean).join(", ");
-    if (replayed > 0) return await replayEvents(service, replayed, `Matching: ${told || "all of them"}.`, [choice]);
-    say(`Nothing of ${service} matches any more.`);
+    const { subscription, error_class } = choice;
+    const filter = [subscription ? `subscription ${subscription}` : "", error_class ? `error ${error_class}` : ""].filter(Boolean);
+    if (replayed > 0) return await replayEvents(service, replayed, filterText(filter), [choice]);
+    say(`No dead event of ${service} matches any longer.`);
   } catch (error) {
     say(explain(error), "bad");
   }
   return false;
 }
 
-/** An event may be dead in several subscriptions of a service: only those chosen are meant. */
+/** Replays an event only in the selected subscriptions, even if it is dead in others of the service too. */
 export function replayChosen(service: string, chosen: DeadEvent[]): Promise<boolean> {
   const ids = new Map<string, string[]>();
   for (const { subscription, id } of chosen) ids.set(subscription, [...(ids.get(subscription) ?? []), id]);
   const choices = [...ids].map(([subscription, some]) => ({ ids: some, subscription }));
-  return replayEvents(service, chosen.length, "Those selected.", choices);
+  return replayEvents(service, chosen.length, "Only the selected events.", choices);
 }
 
 export async function deleteIds(queue: string, ids: string[]): Promise<boolean> {
   const yes = await ask({
     title: `Delete ${messages(ids.length)} from ${queue}?`,
-    text: "Deleted messages do not come back; the journal keeps a line for each.",
+    text: "Deleted messages cannot be restored. The journal keeps one line per message.",
     yes: `Delete ${count(ids.length)}`,
     danger: true,
   });
   if (!yes) return false;
   return attempt(async () => {
-    const { deleted } = await post<{ deleted: number }>(queueApi(queue, "/delete"), { ids });
+    const { deleted } = await post<Deleted>(queueApi(queue, "/delete"), { ids });
     return `Deleted ${messages(deleted)} from ${queue}.`;
   });
 }
 
 export const moveIds = (queue: string, ids: string[], to: string): Promise<boolean> =>
   attempt(async () => {
-    const { moved } = await post<{ moved: number }>(queueApi(queue, "/move"), { ids, to });
+    const { moved } = await post<Moved>(queueApi(queue, "/move"), { ids, to });
     return `Moved ${messages(moved)} from ${queue} to ${to}.`;
   });
 
 export async function deleteRsmq(queue: string, namespace: string, ids: string[]): Promise<boolean> {
   const yes = await ask({
     title: `Delete ${messages(ids.length)} from the RSMQ queue ${queue}?`,
-    text: "Deleted messages do not come back. Whoever has received one is not told, and may still be at work on it.",
+    text: "Deleted messages cannot be restored. A consumer that has received one is not notified and may still be processing it.",
     yes: `Delete ${count(ids.length)}`,
     danger: true,
   });
   if (!yes) return false;
   return attempt(async () => {
-    const { deleted } = await post<{ deleted: number }>(rsmqApi(`${queue}/delete`, { namespace }), { ids });
+    const { deleted } = await post<Deleted>(rsmqApi(`${queue}/delete`, { namespace }), { ids });
     return `Deleted ${messages(deleted)} from ${queue}.`;
   });
 }
 
 export const moveRsmq = (queue: string, namespace: string, ids: string[], to: string, inside: boolean): Promise<boolean> =>
   attempt(async () => {
-    const { moved } = await post<{ moved: number }>(rsmqApi(`${queue}/move`, { namespace }), { ids, to, rsmq: inside });
+    const { moved } = await post<Moved>(rsmqApi(`${queue}/move`, { namespace }), { ids, to, rsmq: inside });
     const gone = ids.length - moved;
-    return `Moved ${messages(moved)} from ${queue} to ${to}.${gone > 0 ? ` ${count(gone)} were received or deleted meanwhile.` : ""}`;
+    return `Moved ${messages(moved)} from ${queue} to ${to}.${gone > 0 ? ` ${count(gone)} had been received or deleted in the meantime.` : ""}`;
   });
 
 export const setPaused = (queue: string, pause: boolean): Promise<boolean> =>
   attempt(async () => {
-    await post<Queue>(queueApi(queue, pause ? "/pause" : "/resume"));
-    return pause ? `Paused ${queue}: nobody receives from it until it is resumed.` : `Resumed ${queue}.`;
+    await post<QueueOut>(queueApi(queue, pause ? "/pause" : "/resume"));
+    return pause ? `Paused ${queue}. No message is delivered until you resume it.` : `Resumed ${queue}.`;
   });
 
 export async function purge(queue: string, state: State, held: number): Promise<boolean> {
   const yes = await ask({
     title: `Purge ${count(held)} ${state} ${held === 1 ? "message" : "messages"} from ${queue}?`,
-    text: "Purged messages do not come back; the journal keeps one line with the count.",
+    text: "Purged messages cannot be restored. The journal keeps one line with the count.",
     yes: `Purge ${count(held)}`,
     danger: true,
   });
   if (!yes) return false;
   return attempt(async () => {
-    const { purged } = await post<{ purged: number }>(queueApi(queue, "/purge"), { states: [state] });
+    const { purged } = await post<Purged>(queueApi(queue, "/purge"), { states: [state] });
     return `Purged ${messages(purged)} from ${queue}.`;
   });
 }
 
 export async function drop(queue: string, held: number): Promise<boolean> {
   const yes = await ask({
-    title: `Drop the queue ${queue} with ${messages(held)}?`,
-    text: "The queue, its messages, its settings and its journal are removed for good.",
+    title: held > 0 ? `Drop the queue ${queue} and its ${messages(held)}?` : `Drop the empty queue ${queue}?`,
+    text: "This permanently removes the queue with its messages, settings and journal.",
     yes: "Drop queue",
     danger: true,
   });
   if (!yes) return false;
   return attempt(async () => {
-    await remove(queueApi(queue));
+    await remove<Dropped>(queueApi(queue));
     return `Dropped ${queue}.`;
   });
 }
 
-export const saveSettings = (queue: string, changed: Partial<Settings>): Promise<boolean> =>
+export const saveSettings = (queue: string, changed: Partial<SettingsOut>): Promise<boolean> =>
   attempt(async () => {
-    await put<Queue>(queueApi(queue), changed);
+    await put<QueueOut>(queueApi(queue), changed);
     return `Saved ${plural(Object.keys(changed).length, "setting")} of ${queue}.`;
   });

@@ -1,11 +1,12 @@
-// Talking to the server: typed requests, one kind of error, and the knowledge whether the server can be reached.
+// Requests to the server: typed answers, one error class, and whether the server can be reached.
 import { signal } from "@preact/signals";
 import { sampleRoundTrip } from "./clock";
 import { parseExact } from "./exactjson";
+import type { Problem } from "./types";
 
-/** Answers that tell of another broker, not of this server. */
+/** Errors of another broker, which say nothing about this server. */
 const ELSEWHERE = new Set(["NoBroker", "ArchiveBusy"]);
-/** How long to wait before looking for a lost server again, growing to the last value. */
+/** Milliseconds between attempts to reach a lost server again; the last value repeats. */
 const PROBE_AFTER = [1_000, 2_000, 4_000, 8_000];
 
 export class ApiError extends Error {
@@ -19,11 +20,11 @@ export class ApiError extends Error {
   }
 }
 
-/** False while the server does not answer or answers with a fault of its own. */
+/** False while the server does not answer, or answers with a server error. */
 export const reachable = signal(true);
-/** True once the server asked for a sign-in. */
+/** True after the server has asked for a token. */
 export const signInNeeded = signal(false);
-/** Grows whenever what is shown may be outdated: after an outage, a gap in the live feed, a sign-in. */
+/** Grows whenever the page may be outdated: after an outage, a gap in the live feed, a sign-in. */
 export const resync = signal(0);
 
 export const refetchAll = (): void => {
@@ -32,7 +33,7 @@ export const refetchAll = (): void => {
 
 let probing = false;
 
-/** Asks for the very path that failed, so that a fault of one route does not look healed by another. */
+/** Requests the path that failed, because another route may work while this one does not. */
 async function probe(path: string): Promise<void> {
   if (probing) return;
   probing = true;
@@ -52,14 +53,14 @@ async function probe(path: string): Promise<void> {
 }
 
 async function failure(response: Response): Promise<ApiError> {
-  let body: { error?: string; message?: string; hint?: string } = {};
+  let body: Partial<Problem> = {};
   try {
-    body = (await response.json()) as typeof body;
+    body = (await response.json()) as Partial<Problem>;
   } catch {
-    // A proxy's error page is not ours to show.
+    // The error page of a proxy is not shown.
   }
   const word = body.error ?? `HTTP ${response.status}`;
-  return new ApiError(response.status, word, body.message ?? `The server answered ${response.status}.`, body.hint ?? "");
+  return new ApiError(response.status, word, body.message ?? `The server returned status ${response.status}.`, body.hint ?? "");
 }
 
 async function request<T>(path: string, init: RequestInit, exact = false): Promise<T> {
@@ -71,7 +72,8 @@ async function request<T>(path: string, init: RequestInit, exact = false): Promi
   } catch (error) {
     if (error instanceof DOMException && error.name === "AbortError") throw error;
     void probe(reading ? path : "/api/session");
-    throw new ApiError(0, "Unreachable", "The server is not reachable.", "Nothing was changed as far as we know; it is tried again.");
+    const hint = reading ? "The page reloads when it is back." : "The action may or may not have taken effect: check before you repeat it.";
+    throw new ApiError(0, "Unreachable", "The server cannot be reached.", hint);
   }
   const ended = Date.now();
   if (!response.ok) {
@@ -88,14 +90,14 @@ async function request<T>(path: string, init: RequestInit, exact = false): Promi
 export const get = <T>(path: string, signal?: AbortSignal): Promise<T> =>
   request<T>(path, { method: "GET", headers: { Accept: "application/json" }, ...(signal ? { signal } : {}) });
 
-/** Looks whether the server answers at all; what comes of it shows in `reachable`. */
+/** Checks whether the server answers; `reachable` has the result. */
 export const checkServer = (): Promise<void> =>
   get("/api/session").then(
     () => undefined,
     () => undefined,
   );
 
-/** For what the viewer may edit: numbers too large for the browser keep their digits. */
+/** For values that can be edited: numbers too large for the browser keep their digits. */
 export const getExact = <T>(path: string, signal?: AbortSignal): Promise<T> =>
   request<T>(path, { method: "GET", headers: { Accept: "application/json" }, ...(signal ? { signal } : {}) }, true);
 
@@ -112,7 +114,7 @@ export const put = sending("PUT");
 export const patch = sending("PATCH");
 export const remove = sending("DELETE");
 
-/** Sends lines of JSON as they are. */
+/** Sends lines of JSON unchanged. */
 export const postLines = <T>(path: string, lines: string): Promise<T> =>
   request<T>(path, {
     method: "POST",
@@ -120,7 +122,7 @@ export const postLines = <T>(path: string, lines: string): Promise<T> =>
     body: lines,
   });
 
-/** What to show of any error: its message and, where there is one, its hint. */
+/** The text of an error: its message and its hint, if it has one. */
 export function explain(error: unknown): string {
   if (error instanceof ApiError) return error.hint ? `${error.message} ${error.hint}` : error.message;
   return error instanceof Error ? error.message : String(error);

@@ -1,9 +1,10 @@
-// Chooses the page by the path, inside the shell, once it is known who is looking.
+// Selects the page by the path and draws it inside the shell, after the session is known.
 import { useSignalEffect } from "@preact/signals";
 import type { JSX } from "preact";
 import { useEffect } from "preact/hooks";
 import { reachable, resync, signInNeeded } from "./api";
 import { useKeys } from "./keys";
+import { title } from "./lifecycle";
 import { AnomaliesPage } from "./pages/Anomalies";
 import { AuditPage } from "./pages/Audit";
 import { ConsumersPage } from "./pages/Consumers";
@@ -61,17 +62,17 @@ function titleOf([first, queue, , id]: string[]): string {
   if (first === undefined) return "Restante";
   if (first === "rsmq") return `${id ?? queue ?? "RSMQ"} · Restante`;
   if (first === "queues") return `${id ?? queue} · Restante`;
-  return `${first.charAt(0).toUpperCase()}${first.slice(1)} · Restante`;
+  return `${session.value?.pages.find((page) => page.id === first)?.title ?? title(first)} · Restante`;
 }
 
 export function App() {
   useSignalEffect(() => {
-    // Asked at the start and again after every outage, until somebody is known.
+    // At the start, and again after every outage, until the session is known.
     if (resync.value >= 0 && session.peek() === null) loadSession().catch(() => undefined);
   });
   useEffect(() => {
     document.title = titleOf(parts.value);
-  }, [parts.value]);
+  }, [parts.value, session.value]);
   useKeys({
     "?": () => (helpShown.value = true),
     t: toggleTheme,
@@ -89,7 +90,7 @@ export function App() {
       </>
     );
   }
-  if (session.value === null) return reachable.value ? <Loading /> : <p class="banner">Server not reachable, trying again.</p>;
+  if (session.value === null) return reachable.value ? <Loading /> : <p class="banner">The server cannot be reached. Retrying…</p>;
   return (
     <>
       <Shell>

@@ -1,10 +1,10 @@
-// The server's clock as seen from here, and the one shared tick that everything counting by the second hangs on.
+// The server's clock as estimated by the browser, and the shared tick of all countdowns and ages.
 
-/** Milliseconds between two ticks: tenths of a second stay true without redrawing for nothing. */
+/** Milliseconds between two ticks: short enough for tenths of a second. */
 const TICK = 100;
-/** Uncertainty a sample gains per second of age, so that a drifting clock is followed by newer samples. */
+/** Milliseconds of uncertainty that a sample gains per second of age, so that newer samples correct a drifting clock. */
 const AGEING = 0.05;
-/** Uncertainty given to one-way samples, whose travel time is unknown; any request beats them. */
+/** Milliseconds of uncertainty of one-way samples, whose travel time is unknown. Any request is more certain. */
 const ONE_WAY = 1_000;
 
 type Sample = { offset: number; uncertainty: number; taken: number };
@@ -20,23 +20,23 @@ function offer(sample: Sample): void {
     return;
   }
   const held = uncertainty(best, sample.taken);
-  // Two honest samples overlap; if they do not, one of the clocks was set and the old sample is worthless.
+  // Samples that do not overlap mean that one of the clocks was set: the old sample is then useless.
   const disagrees = Math.abs(best.offset - sample.offset) > held + sample.uncertainty;
   if (disagrees || sample.uncertainty <= held) best = sample;
 }
 
-/** Takes a server instant that came back by a request begun at `began` and answered at `ended`. */
+/** Adds the server's time from a request that was sent at `began` and answered at `ended`. */
 export function sampleRoundTrip(began: number, ended: number, serverNow: number): void {
   offer({ offset: serverNow - (began + ended) / 2, uncertainty: (ended - began) / 2 + 1, taken: ended });
 }
 
-/** Takes a server instant that was pushed to us. */
+/** Adds the server's time from an event of the live feed. */
 export function sampleOneWay(serverNow: number): void {
   const now = Date.now();
   offer({ offset: serverNow - now, uncertainty: ONE_WAY, taken: now });
 }
 
-/** The server's now, in milliseconds. */
+/** The server's current time in milliseconds. */
 export const serverNow = (): number => Date.now() + (best?.offset ?? 0);
 
 type Listener = (now: number) => void;
@@ -61,7 +61,7 @@ function adjust(): void {
 
 document.addEventListener("visibilitychange", adjust);
 
-/** Calls back on every shared tick while the tab is visible; returns how to stop. */
+/** Calls `listener` on every tick while the tab is visible. Returns a function that stops it. */
 export function onTick(listener: Listener): () => void {
   listeners.add(listener);
   listener(serverNow());

@@ -1,13 +1,13 @@
-// JSON that keeps its numbers: a number the browser cannot hold exactly stays the text it was, so that an edit never rounds it.
+// JSON with exact numbers: a number that the browser cannot represent keeps its text, so that an edit never rounds it.
 
 type Reviver = (key: string, value: unknown, context?: { source?: string }) => unknown;
 
-/** What newer engines add to JSON. */
+/** Functions of JSON that only newer browsers have. */
 type ExactJson = { rawJSON?: (text: string) => unknown; parse: (text: string, reviver: Reviver) => unknown };
 
 const json = JSON as ExactJson;
 
-/** Like JSON.parse; throws the same errors. Browsers without raw JSON round as they always did. */
+/** Like JSON.parse, with the same errors. Browsers without raw JSON round large numbers. */
 export function parseExact(text: string): unknown {
   const raw = json.rawJSON;
   if (raw === undefined) return JSON.parse(text);
@@ -17,10 +17,10 @@ export function parseExact(text: string): unknown {
   });
 }
 
-/** Characters nobody sees, some of which turn round the direction of what follows: a text could look like another. */
+/** Invisible characters. Some of them reverse the direction of the text after them, which could make it look like another text. */
 const UNSEEN = /[\u007f-\u009f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
 
 const escaped = (one: string): string => `\\u${one.charCodeAt(0).toString(16).padStart(4, "0")}`;
 
-/** JSON for people: indented, with unseen characters written out. It is the same value to any parser. */
+/** Indented JSON in which invisible characters are escaped. Any parser reads the same value. */
 export const pretty = (value: unknown): string => (JSON.stringify(value, null, 2) ?? "").replace(UNSEEN, escaped);

@@ -1,11 +1,11 @@
-// How numbers, sizes, durations and instants are written, the same on every page.
+// Formats of numbers, sizes, durations and instants.
 
 const whole = new Intl.NumberFormat("en-US");
 const compact = new Intl.NumberFormat("en-US", { notation: "compact", maximumFractionDigits: 1 });
 
 export const count = (n: number): string => whole.format(n);
 
-/** Exact while it is short, "1.2M" once it would not fit a tile. */
+/** The exact number, or "1.2M" if that would not fit into a tile. */
 export const short = (n: number): string => (Math.abs(n) < 100_000 ? whole.format(n) : compact.format(n));
 
 export const plural = (n: number, one: string, many = `${one}s`): string => `${whole.format(n)} ${n === 1 ? one : many}`;
@@ -22,7 +22,7 @@ export function bytes(n: number): string {
   return `${(n / 1024 / 1024).toFixed(1)} MB`;
 }
 
-/** A duration by its largest unit or two: "3 s", "2 min 5 s", "4 h 10 min", "3 d 2 h". */
+/** A duration in its one or two largest units: "3 s", "2 min 5 s", "4 h 10 min", "3 d 2 h". */
 export function duration(milliseconds: number): string {
   const seconds = Math.max(0, Math.floor(milliseconds / 1000));
   if (seconds < 60) return `${seconds} s`;
@@ -34,12 +34,12 @@ export function duration(milliseconds: number): string {
   return days < 30 ? `${days} d ${hours % 24} h` : `${days} d`;
 }
 
-/** Tenths below ten seconds, whole seconds above: what a countdown shows. */
+/** The format of countdowns: tenths of a second below ten seconds, whole seconds above. */
 export function precise(milliseconds: number): string {
   return milliseconds < 10_000 ? `${(milliseconds / 1000).toFixed(1)} s` : duration(milliseconds);
 }
 
-/** How long something took, from a tenth of a millisecond up to days. */
+/** An elapsed time, from a tenth of a millisecond up to days. */
 export function taken(milliseconds: number): string {
   if (milliseconds >= 1000) return precise(milliseconds);
   return `${milliseconds < 10 ? Number(milliseconds.toFixed(1)) : Math.round(milliseconds)} ms`;
@@ -47,17 +47,17 @@ export function taken(milliseconds: number): string {
 
 const two = (n: number): string => String(n).padStart(2, "0");
 
-/** "14:03:09.120" of the viewer's own day. */
+/** "14:03:09.120" in the viewer's time zone. */
 export function clockTime(at: number): string {
   const d = new Date(at);
   return `${two(d.getHours())}:${two(d.getMinutes())}:${two(d.getSeconds())}.${String(d.getMilliseconds()).padStart(3, "0")}`;
 }
 
-/** "2026-11-15 14:03:09" in the viewer's zone. */
+/** "2026-11-15 14:03:09" in the viewer's time zone. */
 export function instant(at: number): string {
   const d = new Date(at);
   return `${d.getFullYear()}-${two(d.getMonth() + 1)}-${two(d.getDate())} ${two(d.getHours())}:${two(d.getMinutes())}:${two(d.getSeconds())}`;
 }
 
-/** Ids are long and share beginnings: keep the end, which tells them apart. */
+/** A long ID in short form. It keeps the end, because IDs of the same time start alike. */
 export const shortId = (id: string): string => (id.length <= 14 ? id : `${id.slice(0, 4)}…${id.slice(-8)}`);

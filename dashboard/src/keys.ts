@@ -1,20 +1,20 @@
-// The keyboard: pages lay their keys over the global ones, typing into a field and open dialogs come first.
+// Keyboard shortcuts: those of a page come before the global ones. Fields and open dialogs get their keys first.
 import { useLayoutEffect, useRef } from "preact/hooks";
 
 export type Keys = Record<string, (event: KeyboardEvent) => void>;
 
-/** How long a first key such as "g" waits for its second, in milliseconds. */
+/** Milliseconds that a first key such as "g" waits for the second. */
 const SEQUENCE = 1_200;
 
 const layers: { keys: Keys }[] = [];
 let begun = "";
 let begunTimer: number | undefined;
 
-/** How long keys are kept for a filter field that is not shown yet, in milliseconds; longer would swallow shortcuts. */
+/** Milliseconds that keys are kept for a filter field that is not shown yet. A longer time would swallow shortcuts. */
 const AWAITED = 3_000;
-const FILTER = "[data-testid=filter]";
+const FILTER = "[data-part=filter]";
 
-/** What was typed since "/" for a filter field that is not shown yet; null where none is awaited. */
+/** The text typed after "/" for a filter field that is not shown yet; null if none is awaited. */
 let awaited: string | null = null;
 let awaitedTimer: number | undefined;
 
@@ -64,7 +64,7 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
-/** Lays `keys` over those already there for as long as the component is shown. */
+/** Adds shortcuts while the component is shown. They come before those that exist already. */
 export function useKeys(keys: Keys): void {
   const layer = useRef({ keys });
   layer.current.keys = keys;
@@ -75,7 +75,7 @@ export function useKeys(keys: Keys): void {
   }, []);
 }
 
-/** Puts the cursor into the page's filter field; until it is shown, keys are kept for it. */
+/** Focuses the page's filter field. Until it is shown, typed keys are kept for it. */
 export function focusFilter(): void {
   const field = document.querySelector<HTMLInputElement>(FILTER);
   if (field) {
@@ -88,7 +88,7 @@ export function focusFilter(): void {
   awaitedTimer = window.setTimeout(() => (awaited = null), AWAITED);
 }
 
-/** Gives a field that is shown now the keys that were kept for it. */
+/** Enters the kept keys into the field that they were typed for. */
 export function fillAwaited(field: HTMLInputElement): void {
   if (awaited === null || !field.matches(FILTER)) return;
   const text = awaited;

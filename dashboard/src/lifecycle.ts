@@ -1,21 +1,22 @@
-// The states, the events and the ways between them: the one table every page and the diagram follow.
+// The states, the events and the transitions between states.
 
-export const STATES = ["scheduled", "ready", "leased", "retrying", "dead", "done"] as const;
-export type State = (typeof STATES)[number];
+import type { JournalEvent, State } from "./types";
+
+export const STATES = ["scheduled", "ready", "leased", "retrying", "dead", "done"] as const satisfies readonly State[];
+export type { State };
 
 export const EVENTS = [
   "sent", "received", "acked", "nacked", "buried", "released", "extended", "promoted",
   "expired", "replayed", "deleted", "purged", "edited", "configured", "paused", "resumed",
-] as const;
-export type EventName = (typeof EVENTS)[number];
+] as const satisfies readonly JournalEvent[];
 
-/** Where a message can be: a state, or "gone" before it was sent and after it was settled or removed. */
+/** A state, or "gone" before a message is sent and after it is settled or removed. */
 export type Place = State | "gone";
 
-export type Way = { from: Place; event: EventName; to: Place };
+export type Transition = { from: Place; event: JournalEvent; to: Place };
 
-/** The ways worth drawing; deletes and purges lead to "gone" from anywhere and would only clutter the picture. */
-export const WAYS: readonly Way[] = [
+/** The transitions that the diagram shows. Deletes and purges, which are possible in most states, would clutter it. */
+export const TRANSITIONS: readonly Transition[] = [
   { from: "scheduled", event: "promoted", to: "ready" },
   { from: "ready", event: "received", to: "leased" },
   { from: "leased", event: "acked", to: "done" },
@@ -28,7 +29,7 @@ export const WAYS: readonly Way[] = [
 
 export const isState = (text: string): text is State => (STATES as readonly string[]).includes(text);
 
-/** States in which a message may be edited: nobody holds it, and it is not over. A dead one is mended, then replayed. */
+/** Whether a message in this state may be edited. A dead message can be corrected before it is replayed. */
 export const isEditable = (state: State): boolean => state !== "leased" && state !== "done";
 
 /** "Ready" for headings and tabs. */

@@ -1,66 +1,48 @@
-// The one shared live feed: opens it for what the page shows, reopens it when it breaks, and says how it stands.
+// The live feed that all parts of a page share: it follows what the page shows and reconnects after a failure.
 import { computed, effect, signal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import { checkServer, refetchAll, signInNeeded } from "./api";
-import { sampleOneWay, serverNow } from "./clock";
+import { sampleOneWay } from "./clock";
 import { search } from "./router";
-import type { Counts, JournalEntry, Totals } from "./types";
+import type { CountsEvent, HelloEvent, JournalLine, Totals } from "./types";
 
-/** The server speaks at least every 15 s; silence for longer than this means a connection that died unnoticed. */
+/** Milliseconds without an event after which the connection counts as dead. The server sends `hello` more often. */
 const SILENCE = 40_000;
-/** Pause before opening a feed again that the browser gave up on. */
+/** Milliseconds before a feed is opened again that the browser has given up. */
 const REOPEN_AFTER = 2_000;
-/** Pause before asking a second time whether the server is there, once the feed broke. */
+/** Milliseconds between the two checks of the server after the feed has failed. */
 const DOUBT = 1_000;
-/** A hidden tab gives its connection back after this long: browsers allow only a handful per server. */
+/** Milliseconds after which a hidden tab closes its connection: browsers allow only a few per server. */
 const HIDDEN_FOR = 30_000;
-/** How many journal lines `window.__restanteSeen` remembers. */
-const SEEN_KEPT = 2_000;
-
-type Seen = { event: string; message_id: string; at: number; seen_at: number };
-declare global {
-  interface Window {
-    __restanteSeen: Seen[];
-  }
-}
-window.__restanteSeen = [];
-
-/** What to listen to: only counts, the journal of every queue, or the journal of one. */
+/** What the feed follows: only counts, the journal of every queue, or the journal of one. */
 export type Feed = { journal: "none" } | { journal: "all" } | { journal: "one"; queue: string };
 
 const connection = signal<"connecting" | "live" | "offline">("connecting");
 const hidden = signal(document.hidden);
-/** Why the page holds its live refresh, in words; empty when it does not. */
+/** Why the live refresh waits, as a text; empty while it does not. */
 export const hold = signal("");
 
 export const paused = computed(() => hold.value !== "" || hidden.value);
 export const status = computed(() => (connection.value === "live" && paused.value ? "paused" : connection.value));
 export const statusText = computed(() => {
   if (status.value !== "paused") return status.value;
-  return hold.value || "paused while the tab is hidden";
+  return hold.value || "paused: tab hidden";
 });
 
-/** The newest totals over all queues, once any have come. */
+/** The newest totals of all queues; null before the first have arrived. */
 export const totals = signal<Totals | null>(null);
 
-const journalListeners = new Set<(entries: JournalEntry[]) => void>();
-const countsListeners = new Set<(counts: Counts) => void>();
+const journalListeners = new Set<(entries: JournalLine[]) => void>();
+const countsListeners = new Set<(counts: CountsEvent) => void>();
 
 let source: EventSource | null = null;
 let address: string | null = null;
-/** How far the feed was heard: a feed that is opened anew goes on from there, as the browser does by itself. */
+/** The position of the last event. A new connection resumes after it, as the browser's own reconnects do. */
 let position = "";
 let reopenTimer: number | undefined;
 let doubtTimer: number | undefined;
 let silenceTimer: number | undefined;
 let hiddenTimer: number | undefined;
-
-function remember(entries: JournalEntry[]): void {
-  const seen_at = serverNow();
-  const kept = window.__restanteSeen;
-  for (const { event, message_id, at } of entries) kept.push({ event, message_id, at, seen_at });
-  if (kept.length > SEEN_KEPT) kept.splice(0, kept.length - SEEN_KEPT);
-}
 
 function heard(): void {
   window.clearTimeout(silenceTimer);
@@ -83,12 +65,12 @@ function open(): void {
   feed.onopen = () => {
     connection.value = "live";
     heard();
-    // Whatever changed between the page's own request and this moment was told to nobody.
+    // No event reports what changed between the page's request and this moment.
     refetchAll();
   };
   feed.onerror = () => {
     connection.value = "offline";
-    // Asked twice: a server that is shutting down drops its feeds first and still answers for a moment.
+    // Checked twice: a server that shuts down closes its feeds first and still answers for a moment.
     void checkServer();
     window.clearTimeout(doubtTimer);
     doubtTimer = window.setTimeout(() => {
@@ -104,15 +86,14 @@ function open(): void {
       take(JSON.parse(data) as T);
     });
   };
-  on<JournalEntry[]>("journal", (entries) => {
-    remember(entries);
+  on<JournalLine[]>("journal", (entries) => {
     for (const listener of journalListeners) listener(entries);
   });
-  on<Counts>("counts", (counts) => {
+  on<CountsEvent>("counts", (counts) => {
     totals.value = counts.totals;
     for (const listener of countsListeners) listener(counts);
   });
-  on<{ now: number }>("hello", ({ now }) => sampleOneWay(now));
+  on<HelloEvent>("hello", ({ now }) => sampleOneWay(now));
   on("position", () => undefined);
   on("resync", refetchAll);
 }
@@ -143,22 +124,22 @@ effect(() => {
   else if (source === null) open();
 });
 
-/** Points the feed at what the page shows. */
+/** Makes the feed follow what the page shows. */
 export function useFeed(feed: Feed): void {
   const queue = feed.journal === "one" ? feed.queue : "";
   useEffect(() => listenTo(feed), [feed.journal, queue]);
 }
 
-/** Calls back with journal lines, oldest first; `listener` must be stable or `deps` name what it depends on. */
-export function useJournal(listener: (entries: JournalEntry[]) => void, deps: unknown[]): void {
+/** Calls `listener` with new journal lines, oldest first. `deps` lists what the listener depends on. */
+export function useJournal(listener: (entries: JournalLine[]) => void, deps: unknown[]): void {
   useEffect(() => {
     journalListeners.add(listener);
     return () => void journalListeners.delete(listener);
   }, deps);
 }
 
-/** Calls back with the counts of the queues that changed. */
-export function useCounts(listener: (counts: Counts) => void, deps: unknown[]): void {
+/** Calls `listener` with the counts of queues that changed. */
+export function useCounts(listener: (counts: CountsEvent) => void, deps: unknown[]): void {
   useEffect(() => {
     countsListeners.add(listener);
     return () => void countsListeners.delete(listener);

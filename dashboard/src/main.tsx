@@ -1,4 +1,4 @@
-// Starts the dashboard: theme first, then the page.
+// Starts the dashboard: the theme first, then the page.
 import "./theme";
 import "./styles/tokens.css";
 import "./styles/frame.css";

@@ -1,17 +1,17 @@
-// Rows on screen follow the journal at once: what a line says of a shown message is laid over it until the next fetch.
+// Rows follow the journal immediately: a line about a shown message changes its row until the next fetch.
 import { useEffect, useState } from "preact/hooks";
-import type { EventName, Place } from "./lifecycle";
+import type { Place } from "./lifecycle";
 import { useJournal } from "./live";
-import type { JournalEntry, Message } from "./types";
+import type { JournalEvent, JournalLine, MessageOut } from "./types";
 
-export type Moved = { state: Place; event: EventName; at: number; due_at: number | null };
+export type Moved = { state: Place; event: JournalEvent; at: number; due_at: number | null };
 
-/** `fetchedAt` is the server's instant of the last fetch: older news is already in it. */
-export function useMoved(queue: string, shown: Message[], fetchedAt: number): ReadonlyMap<string, Moved> {
+/** `fetchedAt` is the server's time of the last fetch, which includes all older lines. */
+export function useMoved(queue: string, shown: MessageOut[], fetchedAt: number): ReadonlyMap<string, Moved> {
   const [moved, setMoved] = useState<ReadonlyMap<string, Moved>>(new Map());
 
   useJournal(
-    (entries: JournalEntry[]) => {
+    (entries: JournalLine[]) => {
       const ids = new Set(shown.map((message) => message.id));
       const news = entries.filter((entry) => entry.queue === queue && ids.has(entry.message_id));
       if (news.length === 0) return;
@@ -34,8 +34,8 @@ export function useMoved(queue: string, shown: Message[], fetchedAt: number): Re
   return moved;
 }
 
-/** The message as it is after the news; a lease that was extended gets its new end. */
-export function apply(message: Message, news: Moved | undefined): Message {
+/** The message after the news. An extended lease gets its new end. */
+export function apply(message: MessageOut, news: Moved | undefined): MessageOut {
   if (news === undefined || news.state === "gone") return message;
   return {
     ...message,

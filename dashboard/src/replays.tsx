@@ -1,51 +1,51 @@
-// Replaying many dead letters: counts first, asks with the number, then shows the task's progress until it ends.
+// Replays many dead letters: counts them, asks with the number, then shows the progress of the task.
 import { signal } from "@preact/signals";
 import { explain, get, post, refetchAll } from "./api";
 import { count, plural } from "./format";
 import { Modal } from "./parts/Dialog";
 import { attempt, say } from "./parts/Toasts";
 import { queueApi } from "./router";
-import type { ReplayTask } from "./types";
+import type { OneTask, TaskOut } from "./types";
 
-/** How often a running task is asked for its progress, in milliseconds. */
+/** Milliseconds between two reads of a running task. */
 const PROGRESS_EVERY = 700;
 
 type Match = { queue: string; kind: string | null; errorClass: string | null };
 
 const proposal = signal<(Match & { matching: number }) | null>(null);
-/** Replays under way; `task` is null until the server has told of it. */
-const running = signal<{ strip: number; queue: string; task: ReplayTask | null }[]>([]);
+/** The running replays. `task` is null before the server has reported it. */
+const running = signal<{ strip: number; queue: string; task: TaskOut | null }[]>([]);
 let strips = 0;
 
 const wait = (ms: number): Promise<void> => new Promise((resolve) => setTimeout(resolve, ms));
 
-async function follow(task: ReplayTask, report: (task: ReplayTask) => void): Promise<ReplayTask> {
+async function follow(task: TaskOut, report: (task: TaskOut) => void): Promise<TaskOut> {
   let latest = task;
   while (latest.status === "running") {
     report(latest);
     await wait(PROGRESS_EVERY);
-    latest = (await get<{ task: ReplayTask }>(queueApi(task.queue, `/replays/${encodeURIComponent(task.id)}`))).task;
+    latest = (await get<OneTask>(queueApi(task.queue, `/replays/${encodeURIComponent(task.id)}`))).task;
   }
   return latest;
 }
 
-/** Starts a replay and follows it to its end; only a real one shows its progress. */
-export async function runReplay(queue: string, body: Record<string, unknown>): Promise<ReplayTask> {
+/** Starts a replay and follows it to its end. A dry run shows no progress. */
+export async function runReplay(queue: string, body: Record<string, unknown>): Promise<TaskOut> {
   const strip = (strips += 1);
-  const show = (task: ReplayTask | null): void => {
+  const show = (task: TaskOut | null): void => {
     if (body.dry_run !== true) running.value = [...running.value.filter((one) => one.strip !== strip), { strip, queue, task }];
   };
   try {
-    // The server may answer only once much of the work is done, so the strip is there before the answer.
+    // The strip is shown before the answer, because the server may answer only after much of the work.
     show(null);
-    const { task } = await post<{ task: ReplayTask }>(queueApi(queue, "/replay"), body);
+    const { task } = await post<OneTask>(queueApi(queue, "/replay"), body);
     return await follow(task, show);
   } finally {
     running.value = running.value.filter((one) => one.strip !== strip);
   }
 }
 
-/** Shows that something is being replayed where nobody tells how far it is. */
+/** Shows that a replay is running whose progress the server does not report. */
 export async function whileReplaying<T>(queue: string, work: () => Promise<T>): Promise<T> {
   const strip = (strips += 1);
   running.value = [...running.value, { strip, queue, task: null }];
@@ -63,11 +63,11 @@ const bodyOf = (match: Match, rate: number | null, dryRun: boolean) => ({
   dry_run: dryRun,
 });
 
-/** Counts what matches without moving anything, then opens the question. */
+/** Counts the matching messages, then opens the dialog. */
 export async function proposeReplay(match: Match): Promise<void> {
   try {
     const { replayed } = await runReplay(match.queue, bodyOf(match, null, true));
-    if (replayed === 0) say(`Nothing in ${match.queue} matches any more.`);
+    if (replayed === 0) say(`No dead letter in ${match.queue} matches any longer.`);
     else proposal.value = { ...match, matching: replayed };
   } catch (error) {
     say(explain(error), "bad");
@@ -77,15 +77,17 @@ export async function proposeReplay(match: Match): Promise<void> {
 async function replay(match: Match, rate: number | null): Promise<void> {
   await attempt(async () => {
     const ended = await runReplay(match.queue, bodyOf(match, rate, false));
-    return `Replayed ${plural(ended.replayed, "message")} of ${match.queue}${ended.status === "cancelled" ? "; then it was cancelled" : ""}.`;
+    const early = ended.status === "cancelled" ? " before the replay was cancelled" : "";
+    return `Replayed ${plural(ended.replayed, "message")} of ${match.queue}${early}.`;
   });
   refetchAll();
 }
 
-const describe = ({ kind, errorClass }: Match): string => {
-  const said = [kind === null ? "" : `kind ${kind || "(none)"}`, errorClass === null ? "" : `error ${errorClass || "(none)"}`];
-  return said.filter(Boolean).join(", ") || "all of them";
-};
+/** The filter of a replay as a sentence. */
+export const filterText = (parts: string[]): string => (parts.length > 0 ? `Filter: ${parts.join(", ")}.` : "No filter.");
+
+const describe = ({ kind, errorClass }: Match): string =>
+  filterText([kind === null ? "" : `kind ${kind || "(none)"}`, errorClass === null ? "" : `error ${errorClass || "(none)"}`].filter(Boolean));
 
 export function ReplayDialog() {
   const asked = proposal.value;
@@ -94,7 +96,7 @@ export function ReplayDialog() {
     <Modal
       title={`Replay ${plural(asked.matching, "message")} of ${asked.queue}?`}
       yes={`Replay ${count(asked.matching)}`}
-      testid="confirm-dialog"
+      part="confirm-dialog"
       onYes={(form) => {
         const rate = Number(form.get("rate"));
         void replay(asked, rate > 0 ? rate : null);
@@ -104,12 +106,12 @@ export function ReplayDialog() {
       }}
     >
       <p>
-        Matching: {describe(asked)}. They become ready with all their attempts before them; what dies again meanwhile is
-        not replayed twice.
+        {describe(asked)} The messages become ready with all their attempts available. A message that dies again during
+        the replay is not replayed a second time.
       </p>
       <label class="field">
-        <span>At most per second</span>
-        <input name="rate" type="number" min="1" step="1" placeholder="as fast as possible" />
+        <span>Limit per second</span>
+        <input name="rate" type="number" min="1" step="1" placeholder="no limit" />
       </label>
     </Modal>
   );
@@ -122,7 +124,7 @@ export function ReplayProgress() {
         <div key={strip} class="progress-strip" role="status">
           <span>
             Replaying {queue}
-            {task && `: ${count(task.replayed)} replayed, ${count(task.seen)} of ${count(task.total)} looked at`}
+            {task && `: ${count(task.replayed)} replayed, ${count(task.seen)} of ${count(task.total)} examined`}
           </span>
           <progress max={Math.max(1, task?.total ?? 1)} value={task?.seen} aria-label={`Replay of ${queue}`} />
         </div>

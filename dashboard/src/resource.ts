@@ -1,10 +1,10 @@
-// Something the server knows, fetched and kept fresh: coalesced reloads, held while live refresh is paused.
+// Data of the server, fetched and kept current: reloads are merged, and wait while the live refresh is paused.
 import { effect } from "@preact/signals";
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { ApiError, get, getExact, resync } from "./api";
 import { paused } from "./live";
 
-/** Shortest time between two live reloads of the same thing, in milliseconds. */
+/** Minimum of milliseconds between two live reloads of the same data. */
 const GAP = 500;
 
 class Loader<T> {
@@ -19,7 +19,7 @@ class Loader<T> {
     private readonly done: (data: T | null, error: ApiError | null) => void,
   ) {}
 
-  /** Reloads at once, whatever else is under way: after the viewer's own actions. */
+  /** Reloads immediately and drops a running request: after the viewer's own actions. */
   async now(): Promise<void> {
     this.stop();
     const flight = new AbortController();
@@ -37,7 +37,7 @@ class Loader<T> {
     if (this.again) this.soon();
   }
 
-  /** Reloads when live refresh allows it; many calls become one. */
+  /** Reloads when the live refresh allows it. Several calls cause one request. */
   soon(gap = GAP): void {
     if (paused.peek() || this.flight !== null) {
       this.again = true;
@@ -67,16 +67,16 @@ class Loader<T> {
 }
 
 export type Resource<T> = {
-  /** The last answer, possibly of the path before: see `stale`. */
+  /** The last answer, possibly of the previous path: see `stale`. */
   data: T | null;
   error: ApiError | null;
-  /** True while `data` still belongs to another path. */
+  /** True while `data` belongs to another path. */
   stale: boolean;
   reload: () => void;
   reloadSoon: (gap?: number) => void;
 };
 
-/** Fetches `path` (nothing while it is null), again after outages, and every `every` milliseconds if given. */
+/** Fetches `path` unless it is null, again after outages, and every `every` milliseconds if that is not 0. */
 export function useResource<T>(path: string | null, every = 0, exact = false): Resource<T> {
   const [held, setHeld] = useState<{ path: string | null; data: T | null; error: ApiError | null }>({
     path: null,
@@ -89,7 +89,7 @@ export function useResource<T>(path: string | null, every = 0, exact = false): R
         ? null
         : new Loader<T>(path, exact, (data, error) =>
             setHeld((before) => {
-              // An answer is kept on screen through an outage; only a definite "no" takes it away.
+              // An outage keeps the last answer on the page; a refusal removes it.
               const keep = error !== null && (error.status === 0 || error.status >= 500) && before.path === path;
               return { path, data: keep ? before.data : data, error };
             }),

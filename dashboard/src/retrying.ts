@@ -1,8 +1,8 @@
-// A retry policy in words: what an operator wants to know of it is when a failed message comes back, and how often.
+// A retry policy as text: the waits between the attempts, and their number.
 import { duration } from "./format";
 
-/** Delays told one by one before the rest is left out. */
-const TOLD = 3;
+/** Waits that are listed before the rest is abbreviated. */
+const LISTED = 3;
 
 /** "200 ms", "1.5 s", "2 min", "1 h 5 min". */
 function span(seconds: number): string {
@@ -11,7 +11,7 @@ function span(seconds: number): string {
   return duration(seconds * 1000).replace(/ 0 (s|min|h)$/, "");
 }
 
-/** The waits between attempts, as far as there are attempts; null where the text is none we know. */
+/** The seconds between the attempts; null if the policy is unknown. */
 function delays(retry: string, attempts: number): number[] | null {
   const [name, ...rest] = retry.split(":");
   const most = Math.max(0, attempts - 1);
@@ -30,6 +30,6 @@ export function retryWords(retry: string, attempts: number): { waits: string; at
   if (last === undefined || first === undefined) return { waits: "no retry", attempts: "1 attempt" };
   const all = found.map(span);
   const same = found.length > 1 && found.every((one) => one === first);
-  const shown = same ? `every ${all[0]}` : all.length > TOLD + 1 ? `${all.slice(0, TOLD).join(", ")} … ${span(last)}` : all.join(", ");
+  const shown = same ? `every ${all[0]}` : all.length > LISTED + 1 ? `${all.slice(0, LISTED).join(", ")} … ${span(last)}` : all.join(", ");
   return { waits: shown, attempts: `${found.length + 1} attempts` };
 }

@@ -1,4 +1,4 @@
-// Routing by the history API: the path chooses the page, the query string holds everything a shared link must show.
+// Routing by the history API: the path selects the page, the query string holds everything that a shared link must show.
 import { computed, signal } from "@preact/signals";
 
 const here = signal(window.location.pathname + window.location.search);
@@ -15,16 +15,16 @@ const decode = (part: string): string => {
   }
 };
 
-/** The path's parts, decoded; the overview is the empty list. */
+/** The decoded parts of the path; an empty list is the overview. */
 export const parts = computed(() => {
   const path = here.value.split("?")[0] ?? "/";
   return path.split("/").filter(Boolean).map(decode);
 });
 
-/** The query string's values. */
+/** The values of the query string. */
 export const query = computed(() => new URLSearchParams(here.value.split("?")[1] ?? ""));
 
-/** The path without its query: what decides whether a page is another one. */
+/** The path without its query. */
 export const path = computed(() => here.value.split("?")[0] ?? "/");
 
 export function go(href: string, replace = false, state: unknown = null): void {
@@ -35,7 +35,7 @@ export function go(href: string, replace = false, state: unknown = null): void {
   if (changedPage) window.scrollTo(0, 0);
 }
 
-/** Changes some values of the query string; null or "" removes one. */
+/** Changes values of the query string; null or "" removes a value. */
 export function setQuery(change: Record<string, string | null>, replace = false, state: unknown = null): void {
   const next = new URLSearchParams(query.peek());
   for (const [name, value] of Object.entries(change)) {
@@ -46,13 +46,13 @@ export function setQuery(change: Record<string, string | null>, replace = false,
   go(path.peek() + (text ? `?${text}` : ""), replace, state);
 }
 
-/** The cursors of the pages before this one, newest page first; kept by the browser with the history entry. */
+/** The cursors of the pages before this one, newest page first. The browser keeps them in the history entry. */
 export function trail(): string[] {
   const state = window.history.state as { trail?: unknown } | null;
   return Array.isArray(state?.trail) ? state.trail.map(String) : [];
 }
 
-/** Builds "?a=1&b=2" from what is not empty. */
+/** Builds "?a=1&b=2" from the values that are not empty. */
 export function search(values: Record<string, string | number | null | undefined>): string {
   const text = new URLSearchParams();
   for (const [name, value] of Object.entries(values)) {
@@ -68,11 +68,11 @@ export const queueHref = (queue: string, values: Record<string, string> = {}): s
 export const messageHref = (queue: string, id: string): string =>
   `/queues/${encodeURIComponent(queue)}/messages/${encodeURIComponent(id)}`;
 
-/** Pages of RSMQ queues; the namespace travels along where it is not the usual one. */
+/** The page of an RSMQ queue or message. */
 export const rsmqHref = (rest: string, values: Record<string, string> = {}): string => `/rsmq${rest && `/${rest}`}${search(values)}`;
 
-/** Their API's path. */
+/** The API path of an RSMQ queue or message. */
 export const rsmqApi = (rest: string, values: Record<string, string | number> = {}): string => `/api${rsmqHref(rest)}${search(values)}`;
 
-/** The API's path of a queue. */
+/** The API path of a queue. */
 export const queueApi = (queue: string, rest = ""): string => `/api/queues/${encodeURIComponent(queue)}${rest}`;

@@ -1,4 +1,4 @@
-// Who is signed in and what the roles allow.
+// The signed-in caller and what the roles allow.
 import { computed, signal } from "@preact/signals";
 import { get, post, refetchAll, remove, signInNeeded } from "./api";
 import type { Role, Session } from "./types";

@@ -1,4 +1,4 @@
-// Light or dark: the system's choice until the viewer makes one, which is kept in this browser.
+// Light or dark: the system's setting, until the viewer chooses a theme. The browser keeps the choice.
 import { signal } from "@preact/signals";
 
 const KEY = "restante-theme";
@@ -28,6 +28,6 @@ export function toggleTheme(): void {
   try {
     window.localStorage.setItem(KEY, theme.peek());
   } catch {
-    // A browser that keeps nothing still shows the choice until it is closed.
+    // Without storage the choice lasts until the page is closed.
   }
 }

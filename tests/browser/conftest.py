@@ -87,7 +87,7 @@ class Watched:
 
     def find(self, name: str, **facts: str) -> Any:
         words = "".join(f'[data-{fact}="{value}"]' for fact, value in facts.items())
-        return self.page.locator(f'[data-testid="{name}"]{words}')
+        return self.page.locator(f'[data-part="{name}"]{words}')
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from restante.server import Serving
 from restante.server.access import Tokens
 from restante.server.app import static
 from tests.browser.conftest import Watched
+from tests.harness.chromium import RECORD_JOURNAL
 
 HOSTILE = '</script><script>alert(1)</script><img src=x onerror="alert(2)">{{7*7}}${alert(3)}'
 
@@ -43,7 +44,7 @@ class TestLooking:
     ) -> None:
         shop(post, admin)
         watched.go("/")
-        expect(watched.find("verdict")).to_contain_text("1 queue needs you")
+        expect(watched.find("verdict")).to_contain_text("1 queue needs attention")
         expect(watched.find("tile-dead")).to_contain_text("5")
         rows = watched.find("queue-row")
         expect(rows.first).to_have_attribute("data-queue", "payments")
@@ -183,7 +184,7 @@ class TestDoing:
         watched.go("/")
         watched.find("sign-in-token").fill("rst_wrong")
         watched.page.keyboard.press("Enter")
-        expect(watched.page.get_by_text("not known")).to_be_visible()
+        expect(watched.page.get_by_text("not valid")).to_be_visible()
         watched.find("sign-in-token").fill(text)
         watched.page.keyboard.press("Enter")
         expect(watched.find("verdict")).to_be_visible()
@@ -209,6 +210,7 @@ class TestLive:
     def test_a_real_lease_is_watched_through_overdue_to_ready(
         self, watched: Watched, post: Client, admin: Admin
     ) -> None:
+        watched.page.add_init_script(RECORD_JOURNAL)
         queue = post.queue("orders", lease=3)
         queue.send("x")
         time.sleep(1.5)
@@ -222,14 +224,14 @@ class TestLive:
         page.evaluate("""() => {
             window.__texts = [];
             const look = () => {
-                const one = document.querySelector('[data-testid="countdown"]');
+                const one = document.querySelector('[data-part="countdown"]');
                 const text = one ? one.textContent : '';
                 if (text && window.__texts.at(-1) !== text) window.__texts.push(text);
                 requestAnimationFrame(look);
             };
             look();
         }""")
-        page.wait_for_function("() => window.__restanteSeen.some(one => one.event === 'expired')")
+        page.wait_for_function("() => window.recorded.some(one => one.event === 'expired')")
         texts = page.evaluate("() => window.__texts")
         numbers = [float(found[0]) for text in texts if (found := re.match(r"^(\d+(\.\d+)?)", text))]
         assert numbers[0] <= 3.0
@@ -237,7 +239,7 @@ class TestLive:
         assert numbers == sorted(numbers, reverse=True)
         expect(watched.find("tab-ready")).to_contain_text("1")
         (gap,) = page.evaluate(
-            "() => window.__restanteSeen.filter(one => one.event === 'expired').map(one => one.seen_at - one.at)"
+            "() => window.recorded.filter(one => one.event === 'expired').map(one => one.seen_at - one.at)"
         )
         assert gap < 1000
 
@@ -269,6 +271,7 @@ class TestLive:
     def test_the_tail_survives_a_dropped_connection_without_gap(
         self, watched: Watched, post: Client, serving: Serving
     ) -> None:
+        watched.page.add_init_script(RECORD_JOURNAL)
         queue = post.queue("orders")
         queue.send(0)
         time.sleep(1.5)
@@ -285,7 +288,7 @@ class TestLive:
         page.context.set_offline(False)
         for number in range(20, 30):
             queue.send(number)
-        page.wait_for_function("""() => document.querySelectorAll('[data-testid="journal-line"]').length >= 31""")
+        page.wait_for_function("""() => document.querySelectorAll('[data-part="journal-line"]').length >= 31""")
         places = watched.find("journal-line").evaluate_all("rows => rows.map(row => Number(row.dataset.position))")
         assert len(set(places)) == len(places)
         assert sorted(places)[-31:] == list(range(max(places) - 30, max(places) + 1))
@@ -380,3 +383,17 @@ def test_the_bundle_is_small_and_complete() -> None:
     files = [path for path in static().rglob("*") if path.is_file() and path.name != ".built"]
     size = sum(len(gzip.compress(path.read_bytes())) for path in files)
     assert 20_000 < size < 120 * 1024
+
+
+def test_the_built_files_hold_no_hook_for_tests(watched: Watched) -> None:
+    built = {path.name: path.read_text() for path in static().rglob("*") if path.suffix in {".js", ".css", ".html"}}
+    assert {Path(name).suffix for name in built} == {".js", ".css", ".html"}
+    # @preact/signals looks for its own developer tools.
+    name = r"__(?!PREACT_SIGNALS_DEVTOOLS__)\w+"
+    hook = re.compile(rf"\b(window|globalThis|self)(\?\.|\.|\[[\"'`]){name}|test-?id", re.IGNORECASE)
+    assert {name: found for name, text in built.items() if (found := hook.search(text))} == {}
+    watched.page.add_init_script("window.initial = Object.getOwnPropertyNames(window)")
+    page = watched.go("/journal")
+    expect(watched.find("live-status")).to_have_attribute("data-status", "live")
+    added = page.evaluate("() => Object.getOwnPropertyNames(window).filter(name => !window.initial.includes(name))")
+    assert set(added) - {"initial"} == set()

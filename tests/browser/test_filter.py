@@ -23,7 +23,7 @@ PAGES = [
 #: Types the first letter at the moment the field appears, before anything that happens after painting.
 FIRST_LETTER = """
 new MutationObserver(() => {
-  const field = document.querySelector("[data-testid=filter]");
+  const field = document.querySelector("[data-part=filter]");
   if (!field || window.__typed) return;
   window.__typed = true;
   field.focus();
@@ -52,7 +52,7 @@ def test_a_letter_typed_as_soon_as_the_field_is_there_stays(
     # Between the telling of a text and what follows from it more is typed, a blank too.
     page.evaluate(
         """() => {
-          const field = document.querySelector("[data-testid=filter]");
+          const field = document.querySelector("[data-part=filter]");
           const told = history.replaceState.bind(history);
           history.replaceState = (...words) => {
             told(...words);

@@ -18,8 +18,8 @@ def test_the_page_follows_the_first_report_until_it_is_there(watched: Watched, t
     expect(watched.page.locator("main")).to_contain_text(f"restante pipeline run --lake {tmp_path}")
     status = RunProgress(Lake(str(tmp_path)))
     with status.running("starting Spark", report=True):
-        making = watched.find("first-report")
-        expect(making).to_contain_text("The first report is being made")
+        building = watched.find("first-report")
+        expect(building).to_contain_text("The pipeline is building the first report")
         expect(watched.find("step", state="now")).to_contain_text("Start Spark")
         status.rows(1200, 5000)
         status.tell("bronze")
@@ -50,8 +50,8 @@ def test_a_run_that_draws_no_report_says_what_will(watched: Watched, tmp_path: P
     status = RunProgress(Lake(str(tmp_path)))
     with status.running("bronze"):
         watched.go("/insights")
-        expect(watched.find("first-report")).to_contain_text("The pipeline is filling the lake")
+        expect(watched.find("first-report")).to_contain_text("The pipeline is loading the journals")
         expect(watched.find("step")).to_have_count(3)
         status.rows(7)
-    expect(watched.page.locator("main")).to_contain_text("The lake is filled, the report is not drawn")
+    expect(watched.page.locator("main")).to_contain_text("The journals are loaded, but there is no report yet")
     expect(watched.page.locator("main")).to_contain_text(f"restante pipeline report --lake {tmp_path}")

@@ -36,14 +36,14 @@ def test_queues_lead_to_messages_that_count_down_and_to_one_whole(watched: Watch
     page.get_by_role("navigation").get_by_role("link", name="RSMQ").click()
     expect(watched.find("rsmq-row")).to_have_count(2)
     row = watched.find("rsmq-row", queue="orders")
-    expect(row.locator("[data-testid=messages]")).to_have_text("3")
+    expect(row.locator("[data-part=messages]")).to_have_text("3")
     row.get_by_role("link").click()
     expect(watched.find("rsmq-facts")).to_contain_text("3 messages, 2 hidden")
     expect(watched.find("message-row")).to_have_count(3)
     states = watched.find("message-row").evaluate_all("rows => rows.map(row => row.dataset.state)")
     assert states == ["ready", "leased", "scheduled"]
     expect(watched.find("message-row").first).to_contain_text(HOSTILE)
-    leased = watched.find("message-row", state="leased").locator("[data-testid=countdown]")
+    leased = watched.find("message-row", state="leased").locator("[data-part=countdown]")
     expect(leased).to_have_text(re.compile(r"^in (9 min \d+ s|10 min)$"))
     before = leased.text_content()
     expect(leased).not_to_have_text(before or "")
@@ -58,14 +58,14 @@ def test_chosen_messages_are_moved_and_deleted_by_click(
     watched: Watched, rsmq: Rsmq, post: Client, admin: Admin
 ) -> None:
     watched.go("/rsmq/orders")
-    watched.find("message-row", state="ready").locator("[data-testid=row-select]").click()
+    watched.find("message-row", state="ready").locator("[data-part=row-select]").click()
     watched.find("bulk-move").click()
     watched.page.locator("[name=to]").fill("shop")
     watched.find("confirm-yes").click()
     expect(watched.find("toast").first).to_contain_text("Moved 1 message from orders to shop.")
     expect(watched.find("message-row")).to_have_count(2)
     assert [message.payload for message in admin.peek("shop", 5)] == [HOSTILE]
-    watched.find("message-row", state="scheduled").locator("[data-testid=row-select]").click()
+    watched.find("message-row", state="scheduled").locator("[data-part=row-select]").click()
     watched.find("bulk-move").click()
     watched.find("move-kind").select_option("rsmq")
     watched.page.locator("[name=to]").fill("mail")

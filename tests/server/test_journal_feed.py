@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 import restante
 from restante import Admin, Client
-from restante.server import ServerSettings, Serving, journal_feed
+from restante.server import ServerSettings, Serving, journal_feed, responses
 from restante.server.monitor import Monitor
 from tests.harness.deadlines import PATIENCE, at_most, wait_until
 from tests.harness.servers import RedisServer
@@ -207,6 +208,25 @@ class TestFollowing:
         instants = [stream.until("hello").data["now"] for _ in range(4)]
         stream.close()
         assert instants == sorted(instants)
+
+    def test_events_are_what_their_models_describe(self, api: Api, post: Client, serving: Serving) -> None:
+        post.queue("orders").send("x")
+        known(serving, post, "orders")
+        stream = api.events("/api/journal?counts=1")
+        hello, counts = stream.until("hello").data, stream.until("counts").data
+        stream.until("position")
+        post.queue("orders").send("y")
+        lines = stream.until("journal").data
+        stream.close()
+        described: list[tuple[type[BaseModel], dict[str, Any]]] = [
+            (responses.HelloEvent, hello),
+            (responses.CountsEvent, counts),
+            (responses.QueueCounts, counts["queues"][0]),
+            (responses.JournalLine, lines[0]),
+        ]
+        for model, data in described:
+            model.model_validate(data)
+            assert data.keys() == model.model_fields.keys()
 
     def test_payloads_are_not_told(self, api: Api, post: Client, serving: Serving) -> None:
         post.queue("orders").send("before")

@@ -78,16 +78,16 @@ def test_the_middle_and_the_slow_end_are_told_apart(monitor: Monitor) -> None:
 @pytest.mark.parametrize(
     ("facts", "seen", "trouble"),
     [
-        ({"ready": 1, "waited": UNATTENDED + 1}, False, [("bad", "nobody consumes, the next has waited 31 s")]),
+        ({"ready": 1, "waited": UNATTENDED + 1}, False, [("bad", "no consumers, next message waiting for 31 s")]),
         ({"ready": 1, "waited": UNATTENDED + 1}, True, []),
         ({"ready": 1, "waited": UNATTENDED - 1}, False, []),
         ({"ready": 1, "waited": UNATTENDED + 1, "paused": True}, False, [("warn", "paused")]),
         ({"dead": 2}, True, [("bad", "2 dead letters")]),
         ({"overdue": 1}, True, [("bad", "1 overdue")]),
         ({"retrying": 3}, True, [("warn", "3 retrying")]),
-        ({"ready": 8, "settings": QueueSettings(max_length=10)}, True, [("warn", "8 of 10 waiting")]),
-        ({"ready": 10, "settings": QueueSettings(max_length=10)}, True, [("bad", "10 of 10 waiting")]),
-        ({"journal_lost": 5}, True, [("warn", "5 journal lines lost by a reader")]),
+        ({"ready": 8, "settings": QueueSettings(max_length=10)}, True, [("warn", "8 of at most 10 messages")]),
+        ({"ready": 10, "settings": QueueSettings(max_length=10)}, True, [("bad", "10 of at most 10 messages")]),
+        ({"journal_lost": 5}, True, [("warn", "5 journal lines trimmed before being read")]),
         ({}, False, []),
     ],
 )

@@ -258,7 +258,7 @@ class TestFigures:
         # The server may still show what it noticed in the tests before.
         (found,) = (one for one in api.get("/api/anomalies").json["anomalies"] if one["kind"] == "unroutable")
         assert found["count"] == 3
-        assert found["text"] == "exchange shop dropped 3 messages in all: no queue was bound for them"
+        assert found["text"] == "exchange shop has dropped 3 messages because no queue was bound"
 
     def test_what_looks_wrong_is_named(self, api: Api, post: Client, admin: Admin) -> None:
         queue = post.queue("orders", max_attempts=2)
@@ -336,9 +336,10 @@ class TestDocuments:
         assert '"error":"LeaseLost"' in ran.stdout
         assert "event: hello" in ran.stdout
 
-    def test_the_reference_is_what_the_application_describes(self) -> None:
-        made = run_path(str(ROOT / "docs" / "http_reference.py"))["page"]()
-        assert (ROOT / "docs" / "reference" / "http.md").read_text() == made, "run: python docs/http_reference.py"
+    def test_the_reference_and_the_dashboard_s_types_are_what_the_application_describes(self) -> None:
+        made = run_path(str(ROOT / "docs" / "http_reference.py"))
+        assert (ROOT / "docs" / "reference" / "http.md").read_text() == made["page"](), made["__doc__"]
+        assert (ROOT / "dashboard" / "openapi.json").read_text() == made["models"](), made["__doc__"]
 
     def test_the_description_is_json_that_other_programs_read(self, api: Api) -> None:
         told: Any = json.loads(api.get("/api/openapi.json").body)

@@ -411,7 +411,7 @@ class TestRabbitMQ:
                 assert line in page
             (odd,) = full(near)
             assert (odd["queue"], odd["who"], odd["count"]) == ("parcels.archive", "parcels", 4)
-            assert odd["text"].startswith("4 of 5 dead events: replay or purge them")
+            assert odd["text"].startswith("4 of at most 5 dead events. Replay or purge some")
             assert told(near)["archives"][0]["nearly_full"] is True
             assert len(near.get("/api/topics/parcels/dead").json["dead"]) == 4
             assert "topics" in {one["id"] for one in near.get("/api/session").json["pages"]}

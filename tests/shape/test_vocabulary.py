@@ -351,3 +351,4 @@ class TestPages:
         known = create_app("redis://localhost:1")._app.openapi()["components"]["schemas"]  # type: ignore[attr-defined]
         assert set(known["State"]["enum"]) == STATES
         assert set(known["JournalEvent"]["enum"]) == EVENTS
+        assert set(known["StateCounts"]["properties"]) == STATES

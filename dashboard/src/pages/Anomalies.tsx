@@ -1,19 +1,22 @@
-// What looks wrong without having failed: counts by kind and the newest first.
+// Unusual conditions: counts by kind, and a list with the newest first.
 import { useMemo } from "preact/hooks";
 import { count, shortId } from "../format";
 import { useFeed } from "../live";
 import { anomalyText, Empty, Link } from "../parts/Marks";
+import { Table, type Column } from "../parts/Table";
 import { Ago } from "../parts/Times";
 import { Failed, Loading } from "../parts/Waiting";
 import { useResource } from "../resource";
 import { messageHref, query, queueHref, search } from "../router";
-import type { Anomaly } from "../types";
+import type { Anomalies, AnomalyOut } from "../types";
 
 const READ_EVERY = 5_000;
 
+const kindText = (kind: string): string => kind.replaceAll("_", " ");
+
 export function AnomaliesPage() {
   useFeed({ journal: "none" });
-  const found = useResource<{ anomalies: Anomaly[] }>("/api/anomalies", READ_EVERY);
+  const found = useResource<Anomalies>("/api/anomalies", READ_EVERY);
   const wanted = query.value.get("kind") ?? "";
   const all = found.data?.anomalies ?? [];
   const kinds = useMemo(() => {
@@ -27,9 +30,9 @@ export function AnomaliesPage() {
     <>
       <header class="page-head">
         <h1>Anomalies</h1>
-        <p class="muted">Signs of trouble that no error tells of.</p>
+        <p class="muted">Unusual conditions that need attention, newest first.</p>
       </header>
-      {all.length === 0 && <Empty title="No anomalies.">Zombies, bursts, long held or very large messages would appear here.</Empty>}
+      {all.length === 0 && <Empty title="No anomalies">This page lists messages without a consumer, bursts, long leases and very large payloads.</Empty>}
       {all.length > 0 && (
         <nav class="tabs" aria-label="Kinds of anomaly">
           <Link href="/anomalies" class="tab" current={wanted === ""}>
@@ -37,51 +40,42 @@ export function AnomaliesPage() {
           </Link>
           {kinds.map(([kind, n]) => (
             <Link key={kind} href={`/anomalies${search({ kind })}`} class="tab" current={kind === wanted} title={anomalyText(kind)}>
-              {kind.replaceAll("_", " ")} <b class="num">{count(n)}</b>
+              {kindText(kind)} <b class="num">{count(n)}</b>
             </Link>
           ))}
         </nav>
       )}
       {shown.length > 0 && (
-        <div class="table-box">
-          <table>
-            <thead>
-              <tr>
-                <th scope="col">When</th>
-                <th scope="col">Kind</th>
-                <th scope="col">Queue</th>
-                <th scope="col">What</th>
-                <th scope="col" class="mid-only">Message</th>
-                <th scope="col" class="mid-only">Who</th>
-              </tr>
-            </thead>
-            <tbody>
-              {shown.map((one, i) => (
-                <tr key={`${one.at} ${one.kind} ${one.message_id} ${i}`}>
-                  <td class="num">
-                    <Ago at={one.at} />
-                  </td>
-                  <td>
-                    <span class="badge badge-bad" title={anomalyText(one.kind)}>
-                      {one.kind.replaceAll("_", " ")}
-                    </span>
-                  </td>
-                  <td class="clip">{one.queue && <Link href={queueHref(one.queue)}>{one.queue}</Link>}</td>
-                  <td>{one.text}</td>
-                  <td class="mono mid-only">
-                    {one.message_id && (
-                      <Link href={messageHref(one.queue, one.message_id)} title={one.message_id}>
-                        {shortId(one.message_id)}
-                      </Link>
-                    )}
-                  </td>
-                  <td class="clip mid-only">{one.who}</td>
-                </tr>
-              ))}
-            </tbody>
-          </table>
-        </div>
+        <Table label="Anomalies" columns={COLUMNS} rows={shown} keyOf={(one, i) => `${one.at} ${one.kind} ${one.message_id} ${i}`} part="anomaly" />
       )}
     </>
   );
 }
+
+const COLUMNS: Column<AnomalyOut>[] = [
+  { id: "at", title: "When", class: "num", cell: ({ at }) => <Ago at={at} /> },
+  {
+    id: "kind",
+    title: "Kind",
+    class: "mid-only",
+    cell: ({ kind }) => (
+      <span class="badge badge-bad" title={anomalyText(kind)}>
+        {kindText(kind)}
+      </span>
+    ),
+  },
+  { id: "queue", title: "Queue", class: "clip", cell: ({ queue }) => queue && <Link href={queueHref(queue)}>{queue}</Link> },
+  { id: "text", title: "Description", class: "prose", cell: ({ text }) => text },
+  {
+    id: "message",
+    title: "Message",
+    class: "mono mid-only",
+    cell: ({ queue, message_id }) =>
+      message_id && (
+        <Link href={messageHref(queue, message_id)} title={message_id}>
+          {shortId(message_id)}
+        </Link>
+      ),
+  },
+  { id: "who", title: "Consumer or operator", class: "clip mid-only", cell: ({ who }) => who, cellHint: ({ who }) => who },
+];

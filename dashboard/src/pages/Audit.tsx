@@ -1,91 +1,49 @@
-// What operators did: who, what, to how many messages, and when.
-import { count, instant } from "../format";
+// The actions of operators: who did what to how many messages, and when.
+import { count } from "../format";
 import { useFeed } from "../live";
-import { Empty, Link } from "../parts/Marks";
+import { Dash, Empty, Link } from "../parts/Marks";
+import { cursorShown, Pager } from "../parts/Pager";
+import { Table, type Column } from "../parts/Table";
 import { Ago } from "../parts/Times";
 import { Failed, Loading } from "../parts/Waiting";
 import { useResource } from "../resource";
-import { query, queueHref, rsmqHref, search, setQuery, trail } from "../router";
-import type { AuditEntry } from "../types";
+import { queueHref, rsmqHref, search } from "../router";
+import type { Audit, AuditOut } from "../types";
 
 const PAGE = 100;
 
-/** What was done to an RSMQ queue is told with a prefix. */
+/** The names of RSMQ queues have a prefix here. */
 const hrefOf = (queue: string): string => (queue.startsWith("rsmq:") ? rsmqHref(queue.slice(5)) : queueHref(queue));
 
 export function AuditPage() {
   useFeed({ journal: "none" });
-  const before = query.value.get("before") ?? "";
-  const found = useResource<{ entries: AuditEntry[]; next: string | null }>(
+  const before = cursorShown();
+  const found = useResource<Audit>(
     `/api/audit${search({ limit: PAGE, before })}`,
     before === "" ? 5_000 : 0,
   );
-  const past = trail();
-  const next = found.data?.next ?? null;
-  if (found.data === null) return found.error ? <Failed error={found.error} what="the audit" /> : <Loading />;
+  if (found.data === null) return found.error ? <Failed error={found.error} what="the audit log" /> : <Loading />;
   return (
     <>
       <header class="page-head">
         <h1>Audit</h1>
-        <p class="muted">Every action of an operator, newest first.</p>
+        <p class="muted">The actions of operators, newest first.</p>
       </header>
       {found.data.entries.length === 0 ? (
-        <Empty title="Nobody has done anything yet.">Replays, deletes, purges, pauses and settings are written down here.</Empty>
+        <Empty title="No actions yet">Replays, deletions, purges, pauses and changes of settings are recorded here.</Empty>
       ) : (
-        <div class="table-box">
-          <table>
-            <thead>
-              <tr>
-                <th scope="col">When</th>
-                <th scope="col">Who</th>
-                <th scope="col">What</th>
-                <th scope="col">Queue</th>
-                <th scope="col" class="right">Messages</th>
-                <th scope="col" class="mid-only">Detail</th>
-              </tr>
-            </thead>
-            <tbody>
-              {found.data.entries.map((entry) => (
-                <tr key={entry.id}>
-                  <td class="num" title={instant(entry.at)}>
-                    <Ago at={entry.at} />
-                  </td>
-                  <td class="clip">{entry.who}</td>
-                  <td>
-                    <b>{entry.verb}</b>
-                  </td>
-                  <td class="clip">{entry.queue && <Link href={hrefOf(entry.queue)}>{entry.queue}</Link>}</td>
-                  <td class="right num">{entry.count > 0 ? count(entry.count) : "–"}</td>
-                  <td class="clip mid-only" title={entry.detail}>
-                    {entry.detail}
-                  </td>
-                </tr>
-              ))}
-            </tbody>
-          </table>
-        </div>
+        <Table label="Actions" columns={COLUMNS} rows={found.data.entries} keyOf={({ id }) => id} part="audit-row" />
       )}
-      <nav class="pager" aria-label="Pages">
-        <span />
-        <span class="actions">
-          <button
-            type="button"
-            data-testid="prev-page"
-            disabled={before === ""}
-            onClick={() => setQuery({ before: past.at(-1) ?? null }, false, { trail: past.slice(0, -1) })}
-          >
-            Newer
-          </button>
-          <button
-            type="button"
-            data-testid="next-page"
-            disabled={next === null}
-            onClick={() => setQuery({ before: next }, false, { trail: [...past, before] })}
-          >
-            Older
-          </button>
-        </span>
-      </nav>
+      <Pager next={found.data.next} words={["Newer", "Older"]} />
     </>
   );
 }
+
+const COLUMNS: Column<AuditOut>[] = [
+  { id: "at", title: "When", class: "num", cell: ({ at }) => <Ago at={at} /> },
+  { id: "who", title: "Operator", class: "clip", cell: ({ who }) => who, cellHint: ({ who }) => who },
+  { id: "verb", title: "Action", cell: ({ verb }) => <b>{verb}</b> },
+  { id: "queue", title: "Queue", class: "clip", cell: ({ queue }) => queue && <Link href={hrefOf(queue)}>{queue}</Link> },
+  { id: "count", title: "Messages", class: "right num", cell: (entry) => (entry.count > 0 ? count(entry.count) : <Dash />) },
+  { id: "detail", title: "Details", class: "clip mid-only", cell: ({ detail }) => detail, cellHint: ({ detail }) => detail },
+];

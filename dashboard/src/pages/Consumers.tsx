@@ -1,4 +1,4 @@
-// Who takes messages: where they run, when they were last seen, and what each holds with the time left.
+// The consumers: where each runs, when it was last seen, and which messages it has leased.
 import { count, plural, shortId } from "../format";
 import { useCounts, useFeed } from "../live";
 import { AnomalyMarks, Empty, Link } from "../parts/Marks";
@@ -6,13 +6,13 @@ import { Ago, Countdown } from "../parts/Times";
 import { Failed, Loading } from "../parts/Waiting";
 import { useResource } from "../resource";
 import { messageHref, queueHref } from "../router";
-import type { ConsumerFacts, Message } from "../types";
+import type { Consumers, Holder, MessageOut } from "../types";
 
 const READ_EVERY = 2_000;
 
 export function ConsumersPage() {
   useFeed({ journal: "none" });
-  const found = useResource<{ consumers: ConsumerFacts[] }>("/api/consumers", READ_EVERY);
+  const found = useResource<Consumers>("/api/consumers", READ_EVERY);
   useCounts(() => found.reloadSoon(1_000), []);
   const consumers = found.data?.consumers ?? [];
   const held = consumers.reduce((sum, consumer) => sum + consumer.held_count, 0);
@@ -22,10 +22,10 @@ export function ConsumersPage() {
       <header class="page-head">
         <h1>Consumers</h1>
         <p class="muted">
-          {plural(consumers.length, "consumer")}, {plural(held, "message")} held
+          {plural(consumers.length, "consumer")}, {plural(held, "message")} leased
         </p>
       </header>
-      {consumers.length === 0 && <Empty title="No consumer has been seen lately.">Start one and it appears here with what it holds.</Empty>}
+      {consumers.length === 0 && <Empty title="No active consumers">A consumer appears here after its first receive, with the messages it has leased.</Empty>}
       <div class="cards">
         {consumers.map((consumer) => (
           <Card key={consumer.name} consumer={consumer} />
@@ -35,27 +35,26 @@ export function ConsumersPage() {
   );
 }
 
-function Card({ consumer }: { consumer: ConsumerFacts }) {
+function Card({ consumer }: { consumer: Holder }) {
   const more = consumer.held_count - consumer.held.length;
   return (
     <article class="panel consumer">
       <h2>{consumer.name}</h2>
       <p class="facts-line">
         <span>
-          {[consumer.host, consumer.pid ? `pid ${consumer.pid}` : ""].filter(Boolean).join(", ") || "somewhere"}
+          {[consumer.host, consumer.pid ? `pid ${consumer.pid}` : ""].filter(Boolean).join(", ") || "unknown host"}
         </span>
         <span>
-          seen <Ago at={consumer.last_seen_at} />
+          last seen <Ago at={consumer.last_seen_at} />
         </span>
         <span>
-          holds <b class="num">{count(consumer.held_count)}</b>
-          {consumer.concurrency >= consumer.held_count && (
-            <>
-              {" "}
-              of <b class="num">{consumer.concurrency}</b>
-            </>
-          )}
+          <b class="num">{count(consumer.held_count)}</b> leased
         </span>
+        {consumer.concurrency > 0 && (
+          <span>
+            concurrency <b class="num">{count(consumer.concurrency)}</b>
+          </span>
+        )}
       </p>
       <p class="facts-line">
         {consumer.queues.map((queue) => (
@@ -65,20 +64,20 @@ function Card({ consumer }: { consumer: ConsumerFacts }) {
         ))}
       </p>
       {consumer.held.length > 0 ? (
-        <ul class="held" aria-label={`Messages held by ${consumer.name}`}>
+        <ul class="held" aria-label={`Messages leased by ${consumer.name}`}>
           {consumer.held.map((message) => (
-            <Held key={`${message.queue}\n${message.id}`} message={message} />
+            <Leased key={`${message.queue}\n${message.id}`} message={message} />
           ))}
         </ul>
       ) : (
-        <p class="muted">Holds nothing.</p>
+        <p class="muted">No leased messages.</p>
       )}
       {more > 0 && <p class="muted">and {plural(more, "more message", "more messages")}</p>}
     </article>
   );
 }
 
-const Held = ({ message }: { message: Message }) => (
+const Leased = ({ message }: { message: MessageOut }) => (
   <li>
     <Link href={messageHref(message.queue, message.id)} class="mono" title={message.id}>
       {shortId(message.id)}

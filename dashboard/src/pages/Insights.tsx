@@ -1,5 +1,5 @@
-// The report made from the journal's tables, in a frame of its own; until there is one, how far its making is.
-import { count } from "../format";
+// The report of the data pipeline in a frame; until there is one, the progress of the pipeline.
+import { plural } from "../format";
 import { useFeed } from "../live";
 import { Empty } from "../parts/Marks";
 import { phaseText, PipelineSteps } from "../parts/PipelineSteps";
@@ -21,8 +21,8 @@ export function InsightsPage() {
         <h1>Insights</h1>
         {made_at !== null && (
           <p class="muted">
-            Made <Ago at={made_at} />
-            {progress?.state === "running" && <> · {phaseText(progress)}</>}
+            Created <Ago at={made_at} />
+            {progress?.state === "running" && <> · current step: {phaseText(progress)}</>}
           </p>
         )}
       </header>
@@ -36,18 +36,18 @@ export function InsightsPage() {
   );
 }
 
-/** Why there will be no newer report by itself. */
+/** Why no newer report will follow. */
 function Stopped({ progress }: { progress: PipelineProgress }) {
   if (progress.state !== "failed" && progress.state !== "lost") return null;
   return (
-    <section class="panel panel-bad" role="alert" data-testid="pipeline-stopped">
+    <section class="panel panel-bad" role="alert" data-part="pipeline-stopped">
       <h2>The pipeline stopped</h2>
       <p>
         {progress.state === "failed" ? (
           progress.error
         ) : (
           <>
-            Its process has said nothing for <Ago at={progress.updated_at} after="" />. It was at: {phaseText(progress)}.
+            Its process has not reported for <Ago at={progress.updated_at} after="" />. Its last step: {phaseText(progress)}.
           </>
         )}
       </p>
@@ -59,21 +59,21 @@ function NoReport({ progress, hint }: { progress: PipelineProgress | null; hint:
   if (progress === null)
     return (
       <Empty title="No report yet">
-        <p>The data pipeline turns the journals into a report. Start it, and this page shows how far it is.</p>
+        <p>The data pipeline builds the report from the journals. This page shows its progress after you have started it:</p>
         <code class="command">{hint}</code>
       </Empty>
     );
   if (progress.state === "running")
     return (
-      <section class="panel making" data-testid="first-report" aria-busy="true">
-        <h2>{progress.report ? "The first report is being made" : "The pipeline is filling the lake"}</h2>
+      <section class="panel making" data-part="first-report" aria-busy="true">
+        <h2>{progress.report ? "The pipeline is building the first report" : "The pipeline is loading the journals"}</h2>
         <p class="muted">
           Started <Ago at={progress.started_at} />
         </p>
         <PipelineSteps progress={progress} />
         {!progress.report && (
           <div class="muted">
-            <p>This run draws no report. When it has ended:</p>
+            <p>This run creates no report. After it has finished, run:</p>
             <code class="command">{hint}</code>
           </div>
         )}
@@ -81,9 +81,9 @@ function NoReport({ progress, hint }: { progress: PipelineProgress | null; hint:
     );
   if (progress.state === "done")
     return (
-      <Empty title={progress.rows > 0 ? "The lake is filled, the report is not drawn" : "Nothing to report yet"}>
+      <Empty title={progress.rows > 0 ? "The journals are loaded, but there is no report yet" : "Nothing to report yet"}>
         <p>
-          The pipeline ended <Ago at={progress.ended_at ?? progress.updated_at} /> with {count(progress.rows)} new lines.
+          The pipeline finished <Ago at={progress.ended_at ?? progress.updated_at} /> and loaded {plural(progress.rows, "journal line")}. To create a report, run:
         </p>
         <code class="command">{hint}</code>
       </Empty>
@@ -92,7 +92,7 @@ function NoReport({ progress, hint }: { progress: PipelineProgress | null; hint:
     <>
       <Stopped progress={progress} />
       <Empty title="No report yet">
-        <p>Start the pipeline again; it goes on where it was.</p>
+        <p>Start the pipeline again. It continues where it stopped:</p>
         <code class="command">{hint}</code>
       </Empty>
     </>

@@ -1,4 +1,4 @@
-// The journal as it is written: a live tail, bounded, that can be stopped to read.
+// The journal as it is written: a live, bounded list that can be paused.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { count } from "../format";
 import { focusFilter, useKeys } from "../keys";
@@ -10,22 +10,22 @@ import { SearchField } from "../parts/SearchField";
 import { Failed, Loading } from "../parts/Waiting";
 import { useResource } from "../resource";
 import { query, search, setQuery } from "../router";
-import type { JournalEntry, Queues } from "../types";
+import type { Journal, JournalLine, Overview } from "../types";
 
-/** Lines kept on screen. */
+/** Lines that the page keeps. */
 const KEPT = 1_000;
-/** How often new lines are drawn, in milliseconds: a reader cannot use more. */
+/** Milliseconds between two updates of the list. */
 const DRAW_EVERY = 200;
-/** With more new lines than this the picture changes whole, which nobody reads: it is drawn less often. */
+/** More new lines per update than anyone can read: the list is then updated less often. */
 const FLOOD = 100;
 const DRAW_FLOOD_EVERY = 1_000;
 
-const keyOf = (entry: JournalEntry): string => `${entry.queue}\n${entry.position}`;
+const keyOf = (entry: JournalLine): string => `${entry.queue}\n${entry.position}`;
 
-/** Newest first, without repeats, bounded. */
-function merge(shown: JournalEntry[], news: JournalEntry[]): JournalEntry[] {
+/** The lines, newest first, without duplicates, at most `KEPT`. */
+function merge(shown: JournalLine[], news: JournalLine[]): JournalLine[] {
   const known = new Set(shown.map(keyOf));
-  // The feed and a refetch overlap on purpose, so the news may repeat itself too.
+  // The feed and a new request overlap on purpose, so `news` may contain a line twice.
   const added = news.filter((entry) => {
     const key = keyOf(entry);
     return !known.has(key) && known.add(key);
@@ -37,18 +37,18 @@ function merge(shown: JournalEntry[], news: JournalEntry[]): JournalEntry[] {
 export function JournalPage() {
   const queue = query.value.get("queue") ?? "";
   const event = query.value.get("event") ?? "";
-  const queues = useResource<Queues>("/api/queues");
-  // A name that is still being typed names no queue: the server would refuse the journal and the feed of each letter.
+  const queues = useResource<Overview>("/api/queues");
+  // The server would reject the requests for each part of a name that is still being typed.
   const exists = queue === "" || queues.error !== null || queues.data?.queues.some((one) => one.queue === queue);
   useFeed(!exists ? { journal: "none" } : queue ? { journal: "one", queue } : { journal: "all" });
   useCounts(() => {
     if (!exists) queues.reloadSoon();
   }, [exists]);
-  const recent = useResource<{ entries: JournalEntry[] }>(exists ? `/api/journal${search({ queue, event, limit: 500 })}` : null);
-  const [shown, setShown] = useState<JournalEntry[]>([]);
+  const recent = useResource<Journal>(exists ? `/api/journal${search({ queue, event, limit: 500 })}` : null);
+  const [shown, setShown] = useState<JournalLine[]>([]);
   const [stopped, setStopped] = useState(false);
   const [waiting, setWaiting] = useState(0);
-  const buffer = useRef<JournalEntry[]>([]);
+  const buffer = useRef<JournalLine[]>([]);
 
   useEffect(() => {
     buffer.current = [];
@@ -79,7 +79,7 @@ export function JournalPage() {
     return () => window.clearInterval(timer);
   }, [stopped]);
   useEffect(() => {
-    hold.value = stopped ? "paused by you" : "";
+    hold.value = stopped ? "paused" : "";
     return () => {
       hold.value = "";
     };
@@ -94,17 +94,17 @@ export function JournalPage() {
     <>
       <header class="page-head">
         <h1>Journal</h1>
-        <p class="muted">Every move of every message, newest first; the last {count(KEPT)} lines stay here.</p>
+        <p class="muted">Every state change of every message, newest first. This page keeps the last {count(KEPT)} lines.</p>
       </header>
       <div class="filters" role="search">
-        <SearchField label="Queue" list="journal-queues" value={queue} testid="filter" onText={(text) => setQuery({ queue: text }, true)} />
+        <SearchField label="Queue" list="journal-queues" value={queue} part="filter" onText={(text) => setQuery({ queue: text }, true)} />
         <datalist id="journal-queues">
           {queues.data?.queues.map((one) => (
             <option key={one.queue} value={one.queue} />
           ))}
         </datalist>
         <select aria-label="Event" value={event} onChange={(e) => setQuery({ event: e.currentTarget.value })}>
-          <option value="">every event</option>
+          <option value="">All events</option>
           {EVENTS.map((name) => (
             <option key={name} value={name}>
               {name}
@@ -112,7 +112,7 @@ export function JournalPage() {
           ))}
         </select>
         <button type="button" aria-pressed={stopped} onClick={toggle}>
-          {stopped ? `Continue (${count(waiting)} new)` : "Pause"} <kbd>p</kbd>
+          {stopped ? `Resume (${count(waiting)} new)` : "Pause"} <kbd>p</kbd>
         </button>
       </div>
       {shown.length > 0 ? (
@@ -120,11 +120,11 @@ export function JournalPage() {
       ) : recent.error ? (
         <Failed error={recent.error} what="the journal" />
       ) : exists === false ? (
-        <Empty title={`There is no queue ${queue}.`}>Choose one from the list, or clear the field to see all.</Empty>
+        <Empty title={`There is no queue ${queue}.`}>Select a queue from the list, or clear the field to see all queues.</Empty>
       ) : recent.stale || exists === undefined ? (
         <Loading />
       ) : (
-        <Empty title="Nothing yet.">Lines appear here as messages move.</Empty>
+        <Empty title="No journal lines">A line appears here for every change of a message.</Empty>
       )}
     </>
   );

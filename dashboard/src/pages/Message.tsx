@@ -1,16 +1,17 @@
-// One message: its facts, its way through the states, its payload, every attempt, and what can be done with it.
+// One message: its details, states, payload, attempts and journal, and the actions on it.
 import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
 import { deleteIds, replayIds } from "../actions";
 import { patch } from "../api";
 import { parseExact, pretty } from "../exactjson";
-import { bytes, instant, plural } from "../format";
+import { bytes, instant } from "../format";
 import { useKeys } from "../keys";
 import { isEditable } from "../lifecycle";
 import { useFeed, useJournal } from "../live";
 import { Modal } from "../parts/Dialog";
+import { FactList } from "../parts/FactList";
 import { JournalTable } from "../parts/JournalTable";
-import { AnomalyMarks, Copy, Empty, EventMark, Link, StateMark } from "../parts/Marks";
+import { AnomalyMarks, Copy, Crumbs, Empty, EventMark, StateMark } from "../parts/Marks";
 import { Json, Payload, Source } from "../parts/Payload";
 import { JsonField, MoveDialog } from "../parts/QueueDialogs";
 import { StateDiagram } from "../parts/StateDiagram";
@@ -20,43 +21,42 @@ import { Failed, Loading } from "../parts/Waiting";
 import { useResource } from "../resource";
 import { go, queueApi, queueHref, search } from "../router";
 import { mayOperate } from "../session";
-import type { Attempt, FullMessage, JournalEntry } from "../types";
+import type { AttemptOut, Journal, JournalLine, OneMessage, WholeMessage } from "../types";
 
 export function MessagePage({ queue, id }: { queue: string; id: string }) {
   useFeed({ journal: "one", queue });
   const path = queueApi(queue, `/messages/${encodeURIComponent(id)}`);
-  const found = useResource<{ message: FullMessage }>(path, 0, true);
+  const found = useResource<OneMessage>(path, 0, true);
   const missing = found.error?.status === 404;
-  const life = useResource<{ entries: JournalEntry[] }>(
+  const life = useResource<Journal>(
     missing ? `/api/journal${search({ queue, message_id: id, limit: 200 })}` : null,
   );
   useJournal((entries) => {
     if (entries.some((entry) => entry.message_id === id)) found.reloadSoon();
   }, [path]);
   const message = found.stale || missing ? null : (found.data?.message ?? null);
-  if (message !== null) return <Found message={message} reload={found.reload} />;
+  if (message !== null) return <Existing message={message} reload={found.reload} />;
   if (!missing) return found.error ? <Failed error={found.error} what={`the message ${id}`} /> : <Loading />;
   return <Gone queue={queue} id={id} journal={life.data?.entries ?? null} />;
 }
 
-const Crumbs = ({ queue }: { queue: string }) => (
-  <nav class="crumbs" aria-label="Where this is">
-    <Link href="/">Overview</Link> / <Link href={queueHref(queue)}>{queue}</Link>
-  </nav>
-);
+const crumbs = (queue: string): [string, string][] => [
+  ["Overview", "/"],
+  [queue, queueHref(queue)],
+];
 
-function Gone({ queue, id, journal }: { queue: string; id: string; journal: JournalEntry[] | null }) {
+function Gone({ queue, id, journal }: { queue: string; id: string; journal: JournalLine[] | null }) {
   return (
     <>
       <header class="page-head">
-        <Crumbs queue={queue} />
+        <Crumbs links={crumbs(queue)} />
         <h1 class="mono">{id}</h1>
-        <p class="muted">This message is no longer here: it was acked, deleted or purged. The journal still tells its life.</p>
+        <p class="muted">This message no longer exists: it was acked, deleted or purged. The journal shows its history.</p>
       </header>
       {journal === null ? (
         <Loading />
       ) : journal.length === 0 ? (
-        <Empty title="The journal knows nothing of it either.">Its lines may have been trimmed, or it never was.</Empty>
+        <Empty title="The journal has no lines about this message.">They may have been trimmed, or the message never existed.</Empty>
       ) : (
         <>
           <StateDiagram journal={journal} state="gone" />
@@ -68,7 +68,7 @@ function Gone({ queue, id, journal }: { queue: string; id: string; journal: Jour
   );
 }
 
-function Found({ message, reload }: { message: FullMessage; reload: () => void }) {
+function Existing({ message, reload }: { message: WholeMessage; reload: () => void }) {
   const { queue, id, state } = message;
   const [form, setForm] = useState<"edit" | "move" | null>(null);
   const operate = mayOperate.value;
@@ -85,16 +85,16 @@ function Found({ message, reload }: { message: FullMessage; reload: () => void }
   return (
     <>
       <header class="page-head">
-        <Crumbs queue={queue} />
+        <Crumbs links={crumbs(queue)} />
         <div class="title-row">
           <h1 class="mono">{id}</h1>
-          <Copy text={id} what="id" />
+          <Copy text={id} what="ID" />
           <StateMark state={state} />
           <AnomalyMarks kinds={message.anomalies} />
           {operate && (
             <span class="actions">
               {state === "dead" && (
-                <button type="button" class="primary" data-testid="replay" onClick={replay}>
+                <button type="button" class="primary" data-part="replay" onClick={replay}>
                   Replay <kbd>R</kbd>
                 </button>
               )}
@@ -122,7 +122,7 @@ function Found({ message, reload }: { message: FullMessage; reload: () => void }
           {message.error && (
             <section class="panel panel-bad" aria-label="Last error">
               <h2>
-                {message.error_class || "Last error"} <small class="muted">{plural(message.attempts, "attempt")}</small>
+                {message.error_class || "Last error"} <small class="muted">attempt {message.history.at(-1)?.attempt ?? message.attempts}</small>
               </h2>
               <p class="error-line">{message.error}</p>
             </section>
@@ -143,16 +143,16 @@ function Found({ message, reload }: { message: FullMessage; reload: () => void }
           ))}
         </div>
         <div>
-          <Facts message={message} />
-          <section class="panel" aria-label="Way through the states">
-            <h2>Way through the states</h2>
+          <FactList facts={facts(message)} />
+          <section class="panel" aria-label="States">
+            <h2>States</h2>
             <StateDiagram journal={message.journal} state={state} />
           </section>
         </div>
       </div>
       <section aria-label="Journal">
         <h2>Journal</h2>
-        {!message.journal_complete && <p class="muted">Older lines of this message have been trimmed.</p>}
+        {!message.journal_complete && <p class="muted">Older lines about this message have been trimmed.</p>}
         <JournalTable entries={[...message.journal].sort((a, b) => b.position - a.position)} />
       </section>
       {form === "edit" && <EditDialog message={message} onClose={() => setForm(null)} onDone={reload} />}
@@ -163,9 +163,9 @@ function Found({ message, reload }: { message: FullMessage; reload: () => void }
   );
 }
 
-function Facts({ message }: { message: FullMessage }) {
+function facts(message: WholeMessage): [string, ComponentChildren][] {
   const when = (at: number | null): string => (at === null ? "" : instant(at));
-  const facts: [string, ComponentChildren][] = [
+  return [
     [TIME_TITLES[message.state], <MessageTime message={message} state={message.state} />],
     ["Kind", message.kind],
     ["Priority", message.priority],
@@ -178,27 +178,12 @@ function Facts({ message }: { message: FullMessage }) {
     ["Received", when(message.received_at)],
     ["Settled", when(message.settled_at)],
     ["Expires", when(message.expires_at)],
-    ["Unique", message.unique ?? ""],
-    ["Retry", message.retry ?? ""],
+    ["Unique key", message.unique ?? ""],
+    ["Retry policy", message.retry ?? ""],
   ];
-  return (
-    <section class="panel" aria-label="Facts">
-      <h2>Facts</h2>
-      <dl class="facts">
-        {facts
-          .filter(([, value]) => value !== "")
-          .map(([name, value]) => (
-            <div key={name}>
-              <dt>{name}</dt>
-              <dd class="num">{value}</dd>
-            </div>
-          ))}
-      </dl>
-    </section>
-  );
 }
 
-function AttemptCard({ attempt: one }: { attempt: Attempt }) {
+function AttemptCard({ attempt: one }: { attempt: AttemptOut }) {
   const took = one.received_at === null ? "" : `after ${((one.ended_at - one.received_at) / 1000).toFixed(1)} s`;
   return (
     <article class="panel attempt">
@@ -213,13 +198,13 @@ function AttemptCard({ attempt: one }: { attempt: Attempt }) {
   );
 }
 
-function EditDialog({ message, onClose, onDone }: { message: FullMessage; onClose: () => void; onDone: () => void }) {
+function EditDialog({ message, onClose, onDone }: { message: WholeMessage; onClose: () => void; onDone: () => void }) {
   const before = message.payload === undefined ? null : pretty(message.payload);
   const save = async (form: FormData): Promise<boolean> => {
     const payload = form.get("payload");
     const delay = String(form.get("delay") ?? "");
     const priority = Number(form.get("priority"));
-    // A form hands its lines back with carriage returns; they are no change.
+    // A form returns its lines with carriage returns, which are not a change.
     const edited = payload === null ? null : String(payload).replaceAll("\r\n", "\n");
     const change = {
       ...(edited !== null && edited !== before ? { payload: parseExact(edited) } : {}),
@@ -239,11 +224,11 @@ function EditDialog({ message, onClose, onDone }: { message: FullMessage; onClos
       {before !== null && <JsonField name="payload" label="Payload (JSON)" value={before} rows={12} />}
       <div class="fields">
         <label class="field">
-          <span>Priority (0–255, high first)</span>
+          <span>Priority (0–255, highest first)</span>
           <input name="priority" type="number" min="0" max="255" defaultValue={String(message.priority)} />
         </label>
         <label class="field">
-          <span>Due in seconds from now</span>
+          <span>Delay in seconds from now</span>
           <input name="delay" type="number" min="0" step="any" placeholder="unchanged" disabled={message.state === "dead"} />
         </label>
       </div>

@@ -1,23 +1,25 @@
-// The first screen: is anything wrong now, and in which queue.
-import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+// The first page: whether anything is wrong now, and in which queue.
+import { useEffect, useMemo, useState } from "preact/hooks";
 import { count, duration, plural, rate, short } from "../format";
 import { focusFilter, useKeys } from "../keys";
 import { STATES, title } from "../lifecycle";
 import { useCounts, useFeed } from "../live";
 import { RateChart, Sparkline, type Series } from "../parts/Charts";
-import { Empty, Link, Troubles } from "../parts/Marks";
+import { Dash, Empty, Link, Troubles } from "../parts/Marks";
 import { SearchField } from "../parts/SearchField";
+import { Table, type Column } from "../parts/Table";
 import { Failed, Loading } from "../parts/Waiting";
 import { useResource } from "../resource";
 import { go, query, queueHref, setQuery } from "../router";
-import type { Counts, Queue, Queues, Totals, Trends } from "../types";
+import { cursorKeys, useCursor } from "../selection";
+import type { CountsEvent, Overview, QueueOut, Totals, Trends } from "../types";
 
-/** How often troubles and trends are read again, in milliseconds; counts come live. */
+/** Milliseconds between two reads of problems and trends; counts arrive live. */
 const READ_EVERY = 4_000;
-/** Samples of different queues closer than this belong together, in milliseconds. */
+/** Samples of different queues within this many milliseconds are added up. */
 const SAMPLE = 2_000;
 
-/** The queues' rates added up, sample by sample. */
+/** The sum of the queues' rates, sample by sample. */
 function sum(all: Trends[]): { at: number[]; series: Series[] } {
   const buckets = new Map<number, { sent: number; acked: number; failed: number }>();
   for (const trends of all) {
@@ -42,9 +44,9 @@ function sum(all: Trends[]): { at: number[]; series: Series[] } {
   };
 }
 
-/** Lays newer counts over what was fetched. */
-function useLiveQueues(fetched: Queues | null, reload: () => void): Queues | null {
-  const [news, setNews] = useState<Counts | null>(null);
+/** The fetched queues with the newest counts. */
+function useLiveQueues(fetched: Overview | null, reload: () => void): Overview | null {
+  const [news, setNews] = useState<CountsEvent | null>(null);
   useEffect(() => setNews(null), [fetched]);
   useCounts(
     (counts) => {
@@ -75,22 +77,13 @@ function useLiveQueues(fetched: Queues | null, reload: () => void): Queues | nul
 
 export function OverviewPage() {
   useFeed({ journal: "none" });
-  const resource = useResource<Queues>("/api/queues", READ_EVERY);
+  const resource = useResource<Overview>("/api/queues", READ_EVERY);
   const data = useLiveQueues(resource.data, () => resource.reloadSoon());
   const trends = useMemo(() => sum(resource.data?.queues.map((queue) => queue.trends) ?? []), [resource.data]);
   const wanted = query.value.get("q") ?? "";
   const rows = (data?.queues ?? []).filter(({ queue }) => queue.toLowerCase().includes(wanted.toLowerCase()));
-  const [cursor, setCursor] = useState(-1);
-  const step = (by: number): void => setCursor(Math.min(rows.length - 1, Math.max(0, cursor + by)));
-  useKeys({
-    "/": focusFilter,
-    j: () => step(1),
-    k: () => step(-1),
-    Enter: () => {
-      const row = rows[cursor];
-      if (row) go(queueHref(row.queue));
-    },
-  });
+  const cursor = useCursor(rows.map(({ queue }) => queue));
+  useKeys({ ...cursorKeys(cursor, (queue) => go(queueHref(queue))), "/": focusFilter });
   if (data === null) return resource.error ? <Failed error={resource.error} what="the queues" /> : <Loading />;
   return (
     <>
@@ -101,21 +94,30 @@ export function OverviewPage() {
       <Tiles totals={data.totals} />
       {data.queues.length === 0 ? (
         <Empty title="No queues yet">
-          Send a first message with <code>{`restante send orders '{"n":1}'`}</code>
+          Send the first message with <code>{`restante send orders '{"n":1}'`}</code>
         </Empty>
       ) : (
         <>
           <section aria-label="Queues">
             <div class="section-head">
               <h2>Queues</h2>
-              <SearchField label="Filter queues" value={wanted} testid="filter" onText={(text) => setQuery({ q: text }, true)} />
+              <SearchField label="Filter queues" value={wanted} part="filter" onText={(text) => setQuery({ q: text }, true)} />
             </div>
-            <QueueTable queues={rows} cursor={cursor} />
-            {rows.length === 0 && <Empty title="No queue has that in its name." />}
+            <Table
+              label="Queues"
+              class="queues"
+              columns={COLUMNS}
+              rows={rows}
+              keyOf={({ queue }) => queue}
+              part="queue-row"
+              attributes={({ queue }) => ({ "data-queue": queue })}
+              cursor={cursor.cursor}
+            />
+            {rows.length === 0 && <Empty title="No queue name contains this text." />}
           </section>
           <section aria-label="Throughput">
             <div class="section-head">
-              <h2>Throughput, all queues</h2>
+              <h2>Throughput of all queues</h2>
             </div>
             <RateChart at={trends.at} series={trends.series} height={180} />
           </section>
@@ -125,17 +127,17 @@ export function OverviewPage() {
   );
 }
 
-function Verdict({ queues }: { queues: Queue[] }) {
+function Verdict({ queues }: { queues: QueueOut[] }) {
   const troubled = queues.filter((queue) => queue.trouble.length > 0);
   const bad = troubled.filter((queue) => queue.trouble.some(({ level }) => level === "bad")).length;
-  const watch = troubled.length - bad;
-  const tone = bad > 0 ? "bad" : watch > 0 ? "warn" : "good";
+  const warned = troubled.length - bad;
+  const tone = bad > 0 ? "bad" : warned > 0 ? "warn" : "good";
   return (
-    <p class={`verdict verdict-${tone}`} role="status" aria-live="polite" data-testid="verdict">
+    <p class={`verdict verdict-${tone}`} role="status" aria-live="polite" data-part="verdict">
       <span class="verdict-sign" aria-hidden="true" />
-      {bad > 0 && `${plural(bad, "queue")} ${bad === 1 ? "needs" : "need"} you`}
-      {bad === 0 && (watch > 0 ? `${plural(watch, "queue")} to watch` : "All is well")}
-      {bad > 0 && watch > 0 && <small class="muted">and {count(watch)} to watch</small>}
+      {bad > 0 && `${plural(bad, "queue")} ${bad === 1 ? "needs" : "need"} attention`}
+      {bad === 0 && (warned > 0 ? `${plural(warned, "queue")} with warnings` : "All queues are healthy")}
+      {bad > 0 && warned > 0 && <small class="muted">{count(warned)} with warnings</small>}
     </p>
   );
 }
@@ -144,7 +146,7 @@ function Tiles({ totals }: { totals: Totals }) {
   return (
     <ul class="tiles" aria-label="Messages by state">
       {STATES.map((state) => (
-        <li key={state} class={`tile state-${state}`} data-testid={`tile-${state}`} title={count(totals[state])}>
+        <li key={state} class={`tile state-${state}`} data-part={`tile-${state}`} title={count(totals[state])}>
           <span class="tile-name">
             <span class="dot" aria-hidden="true" />
             {title(state)}
@@ -157,64 +159,49 @@ function Tiles({ totals }: { totals: Totals }) {
   );
 }
 
-const NUMBER_CLASS = { scheduled: "wide-only", ready: "", leased: "mid-only", retrying: "mid-only", dead: "", done: "wide-only" } as const;
+const COUNT_CLASS = { scheduled: "wide-only", ready: "", leased: "mid-only", retrying: "mid-only", dead: "", done: "wide-only" } as const;
 
-function QueueTable({ queues, cursor }: { queues: Queue[]; cursor: number }) {
-  return (
-    <div class="table-box">
-      <table class="queues">
-        <thead>
-          <tr>
-            <th scope="col">Queue</th>
-            {STATES.map((state) => (
-              <th key={state} scope="col" class={`right ${NUMBER_CLASS[state]}`}>
-                {title(state)}
-              </th>
-            ))}
-            <th scope="col" class="right mid-only">Oldest wait</th>
-            <th scope="col" class="right mid-only">Sent/s</th>
-            <th scope="col" class="right mid-only">Acked/s</th>
-            <th scope="col" class="wide-only">Ready, 2 min</th>
-          </tr>
-        </thead>
-        <tbody>
-          {queues.map((queue, i) => (
-            <QueueRow key={queue.queue} queue={queue} current={i === cursor} />
-          ))}
-        </tbody>
-      </table>
-    </div>
-  );
-}
-
-function QueueRow({ queue, current }: { queue: Queue; current: boolean }) {
-  const { trends } = queue;
-  const row = useRef<HTMLTableRowElement>(null);
-  useEffect(() => {
-    if (current) row.current?.focus();
-  }, [current]);
-  return (
-    <tr ref={row} tabIndex={-1} class={current ? "cursor" : ""} data-testid="queue-row" data-queue={queue.queue}>
-      <th scope="row">
-        <span class="queue-name">
-          <Link href={queueHref(queue.queue)}>{queue.queue}</Link>
-          <Troubles queue={queue} />
-        </span>
-      </th>
-      {STATES.map((state) => (
-        <td key={state} class={`right num ${NUMBER_CLASS[state]} ${queue.states[state] === 0 ? "zero" : `number-${state}`}`}>
-          <Link href={queueHref(queue.queue, { state })} title={`${count(queue.states[state])} ${state}`}>
-            {short(queue.states[state])}
+const COLUMNS: Column<QueueOut>[] = [
+  {
+    id: "queue",
+    title: "Queue",
+    names: true,
+    cell: (queue) => (
+      <span class="queue-name">
+        <Link href={queueHref(queue.queue)}>{queue.queue}</Link>
+        <Troubles queue={queue} />
+      </span>
+    ),
+  },
+  ...STATES.map(
+    (state): Column<QueueOut> => ({
+      id: state,
+      title: title(state),
+      class: `right num ${COUNT_CLASS[state]}`,
+      cellClass: ({ states }) => (states[state] === 0 ? "zero" : `number-${state}`),
+      cell: ({ queue, states, overdue }) => (
+        <>
+          <Link href={queueHref(queue, { state })} title={`${count(states[state])} ${state}`}>
+            {short(states[state])}
           </Link>
-          {state === "leased" && queue.overdue > 0 && <span class="overdue"> +{short(queue.overdue)} overdue</span>}
-        </td>
-      ))}
-      <td class="right num mid-only">{queue.waited_seconds ? duration(queue.waited_seconds * 1000) : <span class="muted">–</span>}</td>
-      <td class="right num mid-only">{rate(trends.sent.at(-1) ?? 0)}</td>
-      <td class="right num mid-only">{rate(trends.acked.at(-1) ?? 0)}</td>
-      <td class="wide-only">
-        <Sparkline values={trends.ready} label={`ready messages of ${queue.queue} over the last two minutes`} />
-      </td>
-    </tr>
-  );
-}
+          {state === "leased" && overdue > 0 && <span class="overdue"> {short(overdue)} overdue</span>}
+        </>
+      ),
+    }),
+  ),
+  {
+    id: "waited",
+    title: "Wait",
+    hint: "How long the next message has waited",
+    class: "right num mid-only",
+    cell: ({ waited_seconds }) => (waited_seconds ? duration(waited_seconds * 1000) : <Dash />),
+  },
+  { id: "sent", title: "Sent/s", class: "right num mid-only", cell: ({ trends }) => rate(trends.sent.at(-1) ?? 0) },
+  { id: "acked", title: "Acked/s", class: "right num mid-only", cell: ({ trends }) => rate(trends.acked.at(-1) ?? 0) },
+  {
+    id: "trend",
+    title: "Ready, 2 min",
+    class: "wide-only",
+    cell: ({ queue, trends }) => <Sparkline values={trends.ready} label={`Ready messages of ${queue} in the last two minutes`} />,
+  },
+];

@@ -1,41 +1,43 @@
-// A queue: its states as tabs and one live table of the messages in the state chosen.
+// A queue: its states as tabs, and one live table of the messages in the selected state.
 import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { deleteIds, replayIds } from "../actions";
 import type { ApiError } from "../api";
 import { count, plural } from "../format";
-import { focusFilter, useKeys } from "../keys";
+import { focusFilter } from "../keys";
 import { title } from "../lifecycle";
 import { useCounts, useFeed, useJournal } from "../live";
-import { useMoved } from "../moved";
-import { BulkBar } from "../parts/BulkBar";
-import { Empty, Link } from "../parts/Marks";
-import { MessageTable, sorted } from "../parts/MessageTable";
+import { apply, useMoved } from "../moved";
+import { BulkBar, BulkMoveDelete, BulkReplay } from "../parts/BulkBar";
+import { Empty } from "../parts/Marks";
+import { messageColumns } from "../parts/messageColumns";
+import { cursorShown, Pager } from "../parts/Pager";
 import { MoveDialog } from "../parts/QueueDialogs";
 import { QueueHeader, stateShown } from "../parts/QueueHeader";
 import { SearchField } from "../parts/SearchField";
+import { sorted, Table } from "../parts/Table";
 import { Failed, Loading } from "../parts/Waiting";
 import { proposeReplay } from "../replays";
 import { useResource } from "../resource";
-import { go, messageHref, query, queueApi, search, setQuery, trail } from "../router";
-import { useSelection } from "../selection";
+import { go, messageHref, query, queueApi, search, setQuery } from "../router";
+import { useListKeys, useSelection } from "../selection";
 import { mayOperate } from "../session";
-import type { Message, MessagePage, Queue } from "../types";
+import type { MessageOut, MessagePage, QueueOut } from "../types";
 
 const PAGE = 50;
-/** How often the facts around the table are read again, in milliseconds; counts come live. */
+/** Milliseconds between two reads of the details around the table; counts arrive live. */
 const FACTS_EVERY = 5_000;
-/** A filtered page costs the server a scan, so it is refreshed less often, in milliseconds. */
+/** Milliseconds between two reads of a filtered page: each costs the server a scan. */
 const FILTERED_GAP = 3_000;
-const NONE: Message[] = [];
+const NONE: MessageOut[] = [];
 
 export function QueuePage({ name }: { name: string }) {
   useFeed({ journal: "one", queue: name });
-  const facts = useResource<Queue>(queueApi(name), FACTS_EVERY);
-  const [counted, setCounted] = useState<Partial<Queue>>({});
+  const facts = useResource<QueueOut>(queueApi(name), FACTS_EVERY);
+  const [counted, setCounted] = useState<Partial<QueueOut>>({});
   const queue = facts.data?.queue === name ? { ...facts.data, ...counted } : null;
   const asked = query.value.get("state") ?? "";
-  // Without a state in the link the choice is made once, so that the tab does not jump while messages move.
+  // Without a state in the link the state is chosen once, so that the tab does not jump while messages move.
   useEffect(() => {
     if (asked === "" && queue !== null) setQuery({ state: stateShown("", queue) }, true);
   }, [asked, queue === null]);
@@ -45,14 +47,16 @@ export function QueuePage({ name }: { name: string }) {
   const filters = { kind: value("kind"), q: value("q"), error_class: value("error_class") };
   const filtered = Object.values(filters).some(Boolean);
   const order = value("order") === "newest" ? "newest" : "oldest";
-  const before = value("before");
-  const listing = queueApi(name, `/messages${search({ state, ...filters, order, limit: PAGE, before })}`);
+  const listing = queueApi(name, `/messages${search({ state, ...filters, order, limit: PAGE, before: cursorShown() })}`);
   const page = useResource<MessagePage>(asked === "" ? null : listing);
   const shown = page.data?.state === state ? page.data : null;
   const messages = shown?.messages ?? NONE;
-  const rows = sorted(messages, value("sort"));
-  const selection = useSelection(listing, rows.map((message) => message.id));
+  // The server counts before it reads the page, and messages may have arrived in between.
+  const total = Math.max(shown?.total ?? 0, messages.length);
   const moved = useMoved(name, messages, shown?.now ?? 0);
+  const columns = messageColumns(state, moved);
+  const rows = sorted(messages, columns, value("sort"));
+  const selection = useSelection(listing, rows.map((message) => message.id));
   const [moving, setMoving] = useState<string[] | null>(null);
 
   const refresh = (): void => page.reloadSoon(filtered ? FILTERED_GAP : undefined);
@@ -92,20 +96,10 @@ export function QueuePage({ name }: { name: string }) {
     const ids = selection.targets();
     if (state !== "leased" && mayOperate.value && ids.length > 0) void deleteIds(name, ids).then(after);
   };
-  const select = (range: boolean): void => {
-    if (selection.cursor !== null && mayOperate.value) selection.toggle(selection.cursor, range);
-  };
-  useKeys({
-    j: () => selection.moveCursor(1),
-    k: () => selection.moveCursor(-1),
-    x: () => select(false),
-    X: () => select(true),
-    R: replay,
-    "#": erase,
-    Delete: erase,
-    Enter: () => selection.cursor !== null && go(messageHref(name, selection.cursor)),
-    Escape: () => selection.clear(),
-    "/": focusFilter,
+  useListKeys(selection, {
+    open: (id) => go(messageHref(name, id)),
+    erase,
+    more: { R: replay, "/": focusFilter },
   });
 
   if (queue === null) return facts.error ? <Missing name={name} error={facts.error} /> : <Loading />;
@@ -123,33 +117,43 @@ export function QueuePage({ name }: { name: string }) {
             </button>
           )}
         </Filters>
-        <BulkBar
-          chosen={selection.chosen.size}
-          state={state}
-          onReplay={replay}
-          onDelete={erase}
-          onMove={() => setMoving(selection.targets())}
-          onClear={selection.clear}
-        />
+        <BulkBar chosen={selection.chosen.size} label="Selected messages" onClear={selection.clear}>
+          {state === "dead" && <BulkReplay onClick={replay} />}
+          {state === "leased" ? (
+            <span class="muted">Leased messages cannot be deleted or moved.</span>
+          ) : (
+            <BulkMoveDelete onMove={() => setMoving(selection.targets())} onDelete={erase} />
+          )}
+        </BulkBar>
         {page.error && shown === null && <Failed error={page.error} what="the messages" />}
         {rows.length > 0 && (
-          <MessageTable
-            state={state}
-            messages={rows}
-            moved={moved}
+          <Table
+            label={`${title(state)} messages`}
+            class={`messages of-${state}`}
+            columns={columns}
+            rows={rows.map((message) => apply(message, moved.get(message.id)))}
+            keyOf={({ id }) => id}
+            part="message-row"
+            attributes={({ id, state: now }) => ({ "data-id": id, "data-state": moved.get(id)?.state ?? now })}
+            rowClass={({ id }) => ((moved.get(id)?.state ?? state) === state ? "" : "left")}
+            cursor={selection.cursor}
+            selection={mayOperate.value ? selection : null}
+            nameOf={({ id }) => `message ${id}`}
             sort={value("sort")}
             onSort={(sort) => setQuery({ sort }, true)}
-            selection={selection}
-            selectable={mayOperate.value}
           />
         )}
         {shown !== null && rows.length === 0 && (
-          <Empty title={filtered ? "Nothing matches here." : `No ${state} messages.`}>
-            {filtered ? `Looked at ${plural(shown.scanned, "message")}.` : state === "dead" ? "Nothing has failed for good." : ""}
-          </Empty>
+          <Empty title={filtered ? "No message matches the filter." : `No ${state} messages.`} />
         )}
         {shown === null && !page.error && <Loading />}
-        {shown !== null && <Pager page={shown} shown={rows.length} before={before} filtered={filtered} />}
+        {shown !== null && (
+          <Pager next={shown.next} words={["Previous", filtered && rows.length < PAGE && shown.next !== null ? "Continue search" : "Next"]}>
+            {filtered
+              ? `${plural(rows.length, "match", "matches")} (searched ${count(shown.scanned)} of ${plural(total, "message")})`
+              : rows.length > 0 && `${count(rows.length)} of ${plural(total, "message")}`}
+          </Pager>
+        )}
       </section>
       {moving !== null && <MoveDialog queue={name} ids={moving} onClose={() => setMoving(null)} onDone={() => after(true)} />}
     </>
@@ -163,46 +167,20 @@ const Missing = ({ name, error }: { name: string; error: ApiError }) => (
   </>
 );
 
-function Pager({ page, shown, before, filtered }: { page: MessagePage; shown: number; before: string; filtered: boolean }) {
-  const past = trail();
-  const older = (): void => setQuery({ before: page.next }, false, { trail: [...past, before] });
-  const newer = (): void => setQuery({ before: past.at(-1) ?? null }, false, { trail: past.slice(0, -1) });
-  return (
-    <nav class="pager" aria-label="Pages">
-      <span class="muted">
-        {filtered
-          ? `${plural(shown, "match", "matches")} among ${plural(page.scanned, "message")} looked at, ${count(page.total)} in all`
-          : `${count(shown)} of ${plural(page.total, "message")}`}
-      </span>
-      <span class="actions">
-        {before !== "" && (
-          <Link href={window.location.pathname + search({ ...Object.fromEntries(query.value), before: null })}>First page</Link>
-        )}
-        <button type="button" data-testid="prev-page" disabled={before === ""} onClick={newer}>
-          Previous
-        </button>
-        <button type="button" data-testid="next-page" disabled={page.next === null} onClick={older}>
-          {filtered && shown < PAGE && page.next !== null ? "Search on" : "Next"}
-        </button>
-      </span>
-    </nav>
-  );
-}
-
 type FilterValues = { kind: string; q: string; error_class: string };
 
 function Filters({ filters, order, children }: { filters: FilterValues; order: string; children?: ComponentChildren }) {
-  const field = (name: keyof FilterValues, label: string, testid: string) => (
+  const field = (name: keyof FilterValues, label: string, part: string) => (
     <SearchField
       label={label}
       value={filters[name]}
-      testid={testid}
+      part={part}
       onText={(text) => setQuery({ [name]: text, before: null }, true)}
     />
   );
   return (
     <div class="filters" role="search">
-      {field("q", "Text in id or payload", "filter")}
+      {field("q", "ID or payload text", "filter")}
       {field("kind", "Kind", "filter-kind")}
       {field("error_class", "Error class", "filter-error-class")}
       <button type="button" aria-label={`Order: ${order} first`} onClick={() => setQuery({ order: order === "oldest" ? "newest" : null, before: null })}>

@@ -1,4 +1,4 @@
-// One message of an RSMQ queue: its facts, its whole payload, and deleting and moving it.
+// One message of an RSMQ queue: its details and its payload. It can be deleted and moved.
 import type { ComponentChildren } from "preact";
 import { useMemo, useState } from "preact/hooks";
 import { deleteRsmq } from "../actions";
@@ -6,15 +6,16 @@ import { parseExact, pretty } from "../exactjson";
 import { bytes, count, instant } from "../format";
 import { useKeys } from "../keys";
 import { useFeed } from "../live";
-import { Copy, Link, StateMark } from "../parts/Marks";
+import { FactList } from "../parts/FactList";
+import { Copy, Crumbs, StateMark } from "../parts/Marks";
 import { Source } from "../parts/Payload";
 import { RsmqMoveDialog } from "../parts/RsmqMove";
-import { Receivable } from "../parts/Times";
+import { Available } from "../parts/Times";
 import { Failed, Loading } from "../parts/Waiting";
 import { useResource } from "../resource";
 import { go, query, rsmqApi, rsmqHref } from "../router";
 import { mayOperate } from "../session";
-import type { WholeRsmqMessage } from "../types";
+import type { OneRsmqMessage, WholeRsmqMessage } from "../types";
 
 const READ_EVERY = 2_000;
 
@@ -22,7 +23,7 @@ export function RsmqMessagePage({ queue, id }: { queue: string; id: string }) {
   useFeed({ journal: "none" });
   const namespace = query.value.get("namespace") ?? "";
   const up = rsmqHref(queue, { namespace });
-  const found = useResource<{ message: WholeRsmqMessage }>(rsmqApi(`${queue}/messages/${id}`, { namespace }), READ_EVERY);
+  const found = useResource<OneRsmqMessage>(rsmqApi(`${queue}/messages/${id}`, { namespace }), READ_EVERY);
   const [moving, setMoving] = useState(false);
   const message = found.error?.status === 404 ? null : (found.data?.message ?? null);
   const erase = (): void => {
@@ -33,12 +34,15 @@ export function RsmqMessagePage({ queue, id }: { queue: string; id: string }) {
   return (
     <>
       <header class="page-head">
-        <nav class="crumbs" aria-label="Where this is">
-          <Link href={rsmqHref("", { namespace })}>RSMQ</Link> / <Link href={up}>{queue}</Link>
-        </nav>
+        <Crumbs
+          links={[
+            ["RSMQ", rsmqHref("", { namespace })],
+            [queue, up],
+          ]}
+        />
         <div class="title-row">
           <h1 class="mono">{id}</h1>
-          <Copy text={id} what="id" />
+          <Copy text={id} what="ID" />
           {message !== null && <StateMark state={message.state} />}
           {message !== null && mayOperate.value && (
             <span class="actions">
@@ -51,7 +55,7 @@ export function RsmqMessagePage({ queue, id }: { queue: string; id: string }) {
             </span>
           )}
         </div>
-        {found.error?.status === 404 && <p class="muted">This message is no longer here: it was deleted or moved. RSMQ keeps no journal.</p>}
+        {found.error?.status === 404 && <p class="muted">This message no longer exists: it was deleted or moved. RSMQ keeps no journal.</p>}
       </header>
       {message === null && found.error !== null && found.error.status !== 404 && <Failed error={found.error} what={`the message ${id}`} />}
       {message !== null && (
@@ -63,7 +67,7 @@ export function RsmqMessagePage({ queue, id }: { queue: string; id: string }) {
             </section>
           </div>
           <div>
-            <Facts message={message} />
+            <FactList facts={facts(message)} />
           </div>
         </div>
       )}
@@ -72,7 +76,7 @@ export function RsmqMessagePage({ queue, id }: { queue: string; id: string }) {
   );
 }
 
-/** RSMQ carries text; most of it is JSON, and is shown as such. */
+/** RSMQ stores text. JSON, which most of it is, is shown indented. */
 function Text({ message }: { message: WholeRsmqMessage }) {
   const { payload = null, payload_base64 = null } = message;
   const json = useMemo(() => {
@@ -82,33 +86,18 @@ function Text({ message }: { message: WholeRsmqMessage }) {
       return null;
     }
   }, [payload]);
-  if (payload === "") return <p class="muted">The empty text.</p>;
+  if (payload === "") return <p class="muted">The payload is empty.</p>;
   if (payload === null) return <Source text={payload_base64 ?? ""} what="payload" />;
   return <Source text={json ?? payload} what="payload" json={json !== null} />;
 }
 
-function Facts({ message }: { message: WholeRsmqMessage }) {
-  const facts: [string, ComponentChildren][] = [
-    ["Receivable", <Receivable at={message.due_at} />],
+function facts(message: WholeRsmqMessage): [string, ComponentChildren][] {
+  return [
+    ["Available", <Available at={message.due_at} />],
     ["Attempts", count(message.attempts)],
     ["Size", bytes(message.size)],
     ["Sent", message.sent_at === null ? "" : instant(message.sent_at)],
     ["First received", message.first_received_at === null ? "" : instant(message.first_received_at)],
     ["Namespace", message.namespace],
   ];
-  return (
-    <section class="panel" aria-label="Facts">
-      <h2>Facts</h2>
-      <dl class="facts">
-        {facts
-          .filter(([, value]) => value !== "")
-          .map(([name, value]) => (
-            <div key={name}>
-              <dt>{name}</dt>
-              <dd class="num">{value}</dd>
-            </div>
-          ))}
-      </dl>
-    </section>
-  );
 }

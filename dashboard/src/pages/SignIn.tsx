@@ -1,4 +1,4 @@
-// The way in: a token, and nothing kept here but the server's own cookie.
+// Signing in with a token. Only the server's cookie keeps it.
 import { useState } from "preact/hooks";
 import { ApiError, explain } from "../api";
 import { signIn } from "../session";
@@ -13,7 +13,7 @@ export function SignInPage() {
     try {
       await signIn(token);
     } catch (error) {
-      setProblem(error instanceof ApiError && error.status === 401 ? "This token is not known here." : explain(error));
+      setProblem(error instanceof ApiError && error.status === 401 ? "This token is not valid." : explain(error));
       setBusy(false);
     }
   };
@@ -22,10 +22,10 @@ export function SignInPage() {
       <form class="panel" onSubmit={(event) => void submit(event)}>
         <img src="/favicon.svg" alt="" width="40" height="40" />
         <h1>Restante</h1>
-        <p class="muted">Sign in with a token that has at least the role read.</p>
+        <p class="muted">Sign in with a token that has the read role.</p>
         <label class="field">
           <span>Token</span>
-          <input name="token" type="password" autocomplete="current-password" required autofocus placeholder="rst_…" data-testid="sign-in-token" />
+          <input name="token" type="password" autocomplete="current-password" required autofocus placeholder="rst_…" data-part="sign-in-token" />
         </label>
         <p class="problem" role="alert">
           {problem}

@@ -1,9 +1,9 @@
-// Events and calls between services: is anyone behind, which subscription, what died, and how to put it back.
+// Events and calls between services: which subscriptions are behind, and which events are dead.
 import { useRef } from "preact/hooks";
 import { count, plural } from "../format";
 import { focusFilter, useKeys } from "../keys";
 import { useCounts, useFeed } from "../live";
-import { ArchiveCard, focusedRow, pressIn } from "../parts/Archives";
+import { ArchiveCard, focusedRow, clickIn } from "../parts/Archives";
 import { Ladder } from "../parts/Ladder";
 import { Empty, Link } from "../parts/Marks";
 import { SearchField } from "../parts/SearchField";
@@ -14,12 +14,12 @@ import { query, queueHref, setQuery } from "../router";
 import type { Archive, Topic, Topics } from "../types";
 
 const READ_EVERY = 5_000;
-/** The page is read at most this often while counts change, in milliseconds: each time asks both brokers. */
+/** Minimum of milliseconds between two reads while counts change: each read asks both brokers. */
 const COUNTED_GAP = 1_000;
-/** The queue of events that nobody had subscribed to. */
+/** The queue of events without a subscription. */
 const UNROUTED = "events.unrouted";
 
-const queuesOf = (topics: Topic[]) => topics.flatMap(({ subscriptions }) => subscriptions);
+const subscriptionsOf = (topics: Topic[]) => topics.flatMap(({ subscriptions }) => subscriptions);
 
 /** The topics whose name, or the subscriptions whose service or handler, has the text. */
 function matching(topics: Topic[], text: string): Topic[] {
@@ -35,7 +35,7 @@ export function TopicsPage() {
   const box = useRef<HTMLDivElement>(null);
   useCounts(
     (counts) => {
-      const mine = new Set([UNROUTED, ...queuesOf(found.data?.topics ?? []).map(({ queue }) => queue)]);
+      const mine = new Set([UNROUTED, ...subscriptionsOf(found.data?.topics ?? []).map(({ queue }) => queue)]);
       if (counts.queues.some(({ queue }) => mine.has(queue))) found.reloadSoon(COUNTED_GAP);
     },
     [found.data],
@@ -49,14 +49,14 @@ export function TopicsPage() {
     "/": focusFilter,
     j: () => step(1),
     k: () => step(-1),
-    R: () => pressIn("[data-testid=archive-replay]"),
-    Enter: () => focusedRow()?.querySelector<HTMLElement>("a, [data-testid=archive-open]")?.click(),
+    R: () => clickIn("[data-part=archive-replay]"),
+    Enter: () => focusedRow()?.querySelector<HTMLElement>("a, [data-part=archive-open]")?.click(),
   });
   if (found.data === null) return found.error ? <Failed error={found.error} what="the topics" /> : <Loading />;
   const { topics, archives, rungs, problem } = found.data;
   const wanted = query.value.get("q") ?? "";
   const shown = matching(topics, wanted);
-  const services = new Set(queuesOf(shown).map(({ service }) => service));
+  const services = new Set(subscriptionsOf(shown).map(({ service }) => service));
   return (
     <>
       <header class="page-head">
@@ -64,19 +64,19 @@ export function TopicsPage() {
           <h1>Topics</h1>
           {topics.length > 0 && (
             <div class="actions">
-              <SearchField label="Topic or service" value={wanted} testid="filter" onText={(text) => setQuery({ q: text }, true)} />
+              <SearchField label="Topic or service" value={wanted} part="filter" onText={(text) => setQuery({ q: text }, true)} />
             </div>
           )}
         </div>
-        {topics.length > 0 && <Totals told={found.data} />}
+        {topics.length > 0 && <Totals found={found.data} />}
       </header>
       {problem && (
-        <p class="banner" role="status" data-testid="problem">
-          Not all can be seen: {problem}
+        <p class="banner" role="status" data-part="problem">
+          Some information is missing: {problem}
         </p>
       )}
       {topics.length === 0 && <Begin />}
-      {topics.length > 0 && shown.length === 0 && <Empty title="No topic or service has that in its name." />}
+      {topics.length > 0 && shown.length === 0 && <Empty title="No topic or service contains this text." />}
       <div ref={box} class="topics-page">
         <Section title="Events" topics={shown.filter(({ way }) => way === "event")} Table={EventTable} problem={problem} />
         <Section title="Calls" topics={shown.filter(({ way }) => way === "call")} Table={CallTable} problem={problem} />
@@ -94,14 +94,14 @@ export function TopicsPage() {
   );
 }
 
-function Totals({ told: { topics, archives, unrouted } }: { told: Topics }) {
-  const events = queuesOf(topics.filter(({ way }) => way === "event"));
-  const services = new Set(queuesOf(topics).map(({ service }) => service)).size;
+function Totals({ found: { topics, archives, unrouted } }: { found: Topics }) {
+  const events = subscriptionsOf(topics.filter(({ way }) => way === "event"));
+  const services = new Set(subscriptionsOf(topics).map(({ service }) => service)).size;
   const waiting = events.reduce((sum, one) => sum + (one.waiting ?? 0), 0);
   const dead = archives.reduce((sum, one) => sum + (one.dead ?? 0), 0);
   const least = (known: (number | null)[]): string => (known.includes(null) ? "at least " : "");
   return (
-    <p class="facts-line" data-testid="topic-totals">
+    <p class="facts-line" data-part="topic-totals">
       <span>
         <b class="num">{count(events.length)}</b> {events.length === 1 ? "subscription" : "subscriptions"} of <b class="num">{count(services)}</b>{" "}
         {services === 1 ? "service" : "services"}
@@ -117,7 +117,7 @@ function Totals({ told: { topics, archives, unrouted } }: { told: Topics }) {
           <b class="num">{count(dead)}</b> dead
         </span>
       </span>
-      <span title="Nobody had subscribed to their topics; they are kept for whoever looks for them">
+      <span title="Events published to topics without a subscription">
         {unrouted > 0 && events.some(({ broker }) => broker === "redis") ? (
           <Link href={queueHref(UNROUTED)}>{plural(unrouted, "unrouted event")}</Link>
         ) : (
@@ -154,7 +154,7 @@ function Archives({ archives }: { archives: Archive[] }) {
         <h2>Archives</h2>
       </div>
       {full.length === 0 && unknown.length === 0 && <p class="muted">No dead events.</p>}
-      {unknown.length > 0 && <p class="muted">Not known: the archives of {unknown.join(", ")} on RabbitMQ.</p>}
+      {unknown.length > 0 && <p class="muted">Unknown: the dead events of {unknown.join(", ")} on RabbitMQ.</p>}
       {full.map((archive) => (
         <ArchiveCard key={`${archive.service} ${archive.broker}`} archive={archive} dead={archive.dead ?? 0} />
       ))}
@@ -171,11 +171,11 @@ def send_invoice(order):
     ...`;
 
 const Begin = () => (
-  <Empty title="No service has subscribed to anything yet.">
-    <p>A service is a Celery app whose handlers name the topics they want:</p>
+  <Empty title="No subscriptions yet">
+    <p>A service is a Celery app whose handlers subscribe to topics:</p>
     <pre class="begin">{FIRST}</pre>
     <p>
-      It appears here once its worker has started: <code>celery -A billing worker</code>
+      It appears here after its worker has started: <code>celery -A billing worker</code>
     </p>
   </Empty>
 );

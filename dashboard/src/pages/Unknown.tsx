@@ -1,4 +1,4 @@
-// A page this dashboard does not know: either nobody does, or the server is newer.
+// A page that this dashboard does not have: it does not exist, or the server is newer.
 import { useFeed } from "../live";
 import { Empty, Link } from "../parts/Marks";
 
@@ -7,8 +7,8 @@ export function UnknownPage({ offered }: { offered: string | null }) {
   return (
     <>
       <h1>{offered ?? "Not found"}</h1>
-      <Empty title={offered === null ? "There is no such page." : "This dashboard is older than the server."}>
-        {offered === null ? <Link href="/">Back to the overview</Link> : "Reload, or rebuild the dashboard of this installation."}
+      <Empty title={offered === null ? "This page does not exist." : "This dashboard is older than the server."}>
+        {offered === null ? <Link href="/">Back to the overview</Link> : "Reload the page. If that does not help, rebuild the dashboard."}
       </Empty>
     </>
   );

@@ -1,4 +1,4 @@
-// What services could not handle: a card each, one of them open with its dead events to be chosen and replayed.
+// The archives of dead events: one card per service. An open card lists its events, which can be selected and replayed.
 import { useEffect, useRef } from "preact/hooks";
 import { proposeEvents, replayChosen } from "../actions";
 import { count, plural } from "../format";
@@ -8,21 +8,23 @@ import { messageHref, query, search, setQuery } from "../router";
 import { useSelection } from "../selection";
 import { mayOperate } from "../session";
 import type { Archive, DeadEvent, DeadEvents } from "../types";
-import { Empty, Link } from "./Marks";
+import { BulkBar, BulkReplay } from "./BulkBar";
+import { Dash, Empty, Link } from "./Marks";
+import { Table, type Column } from "./Table";
 import { Ago } from "./Times";
 import { BrokerTag } from "./TopicTables";
 import { Failed, Loading } from "./Waiting";
 
 /** Dead events that an open card shows. */
 const SHOWN = 100;
-/** How often an open card is read again, in milliseconds. */
+/** Milliseconds between two reads of an open card. */
 const READ_EVERY = 5_000;
 
-/** The row or card that has the keyboard. */
+/** The focused row or card. */
 export const focusedRow = (): HTMLElement | null => document.activeElement?.closest<HTMLElement>("[data-row]") ?? null;
 
-/** Presses something in the archive that has the keyboard. */
-export const pressIn = (hook: string): void => focusedRow()?.closest("[data-testid=archive]")?.querySelector<HTMLElement>(hook)?.click();
+/** Clicks an element of the focused archive. */
+export const clickIn = (selector: string): void => focusedRow()?.closest("[data-part=archive]")?.querySelector<HTMLElement>(selector)?.click();
 
 const filters = () => ({ subscription: query.value.get("subscription"), error_class: query.value.get("error_class") });
 const NO_FILTERS = { subscription: null, error_class: null };
@@ -34,18 +36,18 @@ export function ArchiveCard({ archive, dead }: { archive: Archive; dead: number 
   const filtered = chosen.subscription !== null || chosen.error_class !== null;
   const card = useRef<HTMLElement>(null);
   useEffect(() => {
-    // A link further up has opened it.
+    // The card was opened by a link of the table above.
     if (open && chosen.subscription !== null) card.current?.focus();
   }, [open, chosen.subscription]);
   return (
-    <article ref={card} class="panel archive" tabIndex={-1} data-row data-testid="archive" data-service={service} aria-label={`Archive of ${service}`}>
+    <article ref={card} class="panel archive" tabIndex={-1} data-row data-part="archive" data-service={service} aria-label={`Archive of ${service}`}>
       <div class="archive-head">
         <h3>
           {service} <BrokerTag broker={broker} />
         </h3>
         <span class="mark state-dead">
           <span class="dot" aria-hidden="true" />
-          <span class="num" data-testid="archive-count">
+          <span class="num" data-part="archive-count">
             {plural(dead, "dead event")}
           </span>
         </span>
@@ -54,13 +56,13 @@ export function ArchiveCard({ archive, dead }: { archive: Archive; dead: number 
           <button
             type="button"
             aria-expanded={open}
-            data-testid="archive-open"
+            data-part="archive-open"
             onClick={() => setQuery({ open: open ? null : service, ...NO_FILTERS }, true)}
           >
-            {open ? "Fold" : "Show"}
+            {open ? "Hide" : "Show"}
           </button>
           {mayOperate.value && (
-            <button type="button" class="primary" data-testid="archive-replay" onClick={() => void proposeEvents(service, chosen)}>
+            <button type="button" class="primary" data-part="archive-replay" onClick={() => void proposeEvents(service, chosen)}>
               {filtered ? "Replay matching…" : `Replay all ${count(dead)}…`}
             </button>
           )}
@@ -71,11 +73,11 @@ export function ArchiveCard({ archive, dead }: { archive: Archive; dead: number 
   );
 }
 
-/** How much of an archive's limit is taken; only RabbitMQ's have one. */
+/** How full an archive is. Only archives on RabbitMQ have a limit. */
 function Fill({ archive: { service, limit, fill, nearly_full } }: { archive: Archive }) {
   if (limit === null || fill === null) return null;
   return (
-    <span class={nearly_full ? "fill fill-high" : "fill"} data-testid="archive-fill" title="A full archive refuses, and what it refuses is tried again and again">
+    <span class={nearly_full ? "fill fill-high" : "fill"} data-part="archive-fill" title="A full archive rejects further events, which are then retried without end">
       <svg viewBox="0 0 100 6" preserveAspectRatio="none" role="img" aria-label={`The archive of ${service} is ${percent(fill)} full`}>
         <rect class="shaft" width="100" height="6" />
         <rect width={Math.min(100, fill * 100)} height="6" />
@@ -95,7 +97,7 @@ const keyOf = ({ subscription, id }: DeadEvent): string => `${subscription}\n${i
 function DeadList({ archive: { service, broker }, dead }: { archive: Archive; dead: number }) {
   const chosen = filters();
   const listing = `/api/topics/${encodeURIComponent(service)}/dead${search({ ...chosen, limit: SHOWN })}`;
-  // Whoever reads an archive on RabbitMQ holds it for a moment, so that is done only when its count has changed.
+  // Reading an archive on RabbitMQ locks it for a moment, so it is read only when its count has changed.
   const found = useResource<DeadEvents>(listing, broker === "redis" ? READ_EVERY : 0);
   const known = useRef(dead);
   if (known.current !== dead) {
@@ -106,11 +108,11 @@ function DeadList({ archive: { service, broker }, dead }: { archive: Archive; de
   const selection = useSelection(listing, rows.map(keyOf));
   const picked = rows.filter((row) => selection.chosen.has(keyOf(row)));
   const replay = (): void => {
-    if (picked.length === 0) pressIn("[data-testid=archive-replay]");
+    if (picked.length === 0) clickIn("[data-part=archive-replay]");
     else if (mayOperate.value) void replayChosen(service, picked).then((done) => done && selection.clear());
   };
   useKeys({
-    x: () => focusedRow()?.querySelector<HTMLElement>("[data-testid=dead-select]")?.click(),
+    x: () => focusedRow()?.querySelector<HTMLElement>("[data-part=row-select]")?.click(),
     R: replay,
     Escape: () => selection.clear(),
   });
@@ -119,60 +121,39 @@ function DeadList({ archive: { service, broker }, dead }: { archive: Archive; de
   return (
     <>
       <div class="filters archive-filters" role="search" aria-label={`Dead events of ${service}`}>
-        <Choice name="subscription" all="Every subscription" rows={rows} />
-        <Choice name="error_class" all="Every error" rows={rows} />
-        {rows.length < matching && <span class="muted">the latest {count(rows.length)} of {count(matching)}</span>}
+        <Choice name="subscription" all="All subscriptions" rows={rows} />
+        <Choice name="error_class" all="All errors" rows={rows} />
+        {rows.length < matching && <span class="muted">latest {count(rows.length)} of {count(matching)}</span>}
       </div>
-      {picked.length > 0 && (
-        <div class="bulk-bar" role="toolbar" aria-label="Selected events" data-testid="bulk-bar">
-          <b class="num">{count(picked.length)} selected</b>
-          <button type="button" class="primary" data-testid="bulk-replay" onClick={replay}>
-            Replay <kbd>R</kbd>
-          </button>
-          <button type="button" class="ghost" onClick={selection.clear}>
-            Clear <kbd>Esc</kbd>
-          </button>
-        </div>
-      )}
+      <BulkBar chosen={picked.length} label="Selected events" onClear={selection.clear}>
+        <BulkReplay onClick={replay} />
+      </BulkBar>
       {rows.length === 0 ? (
-        <Empty title="Nothing matches here." />
+        <Empty title="No dead event matches the filter." />
       ) : (
-        <div class="table-box">
-          <table class="dead-events" aria-label={`Dead events of ${service}`}>
-            <thead>
-              <tr>
-                {mayOperate.value && (
-                  <th scope="col" class="select">
-                    <input type="checkbox" aria-label="Select every event shown" checked={picked.length === rows.length} onChange={selection.togglePage} />
-                  </th>
-                )}
-                <th scope="col">Topic</th>
-                <th scope="col" class="mid-only">Subscription</th>
-                <th scope="col" class="right mid-only">Attempts</th>
-                <th scope="col">Died</th>
-                <th scope="col">Error</th>
-                <th scope="col" class="wide-only">Data</th>
-              </tr>
-            </thead>
-            <tbody>
-              {rows.map((row) => (
-                <DeadRow key={keyOf(row)} row={row} linked={broker === "redis"} chosen={selection.chosen.has(keyOf(row))} onToggle={(range) => selection.toggle(keyOf(row), range)} />
-              ))}
-            </tbody>
-          </table>
-        </div>
+        <Table
+          label={`Dead events of ${service}`}
+          class="dead-events"
+          columns={columns(broker === "redis")}
+          rows={rows}
+          keyOf={keyOf}
+          part="dead-row"
+          attributes={({ id }) => ({ "data-row": "", "data-id": id })}
+          selection={mayOperate.value ? selection : null}
+          nameOf={({ id, subscription }) => `event ${id} of ${subscription}`}
+        />
       )}
     </>
   );
 }
 
-/** The values seen so far stay to be chosen while one of them is. */
+/** Offers all values seen so far, because a filtered list contains only one of them. */
 function Choice({ name, all, rows }: { name: "subscription" | "error_class"; all: string; rows: DeadEvent[] }) {
   const seen = useRef(new Set<string>());
   const now = query.value.get(name) ?? "";
   for (const value of [now, ...rows.map((row) => row[name])]) if (value) seen.current.add(value);
   return (
-    <select aria-label={all} value={now} data-testid={`filter-${name}`} onChange={(event) => setQuery({ [name]: event.currentTarget.value }, true)}>
+    <select aria-label={all} value={now} data-part={`filter-${name}`} onChange={(event) => setQuery({ [name]: event.currentTarget.value }, true)}>
       <option value="">{all}</option>
       {[...seen.current].sort().map((value) => (
         <option key={value} value={value}>
@@ -183,45 +164,46 @@ function Choice({ name, all, rows }: { name: "subscription" | "error_class"; all
   );
 }
 
-/** What is worth a line: a traceback says it in its last, anything else in its first. */
-function said({ error, error_class }: DeadEvent): string {
+/** One line of an error: the last of a traceback, else the first. */
+function summary({ error, error_class }: DeadEvent): string {
   const lines = error.trim().split("\n");
   const line = (error.startsWith("Traceback") ? lines.at(-1) : lines[0]) ?? "";
   return line.startsWith(`${error_class}: `) ? line.slice(error_class.length + 2) : line;
 }
 
-type RowProps = { row: DeadEvent; linked: boolean; chosen: boolean; onToggle: (range: boolean) => void };
-
-function DeadRow({ row, linked, chosen, onToggle }: RowProps) {
-  const operates = mayOperate.value;
-  return (
-    <tr tabIndex={-1} data-row data-testid="dead-row" data-id={row.id} aria-selected={operates ? chosen : undefined}>
-      {operates && (
-        <td class="select">
-          <input type="checkbox" checked={chosen} aria-label={`Select event ${row.id} of ${row.subscription}`} data-testid="dead-select" onClick={(event) => onToggle(event.shiftKey)} />
-        </td>
-      )}
-      <td class="clip">
-        {linked ? (
-          <Link href={messageHref(row.subscription, row.id)} title={row.id}>
-            {row.topic}
-          </Link>
-        ) : (
-          <span title={row.id}>{row.topic}</span>
-        )}
-      </td>
-      <td class="clip mid-only">{row.subscription}</td>
-      <td class="right num mid-only" title={row.replays > 0 ? `replayed ${plural(row.replays, "time")} before` : undefined}>
-        {count(row.attempts)}
-        {row.replays > 0 && <span class="muted"> ↻{count(row.replays)}</span>}
-      </td>
-      <td class="num">{row.died_at === null ? <span class="muted">–</span> : <Ago at={row.died_at} />}</td>
-      <td class="error-cell clip" title={row.error}>
-        <b>{row.error_class}</b> {said(row)}
-      </td>
-      <td class="clip mono wide-only" title={row.data}>
-        {row.data}
-      </td>
-    </tr>
-  );
-}
+/** Only events on Redis have a page, to which their topic links. */
+const columns = (linked: boolean): Column<DeadEvent>[] => [
+  {
+    id: "topic",
+    title: "Topic",
+    class: "clip",
+    cell: ({ topic, subscription, id }) => (linked ? <Link href={messageHref(subscription, id)}>{topic}</Link> : topic),
+    cellHint: ({ id }) => id,
+  },
+  { id: "subscription", title: "Subscription", class: "clip mid-only", cell: ({ subscription }) => subscription },
+  {
+    id: "attempts",
+    title: "Attempts",
+    class: "right num mid-only",
+    cell: ({ attempts, replays }) => (
+      <>
+        {count(attempts)}
+        {replays > 0 && <span class="muted"> ↻{count(replays)}</span>}
+      </>
+    ),
+    cellHint: ({ replays }) => (replays > 0 ? `replayed ${plural(replays, "time")}` : undefined),
+  },
+  { id: "died", title: "Died", class: "num", cell: ({ died_at }) => (died_at === null ? <Dash /> : <Ago at={died_at} />) },
+  {
+    id: "error",
+    title: "Error",
+    class: "error-cell clip",
+    cell: (event) => (
+      <>
+        <b>{event.error_class}</b> {summary(event)}
+      </>
+    ),
+    cellHint: ({ error }) => error,
+  },
+  { id: "data", title: "Data", class: "clip mono wide-only", cell: ({ data }) => data, cellHint: ({ data }) => data },
+];

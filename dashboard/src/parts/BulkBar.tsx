@@ -1,40 +1,37 @@
-// What can be done with the chosen rows; stays out of the way until there are some.
+// What can be done with the selected rows; hidden while there are none.
+import type { ComponentChildren } from "preact";
 import { count } from "../format";
-import type { State } from "../lifecycle";
 
-type Props = {
-  chosen: number;
-  state: State;
-  onReplay: () => void;
-  onDelete: () => void;
-  onMove: () => void;
-  onClear: () => void;
-};
+type Props = { chosen: number; label: string; onClear: () => void; children?: ComponentChildren };
 
-export function BulkBar({ chosen, state, onReplay, onDelete, onMove, onClear }: Props) {
+export function BulkBar({ chosen, label, onClear, children }: Props) {
   if (chosen === 0) return null;
   return (
-    <div class="bulk-bar" role="toolbar" aria-label="Selected messages" data-testid="bulk-bar">
+    <div class="bulk-bar" role="toolbar" aria-label={label} data-part="bulk-bar">
       <b class="num">{count(chosen)} selected</b>
-      {state === "dead" && (
-        <button type="button" class="primary" data-testid="bulk-replay" onClick={onReplay}>
-          Replay <kbd>R</kbd>
-        </button>
-      )}
-      {state !== "leased" && (
-        <>
-          <button type="button" data-testid="bulk-move" onClick={onMove}>
-            Move…
-          </button>
-          <button type="button" class="danger-quiet" data-testid="bulk-delete" onClick={onDelete}>
-            Delete <kbd>#</kbd>
-          </button>
-        </>
-      )}
-      {state === "leased" && <span class="muted">Held messages cannot be deleted or moved.</span>}
+      {children}
       <button type="button" class="ghost" onClick={onClear}>
         Clear <kbd>Esc</kbd>
       </button>
     </div>
   );
 }
+
+/** Replays the selected rows. */
+export const BulkReplay = ({ onClick }: { onClick: () => void }) => (
+  <button type="button" class="primary" data-part="bulk-replay" onClick={onClick}>
+    Replay <kbd>R</kbd>
+  </button>
+);
+
+/** Moves or deletes the selected rows. */
+export const BulkMoveDelete = ({ onMove, onDelete }: { onMove: () => void; onDelete: () => void }) => (
+  <>
+    <button type="button" data-part="bulk-move" onClick={onMove}>
+      Move…
+    </button>
+    <button type="button" class="danger-quiet" data-part="bulk-delete" onClick={onDelete}>
+      Delete <kbd>#</kbd>
+    </button>
+  </>
+);

@@ -1,4 +1,4 @@
-// Pictures of numbers over time: a sparkline for rows and the throughput chart of the overview.
+// Charts: the sparkline of a row, the bar of a latency, and the throughput chart of the overview.
 import { useLayoutEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
@@ -24,7 +24,7 @@ export function Sparkline({ values, label }: { values: number[]; label: string }
   );
 }
 
-/** The middle and the slow end of a time, beside each other in all rows: `most` is the longest of them. */
+/** The median and the 95th percentile of a time. All rows share the scale, whose end is `most`. */
 export function SpanBar({ p50, p95, most }: { p50: number; p95: number; most: number }) {
   const share = (ms: number): number => Math.max(1, (ms / Math.max(1, most)) * WIDTH);
   return (
@@ -37,7 +37,7 @@ export function SpanBar({ p50, p95, most }: { p50: number; p95: number; most: nu
 
 export type Series = { label: string; token: string; values: number[] };
 
-/** Lines of per-second rates; colours are taken from the stylesheet, so the chart is drawn anew with the theme. */
+/** Rates per second as lines. The colours come from the stylesheet, so a change of theme draws the chart again. */
 export function RateChart({ at, series, height }: { at: number[]; series: Series[]; height: number }) {
   const box = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | null>(null);

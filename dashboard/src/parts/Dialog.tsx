@@ -1,22 +1,22 @@
-// Dialogs: one modal frame for every form, and `ask` for a plain yes or no.
+// Dialogs: the modal frame of every form, and `ask` for a yes or a no.
 import { signal } from "@preact/signals";
 import type { ComponentChildren } from "preact";
 import { useId, useLayoutEffect, useRef, useState } from "preact/hooks";
 
 type ModalProps = {
   title: string;
-  /** What the confirming button says; without it there is nothing to confirm, only to close. */
+  /** The label of the confirming button. Without it the dialog can only be closed. */
   yes?: string;
   danger?: boolean;
-  testid?: string;
+  part?: string;
   wide?: boolean;
-  /** Keeps the dialog open by answering false. */
+  /** Returns false to keep the dialog open. */
   onYes?: (form: FormData) => void | boolean | Promise<void | boolean>;
   onClose: () => void;
   children?: ComponentChildren;
 };
 
-export function Modal({ title, yes, danger, testid, wide, onYes, onClose, children }: ModalProps) {
+export function Modal({ title, yes, danger, part, wide, onYes, onClose, children }: ModalProps) {
   const dialog = useRef<HTMLDialogElement>(null);
   const heading = useId();
   const [busy, setBusy] = useState(false);
@@ -44,7 +44,7 @@ export function Modal({ title, yes, danger, testid, wide, onYes, onClose, childr
       class={wide ? "wide" : ""}
       aria-modal="true"
       aria-labelledby={heading}
-      data-testid={testid}
+      data-part={part}
       onCancel={(event) => {
         event.preventDefault();
         onClose();
@@ -66,7 +66,7 @@ export function Modal({ title, yes, danger, testid, wide, onYes, onClose, childr
             type="submit"
             class={danger ? "danger" : "primary"}
             disabled={busy}
-            data-testid={yes === undefined ? undefined : "confirm-yes"}
+            data-part={yes === undefined ? undefined : "confirm-yes"}
           >
             {yes ?? "Close"}
           </button>
@@ -95,17 +95,17 @@ export function ask(question: Question): Promise<boolean> {
 export function Asked() {
   const question = asked.value;
   if (question === null) return null;
-  let said = false;
+  let confirmed = false;
   return (
     <Modal
       title={question.title}
       yes={question.yes}
       danger={question.danger ?? false}
-      testid="confirm-dialog"
+      part="confirm-dialog"
       onYes={() => {
-        said = true;
+        confirmed = true;
       }}
-      onClose={() => question.answer(said)}
+      onClose={() => question.answer(confirmed)}
     >
       {question.text && <p>{question.text}</p>}
     </Modal>

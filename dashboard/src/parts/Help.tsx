@@ -1,24 +1,24 @@
-// The keys, in a dialog.
+// The keyboard shortcuts, in a dialog.
 import { signal } from "@preact/signals";
 import { Modal } from "./Dialog";
 
 export const helpShown = signal(false);
 
 const KEYS: [string, string][] = [
-  ["/", "filter"],
-  ["j  k", "next, previous row"],
+  ["/", "go to the filter"],
+  ["j  k", "next row, previous row"],
   ["x  Shift x", "select the row, select a range"],
   ["Enter", "open the row"],
-  ["R", "replay the selected dead letters, or the row"],
-  ["#  Delete", "delete the selected messages, or the row"],
-  ["Esc", "clear the selection, close"],
-  ["p", "pause the journal"],
+  ["R", "replay the selected dead letters, or the current row"],
+  ["#  Delete", "delete the selected messages, or the current row"],
+  ["Esc", "clear the selection, or go back"],
+  ["p", "pause or resume the journal page"],
   ["g o", "overview"],
   ["g d", "dead letters"],
   ["g t", "topics"],
   ["g c", "consumers"],
   ["g j", "journal"],
-  ["t", "light or dark"],
+  ["t", "switch between light and dark"],
   ["?", "this help"],
 ];
 
@@ -28,7 +28,7 @@ export function Help() {
     helpShown.value = false;
   };
   return (
-    <Modal title="Keys" testid="help-dialog" onClose={close}>
+    <Modal title="Keyboard shortcuts" part="help-dialog" onClose={close}>
       <dl class="facts keys">
         {KEYS.map(([keys, what]) => (
           <div key={keys}>

@@ -1,8 +1,10 @@
-// Small signs used everywhere: a state's dot and word, an event's word, links, copying, anomaly marks.
+// Small elements of every page: states, events, links, numbers, copy buttons, anomaly marks, empty lists.
+// Everywhere `data-part` names a part of the page: keyboard shortcuts find their targets by it.
 import type { ComponentChildren } from "preact";
+import { short } from "../format";
 import { title, type Place } from "../lifecycle";
 import { go } from "../router";
-import type { Queue } from "../types";
+import type { QueueOut } from "../types";
 import { say } from "./Toasts";
 
 export function StateMark({ state, label }: { state: Place; label?: string }) {
@@ -21,18 +23,18 @@ type LinkProps = {
   class?: string;
   current?: boolean;
   title?: string;
-  testid?: string;
+  part?: string;
   children: ComponentChildren;
 };
 
 /** A link that stays inside the page unless the viewer asks for a new tab. */
-export function Link({ href, class: name, current, title: hint, testid, children }: LinkProps) {
+export function Link({ href, class: name, current, title: hint, part, children }: LinkProps) {
   return (
     <a
       href={href}
       class={name}
       title={hint}
-      data-testid={testid}
+      data-part={part}
       aria-current={current ? "page" : undefined}
       onClick={(event) => {
         if (event.button !== 0 || event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;
@@ -51,7 +53,7 @@ export function Copy({ text, what }: { text: string; what: string }) {
       await navigator.clipboard.writeText(text);
       say(`Copied the ${what}.`);
     } catch {
-      say("The browser does not allow copying here.", "bad");
+      say("The browser does not allow this page to copy.", "bad");
     }
   };
   return (
@@ -65,16 +67,16 @@ export function Copy({ text, what }: { text: string; what: string }) {
 }
 
 const ANOMALY_TEXTS: Record<string, string> = {
-  near_dead: "one attempt left before it is dead",
-  zombie: "its lease ended and nobody took it back",
-  long_running: "held unusually long",
+  near_dead: "one attempt left",
+  zombie: "its consumer is gone, or its lease has expired",
+  long_running: "leased for unusually long",
   large_payload: "unusually large payload",
-  burst: "taken in an unusual burst",
+  burst: "messages received at an unusual rate",
   bulk_delete: "many messages deleted at once",
-  purge: "a queue was purged",
-  archive_full: "an archive is nearly full",
-  unroutable: "published by Celery or Kombu, and no queue was bound for it",
-  lease_lost: "the lease ended without a word of its consumer",
+  purge: "messages purged",
+  archive_full: "archive nearly full",
+  unroutable: "published by Celery or Kombu to an exchange without a bound queue",
+  lease_lost: "the lease expired before the consumer settled the message",
 };
 
 export const anomalyText = (kind: string): string => ANOMALY_TEXTS[kind] ?? kind.replaceAll("_", " ");
@@ -91,12 +93,12 @@ export function AnomalyMarks({ kinds }: { kinds: string[] }) {
   );
 }
 
-/** What is wrong with a queue; a pause is always said, by the server or here. */
-export function Troubles({ queue }: { queue: Queue }) {
-  const said = queue.trouble.some(({ text }) => text.includes("paused"));
+/** The problems of a queue. A pause is always shown, even before the server lists it. */
+export function Troubles({ queue }: { queue: QueueOut }) {
+  const listed = queue.trouble.some(({ text }) => text.includes("paused"));
   return (
     <>
-      {queue.paused && !said && <span class="badge badge-warn">paused</span>}
+      {queue.paused && !listed && <span class="badge badge-warn">paused</span>}
       {queue.trouble.map(({ level, text }) => (
         <span key={text} class={`badge badge-${level}`}>
           {text}
@@ -106,7 +108,33 @@ export function Troubles({ queue }: { queue: Queue }) {
   );
 }
 
-/** What to show where there is nothing. */
+/** A value that a row does not have. */
+export const Dash = ({ why }: { why?: string }) => (
+  <span class="muted" title={why}>
+    –
+  </span>
+);
+
+/** A count; zero is drawn lighter, so that the others stand out. */
+export const Count = ({ n, part }: { n: number; part?: string }) => (
+  <span class={n === 0 ? "zero" : ""} data-part={part}>
+    {short(n)}
+  </span>
+);
+
+/** The pages above this one. */
+export const Crumbs = ({ links }: { links: [name: string, href: string][] }) => (
+  <nav class="crumbs" aria-label="Breadcrumb">
+    {links.map(([name, href], i) => (
+      <span key={href}>
+        {i > 0 && " / "}
+        <Link href={href}>{name}</Link>
+      </span>
+    ))}
+  </nav>
+);
+
+/** Shown in place of an empty list. */
 export function Empty({ title: heading, children }: { title: string; children?: ComponentChildren }) {
   return (
     <div class="empty">

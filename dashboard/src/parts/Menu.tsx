@@ -1,4 +1,4 @@
-// A button that opens a short list of actions; closes by Escape, by a choice, or by a click elsewhere.
+// A button that opens a list of actions. Escape, a choice, or a click elsewhere closes it.
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 

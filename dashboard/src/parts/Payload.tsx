@@ -1,16 +1,16 @@
-// A payload as coloured text: built from text nodes only, folded when long, plain when huge.
+// A payload as coloured text, built from text nodes only. Long payloads are folded, very long ones are not coloured.
 import type { ComponentChildren } from "preact";
 import { useMemo, useState } from "preact/hooks";
 import { pretty } from "../exactjson";
 import { bytes, plural } from "../format";
-import type { FullMessage } from "../types";
+import type { WholeMessage } from "../types";
 import { Copy } from "./Marks";
 
-/** Lines shown before folding. */
+/** Lines that a folded text shows. */
 const FOLDED_LINES = 40;
-/** Characters shown before folding: a payload may be one endless line. */
+/** Characters that a folded text shows: a payload may be one very long line. */
 const FOLDED_CHARACTERS = 20_000;
-/** Above this many characters colouring costs more than it gives. */
+/** Longest text that is coloured: colouring longer texts blocks the page. */
 const COLOURED = 200_000;
 
 const TOKEN = /("(?:\\.|[^"\\])*")(\s*:)?|\b(?:true|false|null)\b|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?/g;
@@ -35,7 +35,7 @@ export function Json({ value, what }: { value: unknown; what: string }) {
   return <Source text={text} what={what} json />;
 }
 
-/** Text in a box with a copy button; coloured if it is JSON. */
+/** Text with a copy button, coloured if it is JSON. */
 export function Source({ text, what, json = false }: { text: string; what: string; json?: boolean }) {
   const [open, setOpen] = useState(false);
   const lines = useMemo(() => text.split("\n"), [text]);
@@ -45,24 +45,24 @@ export function Source({ text, what, json = false }: { text: string; what: strin
   return (
     <div class="source">
       <Copy text={text} what={what} />
-      <pre data-testid={what === "payload" ? "payload" : undefined} tabIndex={0} aria-label={what}>
+      <pre data-part={what === "payload" ? "payload" : undefined} tabIndex={0} aria-label={what}>
         {content}
       </pre>
       {folds && (
         <button type="button" class="fold" aria-expanded={open} onClick={() => setOpen(!open)}>
-          {open ? "Fold" : `Show all: ${plural(lines.length, "line")}, ${bytes(text.length)}`}
+          {open ? "Show less" : `Show all: ${plural(lines.length, "line")}, ${bytes(text.length)}`}
         </button>
       )}
     </div>
   );
 }
 
-export function Payload({ message }: { message: FullMessage }) {
-  if (message.payload_base64 !== undefined) {
+export function Payload({ message }: { message: WholeMessage }) {
+  if (typeof message.payload_base64 === "string") {
     return (
       <>
         <p class="muted">
-          {bytes(message.size)} that are no JSON ({message.content_type || "no content type"}), shown as base64.
+          This payload is not JSON ({message.content_type || "no content type"}, {bytes(message.size)}). It is shown as base64.
         </p>
         <Source text={message.payload_base64} what="payload" />
       </>

@@ -1,4 +1,4 @@
-// The steps of a run of the data pipeline: which are done, which is under way and how far, which are to come.
+// The steps of a run of the data pipeline, and the progress of the current one.
 import { count } from "../format";
 import type { PipelineProgress } from "../types";
 
@@ -7,20 +7,20 @@ type Step = { title: string; phases: string[] };
 const STEPS: Step[] = [
   { title: "Start Spark", phases: ["waiting for the shop to open", "starting Spark"] },
   { title: "Read the journals", phases: ["bronze"] },
-  { title: "Work out the tables", phases: ["silver and gold", "compact", "retention"] },
-  { title: "Draw the report", phases: ["report"] },
+  { title: "Build the tables", phases: ["silver and gold", "compact", "retention"] },
+  { title: "Create the report", phases: ["report"] },
 ];
 
 const at = (phase: string): number => STEPS.findIndex(({ phases }) => phases.includes(phase));
 
-/** What the pipeline is doing, in a few words. */
+/** The current step and its progress as text. */
 export function phaseText(progress: PipelineProgress): string {
   const step = STEPS[at(progress.phase)];
-  const far = howFar(progress);
+  const far = progressText(progress);
   return `${step === undefined ? progress.phase : step.title.toLowerCase()}${far === "" ? "" : `, ${far}`}`;
 }
 
-function howFar({ phase, done, total, rows, rows_expected }: PipelineProgress): string {
+function progressText({ phase, done, total, rows, rows_expected }: PipelineProgress): string {
   if (phase === "bronze") return rows_expected > 0 ? `${count(rows)} of ${count(rows_expected)} lines` : `${count(rows)} lines`;
   if (phase === "silver and gold" && total > 0) return `${count(done)} of ${count(total)} tables`;
   return total > 0 ? `${count(done)} of ${count(total)}` : "";
@@ -28,7 +28,7 @@ function howFar({ phase, done, total, rows, rows_expected }: PipelineProgress): 
 
 export function PipelineSteps({ progress }: { progress: PipelineProgress }) {
   const known = at(progress.phase);
-  // A phase that is none of the steps, "server away" for one, interrupts the reading of the journals.
+  // A phase that is not a step, such as "server away", interrupts the reading of the journals.
   const current = known === -1 ? 1 : known;
   const steps = progress.report ? STEPS : STEPS.slice(0, -1);
   return (
@@ -36,7 +36,7 @@ export function PipelineSteps({ progress }: { progress: PipelineProgress }) {
       {steps.map(({ title }, i) => {
         const state = i < current ? "done" : i === current ? "now" : "next";
         return (
-          <li key={title} class={`step step-${state}`} data-testid="step" data-state={state} aria-current={state === "now" ? "step" : undefined}>
+          <li key={title} class={`step step-${state}`} data-part="step" data-state={state} aria-current={state === "now" ? "step" : undefined}>
             <span class="step-mark" aria-hidden="true">
               {state === "done" ? "✓" : i + 1}
             </span>
@@ -57,8 +57,8 @@ function Now({ progress, interrupted }: { progress: PipelineProgress; interrupte
   if (interrupted) return <span class="muted">{progress.phase}</span>;
   return (
     <>
-      {most > 0 ? <progress max={most} value={Math.min(done, most)} aria-label="How far it is" /> : <progress aria-label="Under way" />}
-      <span class="muted num">{howFar(progress)}</span>
+      {most > 0 ? <progress max={most} value={Math.min(done, most)} aria-label="Progress" /> : <progress aria-label="Running" />}
+      <span class="muted num">{progressText(progress)}</span>
     </>
   );
 }

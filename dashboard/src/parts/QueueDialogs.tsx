@@ -1,4 +1,4 @@
-// The forms of a queue: send a message, import lines, change settings, move messages to another queue.
+// The dialogs of a queue: send a message, import messages, change settings, move messages to another queue.
 import { useState } from "preact/hooks";
 import { moveIds, saveSettings } from "../actions";
 import { post, postLines } from "../api";
@@ -6,7 +6,7 @@ import { parseExact } from "../exactjson";
 import { count, plural } from "../format";
 import { useResource } from "../resource";
 import { queueApi } from "../router";
-import type { Queues, Settings } from "../types";
+import type { Imported, Overview, Sent, SettingsOut } from "../types";
 import { Modal } from "./Dialog";
 import { attempt } from "./Toasts";
 
@@ -14,10 +14,10 @@ type Props = { queue: string; onClose: () => void; onDone: () => void };
 
 const text = (form: FormData, name: string): string => String(form.get(name) ?? "").trim();
 
-/** A number field: null when it is empty. */
+/** The value of a number field; null if it is empty. */
 const number = (form: FormData, name: string): number | null => (text(form, name) === "" ? null : Number(text(form, name)));
 
-/** A text area that says at once whether it holds JSON. */
+/** A text area that checks while you type whether it contains JSON. */
 export function JsonField({ name, label, value, rows }: { name: string; label: string; value: string; rows: number }) {
   const [wrong, setWrong] = useState("");
   return (
@@ -49,14 +49,14 @@ function jsonProblem(source: string): string {
     JSON.parse(source);
     return "";
   } catch (error) {
-    return `Not JSON yet: ${error instanceof Error ? error.message : "it does not parse"}`;
+    return `Invalid JSON: ${error instanceof Error ? error.message : String(error)}`;
   }
 }
 
 export function SendDialog({ queue, onClose, onDone }: Props) {
   const send = async (form: FormData): Promise<boolean> => {
     const sent = await attempt(async () => {
-      const { id } = await post<{ id: string }>(queueApi(queue, "/messages"), {
+      const { id } = await post<Sent>(queueApi(queue, "/messages"), {
         payload: parseExact(text(form, "payload")),
         ...(text(form, "kind") ? { kind: text(form, "kind") } : {}),
         priority: number(form, "priority") ?? 0,
@@ -76,7 +76,7 @@ export function SendDialog({ queue, onClose, onDone }: Props) {
           <input name="kind" type="text" autocomplete="off" />
         </label>
         <label class="field">
-          <span>Priority (0–255, high first)</span>
+          <span>Priority (0–255, highest first)</span>
           <input name="priority" type="number" min="0" max="255" defaultValue="0" />
         </label>
         <label class="field">
@@ -89,29 +89,26 @@ export function SendDialog({ queue, onClose, onDone }: Props) {
 }
 
 export function ImportDialog({ queue, onClose, onDone }: Props) {
-  const bring = async (form: FormData): Promise<boolean> => {
+  const load = async (form: FormData): Promise<boolean> => {
     const file = form.get("file");
     const lines = file instanceof File && file.size > 0 ? await file.text() : text(form, "lines");
-    const brought = await attempt(async () => {
-      const { lines: read, stored, existing } = await postLines<{ lines: number; stored: number; existing: number }>(
-        queueApi(queue, "/import"),
-        lines,
-      );
-      const known = existing > 0 ? `, ${count(existing)} were there already` : "";
-      return `Read ${plural(read, "line")}: stored ${plural(stored, "message")} in ${queue}${known}.`;
+    const imported = await attempt(async () => {
+      const { stored, existing } = await postLines<Imported>(queueApi(queue, "/import"), lines);
+      const known = existing > 0 ? ` ${count(existing)} existed already.` : "";
+      return `Imported ${plural(stored, "message")} into ${queue}.${known}`;
     });
-    if (brought) onDone();
-    return brought;
+    if (imported) onDone();
+    return imported;
   };
   return (
-    <Modal title={`Import messages into ${queue}`} yes="Import" wide onYes={bring} onClose={onClose}>
-      <p class="muted">One JSON object per line, each with at least a payload, as an export writes them.</p>
+    <Modal title={`Import messages into ${queue}`} yes="Import" wide onYes={load} onClose={onClose}>
+      <p class="muted">One JSON object per line, as in an export. Only the payload is required.</p>
       <label class="field">
         <span>File</span>
         <input name="file" type="file" accept=".ndjson,.jsonl,.json,.txt" data-first />
       </label>
       <label class="field">
-        <span>Or lines</span>
+        <span>Or paste lines</span>
         <textarea name="lines" rows={6} class="mono" spellcheck={false} placeholder={'{"payload": {"n": 1}}'} />
       </label>
     </Modal>
@@ -119,7 +116,7 @@ export function ImportDialog({ queue, onClose, onDone }: Props) {
 }
 
 export function MoveDialog({ queue, ids, onClose, onDone }: Props & { ids: string[] }) {
-  const queues = useResource<Queues>("/api/queues");
+  const queues = useResource<Overview>("/api/queues");
   const others = (queues.data?.queues ?? []).map((one) => one.queue).filter((name) => name !== queue);
   const move = async (form: FormData): Promise<boolean> => {
     const moved = await moveIds(queue, ids, text(form, "to"));
@@ -130,12 +127,12 @@ export function MoveDialog({ queue, ids, onClose, onDone }: Props & { ids: strin
     <Modal
       title={`Move ${plural(ids.length, "message")} from ${queue}?`}
       yes={`Move ${count(ids.length)}`}
-      testid="confirm-dialog"
+      part="confirm-dialog"
       onYes={move}
       onClose={onClose}
     >
       <label class="field">
-        <span>To queue</span>
+        <span>Target queue</span>
         <input name="to" type="text" required list="queues-known" autocomplete="off" data-first />
       </label>
       <datalist id="queues-known">
@@ -147,30 +144,30 @@ export function MoveDialog({ queue, ids, onClose, onDone }: Props & { ids: strin
   );
 }
 
-const SETTING_TEXTS: Record<keyof Settings, string> = {
-  lease_seconds: "Lease in seconds",
-  max_attempts: "Attempts before a message is dead",
+const SETTING_TEXTS: Record<keyof SettingsOut, string> = {
+  lease_seconds: "Lease (seconds)",
+  max_attempts: "Maximum attempts",
   retry: "Retry policy",
-  max_length: "Most messages waiting",
-  max_dead: "Most dead letters kept",
-  max_payload_bytes: "Largest payload in bytes",
-  max_leased: "Most messages leased at once",
-  rate: "Most received per second",
+  max_length: "Maximum waiting messages",
+  max_dead: "Maximum dead letters",
+  max_payload_bytes: "Maximum payload (bytes)",
+  max_leased: "Maximum leased messages",
+  rate: "Maximum received per second",
   keep_done: "Done messages kept",
-  dedup_seconds: "Seconds an id is remembered",
+  dedup_seconds: "Deduplication (seconds)",
   durability: "Durability",
-  journal: "Journal",
+  journal: "Journal level",
   journal_keep: "Journal lines kept",
-  journal_cap: "Journal lines at most",
+  journal_cap: "Maximum journal lines",
 };
 
 const JOURNAL_LEVELS = ["full", "payloads", "terminal", "off"];
 const TEXT_SETTINGS = new Set<string>(["retry", "durability", "journal"]);
-/** Empty means "no limit" for these; elsewhere an empty field changes nothing. */
+/** Settings whose empty field means "no limit"; an empty field of any other changes nothing. */
 const LIMITS = new Set<string>(["max_length", "max_dead", "max_leased", "rate"]);
 
-export function SettingsDialog({ queue, settings, onClose, onDone }: Props & { settings: Settings }) {
-  const names = Object.keys(SETTING_TEXTS) as (keyof Settings)[];
+export function SettingsDialog({ queue, settings, onClose, onDone }: Props & { settings: SettingsOut }) {
+  const names = Object.keys(SETTING_TEXTS) as (keyof SettingsOut)[];
   const save = async (form: FormData): Promise<boolean> => {
     const changed: Record<string, string | number | null> = {};
     for (const name of names) {
@@ -179,7 +176,7 @@ export function SettingsDialog({ queue, settings, onClose, onDone }: Props & { s
       changed[name] = value;
     }
     if (Object.keys(changed).length === 0) return true;
-    const saved = await saveSettings(queue, changed as Partial<Settings>);
+    const saved = await saveSettings(queue, changed as Partial<SettingsOut>);
     if (saved) onDone();
     return saved;
   };

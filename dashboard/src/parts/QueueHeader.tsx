@@ -1,23 +1,24 @@
-// The head of a queue's page: its name and health, what can be done with the queue, and its states as tabs.
+// The head of a queue's page: its name, problems and actions, and its states as tabs.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { drop, purge, setPaused } from "../actions";
 import { count, duration, rate } from "../format";
 import { isState, STATES, title, type State } from "../lifecycle";
+import { retryWords } from "../retrying";
 import { go, queueApi, queueHref, search } from "../router";
 import { mayOperate, maySend } from "../session";
-import type { Queue } from "../types";
+import type { QueueOut } from "../types";
 import { Link, Troubles } from "./Marks";
 import { Menu } from "./Menu";
 import { ImportDialog, SendDialog, SettingsDialog } from "./QueueDialogs";
 
-type Props = { queue: Queue; state: State; reload: () => void };
+type Props = { queue: QueueOut; state: State; reload: () => void };
 
 export function QueueHeader({ queue, state, reload }: Props) {
   const [form, setForm] = useState<"send" | "import" | "settings" | null>(null);
   const name = queue.queue;
   const tabs = useRef<HTMLElement>(null);
   useEffect(() => {
-    // On narrow screens the tabs scroll, and a link may open one that is out of sight.
+    // The tabs scroll on narrow screens, and a link may open one that is out of view.
     tabs.current?.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
   }, [state]);
   const close = (): void => setForm(null);
@@ -26,6 +27,7 @@ export function QueueHeader({ queue, state, reload }: Props) {
     if (done) reload();
   };
   const last = queue.trends.at.length - 1;
+  const { waits, attempts } = retryWords(queue.settings.retry, queue.settings.max_attempts);
   return (
     <header class="page-head">
       <div class="title-row">
@@ -73,7 +75,7 @@ export function QueueHeader({ queue, state, reload }: Props) {
       <p class="facts-line">
         <Troubles queue={queue} />
         <span>
-          oldest waits <b class="num">{duration((queue.waited_seconds ?? 0) * 1000)}</b>
+          next message waiting <b class="num">{duration(queue.waited_seconds * 1000)}</b>
         </span>
         {last >= 0 && (
           <>
@@ -88,10 +90,9 @@ export function QueueHeader({ queue, state, reload }: Props) {
         <span>
           lease <b class="num">{queue.settings.lease_seconds}</b> s
         </span>
-        <span>
-          retry <b>{queue.settings.retry}</b>
+        <span title={queue.settings.retry}>
+          retry after <b>{waits}</b>, <b>{attempts}</b>
         </span>
-        {queue.journal_lost > 0 && <span class="badge badge-warn">{count(queue.journal_lost)} journal lines lost</span>}
       </p>
       <nav class="tabs" aria-label="States" ref={tabs}>
         {STATES.map((one) => (
@@ -100,7 +101,7 @@ export function QueueHeader({ queue, state, reload }: Props) {
             href={queueHref(name, { state: one })}
             class={`tab state-${one}`}
             current={one === state}
-            testid={`tab-${one}`}
+            part={`tab-${one}`}
           >
             <span class="dot" aria-hidden="true" />
             {title(one)} <b class="num">{count(queue.states[one])}</b>
@@ -115,8 +116,8 @@ export function QueueHeader({ queue, state, reload }: Props) {
   );
 }
 
-/** The state a link names, or the most telling one: dead letters first, then what waits. */
-export function stateShown(asked: string, queue: Queue | null): State {
+/** The state that a link names, else the one that needs attention first. */
+export function stateShown(asked: string, queue: QueueOut | null): State {
   if (isState(asked)) return asked;
   if (queue === null) return "ready";
   const order: State[] = ["dead", "leased", "ready", "retrying", "scheduled", "done"];

@@ -1,17 +1,17 @@
-// A field whose text goes into the address: typed text is its own until the typing rests, then it is told.
+// A search field whose text becomes part of the address after a short pause in typing.
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { fillAwaited } from "../keys";
 
-/** How long typing must rest before the text is told, in milliseconds. */
-const RESTS = 250;
+/** Milliseconds without a key before the text is reported. */
+const PAUSE = 250;
 
-type Props = { label: string; value: string; testid: string; list?: string; onText: (text: string) => void };
+type Props = { label: string; value: string; part: string; list?: string; onText: (text: string) => void };
 
-export function SearchField({ label, value, testid, list, onText }: Props) {
+export function SearchField({ label, value, part, list, onText }: Props) {
   const [text, setText] = useState(value);
   const field = useRef<HTMLInputElement>(null);
   const timer = useRef<number | undefined>(undefined);
-  /** The address's text as this field last told or took it. */
+  /** The text of the address that this field has last reported or taken over. */
   const known = useRef(value);
   const typed = (next: string): void => {
     setText(next);
@@ -19,10 +19,10 @@ export function SearchField({ label, value, testid, list, onText }: Props) {
     timer.current = window.setTimeout(() => {
       known.current = next.trim();
       onText(known.current);
-    }, RESTS);
+    }, PAUSE);
   };
-  // Before the browser handles the next key, and only for text that came from elsewhere: an effect after painting, or
-  // one for the text told by this field, would undo what was typed meanwhile.
+  // A layout effect, and only for text from elsewhere: an effect after painting, or one for the text that this field
+  // reported, would undo what was typed in the meantime.
   useLayoutEffect(() => {
     if (value === known.current) return;
     known.current = value;
@@ -42,7 +42,7 @@ export function SearchField({ label, value, testid, list, onText }: Props) {
       value={text}
       list={list}
       autocomplete="off"
-      data-testid={testid}
+      data-part={part}
       onInput={(event) => typed(event.currentTarget.value)}
     />
   );

@@ -1,6 +1,6 @@
-// The lifecycle as a picture, with the way one message took through it drawn bold.
-import { title, WAYS, type Place, type State } from "../lifecycle";
-import type { JournalEntry } from "../types";
+// The lifecycle as a diagram in which the transitions of one message are bold.
+import { title, TRANSITIONS, type Place, type State } from "../lifecycle";
+import type { JournalLine } from "../types";
 
 const WIDTH = 96;
 const HEIGHT = 32;
@@ -14,20 +14,20 @@ const SPOTS: Record<State, { x: number; y: number }> = {
   dead: { x: 384, y: 212 },
 };
 
-/** Where each way is drawn, and where its name stands. */
+/** The path of each transition, and the place of its name. */
 const DRAWN: Record<string, { d: string; x: number; y: number }> = {
   "scheduled>ready": { d: "M56 46V116", x: 90, y: 84 },
   "ready>leased": { d: "M104 126Q152 96 199 125", x: 152, y: 102 },
   "leased>ready": { d: "M200 143Q152 168 106 144", x: 152, y: 172 },
   "leased>done": { d: "M276 118L343 76", x: 290, y: 90 },
-  "leased>dead": { d: "M276 150L345 194", x: 336, y: 172 },
+  "leased>dead": { d: "M276 150L345 194", x: 348, y: 172 },
   "leased>retrying": { d: "M240 150Q232 192 202 213", x: 248, y: 200 },
-  "retrying>ready": { d: "M104 214Q74 196 64 152", x: 54, y: 204 },
+  "retrying>ready": { d: "M104 214Q74 196 64 152", x: 114, y: 196 },
   "dead>ready": { d: "M380 228Q350 276 180 276Q8 276 26 152", x: 200, y: 270 },
 };
 
-/** How often each way was taken; acked messages end in "done" whether they are kept or not. */
-function taken(journal: JournalEntry[]): { ways: Map<string, number>; seen: Set<Place> } {
+/** How often each transition happened. Acked messages end in "done", whether they are kept or not. */
+function taken(journal: JournalLine[]): { ways: Map<string, number>; seen: Set<Place> } {
   const ways = new Map<string, number>();
   const seen = new Set<Place>();
   let before: Place | null = null;
@@ -41,11 +41,11 @@ function taken(journal: JournalEntry[]): { ways: Map<string, number>; seen: Set<
   return { ways, seen };
 }
 
-export function StateDiagram({ journal, state }: { journal: JournalEntry[]; state: Place }) {
+export function StateDiagram({ journal, state }: { journal: JournalLine[]; state: Place }) {
   const { ways, seen } = taken(journal);
   const story = [...ways].map(([way, times]) => `${way.replace(">", " to ")}${times > 1 ? ` ${times} times` : ""}`).join(", ");
   return (
-    <svg class="diagram" viewBox="0 0 440 288" role="img" aria-label={`States this message went through: ${story || state}`}>
+    <svg class="diagram" viewBox="0 0 440 288" role="img" aria-label={`States of this message: ${story || state}`}>
       <defs>
         {["plain", "bold"].map((kind) => (
           <marker key={kind} id={`arrow-${kind}`} class={`arrow-${kind}`} viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" markerUnits="userSpaceOnUse" orient="auto">
@@ -53,7 +53,7 @@ export function StateDiagram({ journal, state }: { journal: JournalEntry[]; stat
           </marker>
         ))}
       </defs>
-      {WAYS.map(({ from, event, to }) => {
+      {TRANSITIONS.map(({ from, event, to }) => {
         const key = `${from}>${to}`;
         const drawn = DRAWN[key];
         const times = ways.get(key) ?? 0;

@@ -1,10 +1,10 @@
-// Short notices of what an action did, read out politely and gone by themselves.
+// Short notices about the result of an action. They disappear by themselves.
 import { signal } from "@preact/signals";
 import { explain } from "../api";
 
 type Toast = { id: number; text: string; tone: "good" | "bad" };
 
-/** How long a notice stays, in milliseconds; bad news longer, because it wants reading. */
+/** Milliseconds that a notice stays; errors take longer to read. */
 const STAYS = { good: 6_000, bad: 12_000 };
 
 const toasts = signal<Toast[]>([]);
@@ -20,7 +20,7 @@ export function say(text: string, tone: Toast["tone"] = "good"): void {
   window.setTimeout(() => dismiss(id), STAYS[tone]);
 }
 
-/** Does something and tells how it went; answers whether it went well. */
+/** Runs an action and shows its result or its error. Returns whether it succeeded. */
 export async function attempt(action: () => Promise<string>): Promise<boolean> {
   try {
     say(await action());
@@ -35,7 +35,7 @@ export function Toasts() {
   return (
     <div class="toasts" role="status" aria-live="polite">
       {toasts.value.map((toast) => (
-        <div key={toast.id} class={`toast toast-${toast.tone}`} data-testid="toast">
+        <div key={toast.id} class={`toast toast-${toast.tone}`} data-part="toast">
           <span>{toast.text}</span>
           <button type="button" class="ghost small" aria-label="Dismiss notice" onClick={() => dismiss(toast.id)}>
             ✕

@@ -1,24 +1,20 @@
-// Who has subscribed to which events and who answers which calls, and how they keep up: a group of rows per topic.
+// The subscriptions to events, as a group of rows per topic, and the services that answer calls.
 import type { ComponentChildren } from "preact";
 import { count, duration, short, taken } from "../format";
 import { retryWords } from "../retrying";
 import { queueHref, search } from "../router";
-import type { BrokerName, Subscription, Topic } from "../types";
+import type { Subscription, Topic } from "../types";
 import { SpanBar } from "./Charts";
-import { Link } from "./Marks";
+import { Dash, Link } from "./Marks";
+import { Table, type Column } from "./Table";
 
-const BROKERS: Record<BrokerName, string> = { redis: "Redis", rabbitmq: "RabbitMQ" };
+type Broker = Subscription["broker"];
 
-export const BrokerTag = ({ broker }: { broker: BrokerName }) => <span class={`tag tag-${broker}`}>{BROKERS[broker]}</span>;
+const BROKERS: Record<Broker, string> = { redis: "Redis", rabbitmq: "RabbitMQ" };
 
-/** A dash that says on hover why there is no number. */
-const Unknown = ({ why }: { why: string }) => (
-  <span class="muted" title={why}>
-    –
-  </span>
-);
+export const BrokerTag = ({ broker }: { broker: Broker }) => <span class={`tag tag-${broker}`}>{BROKERS[broker]}</span>;
 
-/** A topic may break after a dot and nowhere else. */
+/** A topic, which may break only after a dot. */
 const Name = ({ topic }: { topic: string }) => (
   <>
     {topic.split(/(?<=\.)/).flatMap((word, i) => (i === 0 ? [word] : [<wbr key={i} />, word]))}
@@ -27,7 +23,7 @@ const Name = ({ topic }: { topic: string }) => (
 
 const sum = (some: Subscription[], name: "waiting" | "dead"): number => some.reduce((all, one) => all + (one[name] ?? 0), 0);
 
-/** Who has dead events first, then who is most behind, then by name; topics stay together. */
+/** Subscriptions with dead events first, then those with the most waiting events; topics stay together. */
 function byNeed(topics: Topic[]): Topic[] {
   const rank = (a: Subscription[], b: Subscription[]): number =>
     Number(sum(b, "dead") > 0) - Number(sum(a, "dead") > 0) || sum(b, "waiting") - sum(a, "waiting");
@@ -39,11 +35,11 @@ function byNeed(topics: Topic[]): Topic[] {
     .sort((a, b) => rank(a.subscriptions, b.subscriptions) || a.topic.localeCompare(b.topic));
 }
 
-/** The query that opens a service's archive at what died in one subscription. */
+/** The link that opens a service's archive at the dead events of one subscription. */
 const archiveHref = ({ service, subscription }: Subscription): string => `/topics${search({ open: service, subscription })}`;
 
 function Waiting({ one, problem }: { one: Subscription; problem: string }) {
-  if (one.waiting === null) return <Unknown why={problem || "RabbitMQ has no such queue: the service that makes it has not started there"} />;
+  if (one.waiting === null) return <Dash why={problem || "This queue does not exist on RabbitMQ: its service has not started there yet"} />;
   return (
     <>
       <span class={one.waiting === 0 ? "zero" : ""}>{short(one.waiting)}</span>
@@ -53,10 +49,10 @@ function Waiting({ one, problem }: { one: Subscription; problem: string }) {
 }
 
 const Total = ({ count }: { count: number | null }) =>
-  count === null ? <Unknown why="RabbitMQ keeps no totals: give the service's bus a store" /> : <>{short(count)}</>;
+  count === null ? <Dash why="RabbitMQ counts no totals: they need a store in the settings of the service's bus" /> : <>{short(count)}</>;
 
 function Dead({ one }: { one: Subscription }) {
-  if (one.dead === null) return <Unknown why="On RabbitMQ the dead events of a service lie together in its archive, see below" />;
+  if (one.dead === null) return <Dash why="On RabbitMQ a service keeps its dead events in one archive, see below" />;
   if (one.dead === 0) return <span class="zero">0</span>;
   return (
     <Link href={archiveHref(one)} class="mark state-dead number-dead" title={`${count(one.dead)} dead, see below`}>
@@ -66,9 +62,9 @@ function Dead({ one }: { one: Subscription }) {
   );
 }
 
-const Spans = ({ one, children }: { one: Subscription; children?: ComponentChildren }) =>
+const Latency = ({ one, children }: { one: Subscription; children?: ComponentChildren }) =>
   one.p50_ms === null || one.p95_ms === null ? (
-    <Unknown why="This server has seen no ack here yet" />
+    <Dash why="This server has seen no ack yet" />
   ) : (
     <>
       {taken(one.p50_ms)} <span class="muted">/</span> {taken(one.p95_ms)}
@@ -76,7 +72,7 @@ const Spans = ({ one, children }: { one: Subscription; children?: ComponentChild
     </>
   );
 
-const SPANS = "From send to ack: half of the latest were faster than the first, all but one in twenty than the second";
+const LATENCY = "Time from send to ack: median and 95th percentile of the latest messages";
 
 export function EventTable({ topics, problem }: { topics: Topic[]; problem: string }) {
   return (
@@ -92,14 +88,14 @@ export function EventTable({ topics, problem }: { topics: Topic[]; problem: stri
             <th scope="col" class="right">Dead</th>
             <th scope="col" class="right mid-only">Sent</th>
             <th scope="col" class="right mid-only">Acked</th>
-            <th scope="col" class="right mid-only" title={SPANS}>p50 / p95</th>
+            <th scope="col" class="right mid-only" title={LATENCY}>p50 / p95</th>
             <th scope="col" class="wide-only">Retry</th>
           </tr>
         </thead>
         {byNeed(topics).map(({ topic, subscriptions }) => (
           <tbody key={topic}>
             {subscriptions.map((one, i) => (
-              <tr key={one.subscription} tabIndex={-1} data-row data-testid="subscription-row" data-subscription={one.subscription}>
+              <tr key={one.subscription} tabIndex={-1} data-row data-part="subscription-row" data-subscription={one.subscription}>
                 {i === 0 && (
                   <th scope="rowgroup" rowSpan={subscriptions.length} class={subscriptions.length === 1 ? "alone" : undefined}>
                     <Name topic={topic} />
@@ -119,13 +115,13 @@ export function EventTable({ topics, problem }: { topics: Topic[]; problem: stri
                     one.handler
                   )}
                 </td>
-                <td class="right num" data-testid="waiting">
+                <td class="right num" data-part="waiting">
                   <Waiting one={one} problem={problem} />
                 </td>
                 <td class="right num mid-only">
-                  {one.leased === null ? <Unknown why="RabbitMQ does not say how many are held" /> : <span class={one.leased === 0 ? "zero" : ""}>{short(one.leased)}</span>}
+                  {one.leased === null ? <Dash why="RabbitMQ does not report leased messages" /> : <span class={one.leased === 0 ? "zero" : ""}>{short(one.leased)}</span>}
                 </td>
-                <td class="right num" data-testid="dead">
+                <td class="right num" data-part="dead">
                   <Dead one={one} />
                 </td>
                 <td class="right num mid-only">
@@ -135,7 +131,7 @@ export function EventTable({ topics, problem }: { topics: Topic[]; problem: stri
                   <Total count={one.acked} />
                 </td>
                 <td class="right num mid-only">
-                  <Spans one={one} />
+                  <Latency one={one} />
                 </td>
                 <RetryCell one={one} />
               </tr>
@@ -157,63 +153,60 @@ function RetryCell({ one }: { one: Subscription }) {
   );
 }
 
-/** All who answer a topic on one broker share its queue, so its numbers are those of any of them. */
+/** All services that answer a topic on one broker share one queue: any of its subscriptions has the numbers. */
 const queuesOf = ({ subscriptions }: Topic): Subscription[] =>
   subscriptions.filter((one, i) => subscriptions.findIndex((other) => other.broker === one.broker) === i);
 
+type Call = { topic: Topic; queue: Subscription };
+
+const callColumns = (problem: string, slowest: number): Column<Call>[] => [
+  {
+    id: "topic",
+    title: "Topic",
+    names: true,
+    cell: ({ topic, queue }) => {
+      const name = <Name topic={topic.topic} />;
+      return queue.broker === "redis" ? <Link href={queueHref(queue.queue)}>{name}</Link> : name;
+    },
+  },
+  {
+    id: "answering",
+    title: "Answered by",
+    cell: ({ topic, queue }) => (
+      <span class="queue-name">
+        {topic.subscriptions.filter(({ broker }) => broker === queue.broker).map(({ subscription }) => subscription).join(", ")}{" "}
+        <BrokerTag broker={queue.broker} />
+      </span>
+    ),
+  },
+  { id: "waiting", title: "Waiting", class: "right num", cell: ({ queue }) => <Waiting one={queue} problem={problem} /> },
+  { id: "called", title: "Called", class: "right num mid-only", cell: ({ queue }) => <Total count={queue.sent} /> },
+  { id: "answered", title: "Answered", class: "right num mid-only", cell: ({ queue }) => <Total count={queue.acked} /> },
+  {
+    id: "latency",
+    title: "p50 / p95",
+    hint: LATENCY,
+    class: "right num mid-only",
+    cell: ({ queue }) => (
+      <Latency one={queue}>
+        <SpanBar p50={queue.p50_ms ?? 0} p95={queue.p95_ms ?? 0} most={slowest} />
+      </Latency>
+    ),
+  },
+];
+
 export function CallTable({ topics, problem }: { topics: Topic[]; problem: string }) {
-  const rows = topics.flatMap((topic) => queuesOf(topic).map((queue) => ({ topic, queue })));
+  const rows = topics.flatMap((topic) => queuesOf(topic).map((queue): Call => ({ topic, queue })));
   rows.sort((a, b) => (b.queue.waiting ?? 0) - (a.queue.waiting ?? 0) || a.topic.topic.localeCompare(b.topic.topic));
-  const most = Math.max(...rows.map(({ queue }) => queue.p95_ms ?? 0));
   return (
-    <div class="table-box">
-      <table class="topics" aria-label="Calls by topic">
-        <thead>
-          <tr>
-            <th scope="col">Topic</th>
-            <th scope="col">Who answers</th>
-            <th scope="col" class="right">Waiting</th>
-            <th scope="col" class="right mid-only">Called</th>
-            <th scope="col" class="right mid-only">Answered</th>
-            <th scope="col" class="right mid-only" title={SPANS}>p50 / p95</th>
-          </tr>
-        </thead>
-        <tbody>
-          {rows.map(({ topic, queue }) => (
-            <tr key={`${topic.topic} ${queue.broker}`} tabIndex={-1} data-row data-testid="call-row" data-topic={topic.topic}>
-              <th scope="row">
-                {queue.broker === "redis" ? (
-                  <Link href={queueHref(queue.queue)}>
-                    <Name topic={topic.topic} />
-                  </Link>
-                ) : (
-                  <Name topic={topic.topic} />
-                )}
-              </th>
-              <td>
-                <span class="queue-name">
-                  {topic.subscriptions.filter(({ broker }) => broker === queue.broker).map(({ subscription }) => subscription).join(", ")}{" "}
-                  <BrokerTag broker={queue.broker} />
-                </span>
-              </td>
-              <td class="right num">
-                <Waiting one={queue} problem={problem} />
-              </td>
-              <td class="right num mid-only">
-                <Total count={queue.sent} />
-              </td>
-              <td class="right num mid-only">
-                <Total count={queue.acked} />
-              </td>
-              <td class="right num mid-only">
-                <Spans one={queue}>
-                  <SpanBar p50={queue.p50_ms ?? 0} p95={queue.p95_ms ?? 0} most={most} />
-                </Spans>
-              </td>
-            </tr>
-          ))}
-        </tbody>
-      </table>
-    </div>
+    <Table
+      label="Calls by topic"
+      class="topics"
+      columns={callColumns(problem, Math.max(...rows.map(({ queue }) => queue.p95_ms ?? 0)))}
+      rows={rows}
+      keyOf={({ topic, queue }) => `${topic.topic} ${queue.broker}`}
+      part="call-row"
+      attributes={({ topic }) => ({ "data-row": "", "data-topic": topic.topic })}
+    />
   );
 }

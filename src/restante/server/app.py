@@ -13,6 +13,7 @@ from typing import Any
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
+from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Match
@@ -284,7 +285,7 @@ async def described(state: StateDep, request: Request) -> Json:
 
 
 def _describe(app: FastAPI) -> None:
-    """Adds to the description what FastAPI does not know: the token scheme, and which operations need no token."""
+    """Adds what FastAPI does not know: the token scheme, the models of events, and operations that need no token."""
     make = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -293,6 +294,7 @@ def _describe(app: FastAPI) -> None:
             described["components"]["securitySchemes"] = {
                 "token": {"type": "http", "scheme": "bearer", "description": "Created by `restante token create`."}
             }
+            described["components"]["schemas"] |= _event_schemas()
             paths = {path.replace(":name}", "}"): item for path, item in described["paths"].items()}
             for path, item in paths.items():
                 for operation in item.values():
@@ -305,6 +307,13 @@ def _describe(app: FastAPI) -> None:
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI documents this as the way to extend it
+
+
+def _event_schemas() -> dict[str, Any]:
+    """The schemas of server-sent events, and of the models in them."""
+    models: Any = [(model, "serialization") for model in responses.EVENTS]
+    schemas: dict[str, Any] = models_json_schema(models, ref_template="#/components/schemas/{model}")[1]["$defs"]
+    return schemas
 
 
 # -- the dashboard ---------------------------------------------------------------------------------------------------

@@ -267,20 +267,22 @@ class Monitor:
         problems: list[tuple[str, str]] = []
         attended = counts.queue in self.seen
         if counts.dead:
-            problems.append(("bad", f"{counts.dead:,} dead {'letter' if counts.dead == 1 else 'letters'}"))
+            problems.append(("bad", _number(counts.dead, "dead letter")))
         if counts.overdue:
             problems.append(("bad", f"{counts.overdue:,} overdue"))
         if counts.ready and not attended and not counts.paused and counts.waited > UNATTENDED:
-            problems.append(("bad", f"nobody consumes, the next has waited {_span(counts.waited)}"))
+            problems.append(("bad", f"no consumers, next message waiting for {_span(counts.waited)}"))
         limit = counts.settings.max_length
         if limit is not None and counts.waiting >= 0.8 * limit:
-            problems.append(("bad" if counts.waiting >= limit else "warn", f"{counts.waiting:,} of {limit:,} waiting"))
+            problems.append(
+                ("bad" if counts.waiting >= limit else "warn", f"{counts.waiting:,} of at most {limit:,} messages")
+            )
         if counts.paused:
             problems.append(("warn", "paused"))
         if counts.retrying:
             problems.append(("warn", f"{counts.retrying:,} retrying"))
         if counts.journal_lost:
-            problems.append(("warn", f"{counts.journal_lost:,} journal lines lost by a reader"))
+            problems.append(("warn", f"{_number(counts.journal_lost, 'journal line')} trimmed before being read"))
         return [{"level": level, "text": text} for level, text in problems]
 
     # -- journal lines ----------------------------------------------------------------------------------
@@ -333,7 +335,7 @@ class Monitor:
         if begun is not None and entry.event in _VERDICTS:
             self._run.labels(entry.queue).observe(max(0.0, at - begun / 1000))
         if entry.event is JournalEvent.EXPIRED:
-            text = f"the lease of {entry.consumer or 'a consumer'} expired, attempt {entry.attempts}"
+            text = f"lease of {entry.consumer or 'a consumer'} expired on attempt {entry.attempts}"
             self._remember(Anomaly("lease_lost", entry.queue, round(at * 1000), text, entry.message_id, entry.consumer))
 
     def _remove(self, event: JournalEvent, queue: str, who: str, entries: list[JournalEntry]) -> None:
@@ -342,10 +344,10 @@ class Monitor:
         for past in self._past:
             if (past.kind, past.queue, past.who) == (kind, queue, who) and at - past.at < 5000:
                 past.count += len(entries)
-                past.at, past.text = at, f"{who} {word} {past.count:,} messages"
+                past.at, past.text = at, f"{who} {word} {_number(past.count, 'message')}"
                 return
         count = len(entries)
-        self._remember(Anomaly(kind, queue, at, f"{who} {word} {count:,} messages", None, who, count))
+        self._remember(Anomaly(kind, queue, at, f"{who} {word} {_number(count, 'message')}", None, who, count))
 
     def _count_burst(self, entry: JournalEntry, second: int) -> None:
         begun, counter = self._bursting.get(entry.queue, (second, Counter()))
@@ -359,7 +361,7 @@ class Monitor:
                         "burst",
                         entry.queue,
                         begun * 1000,
-                        f"{total:,} received in a second, {most:,} of them by {who}",
+                        f"{total:,} messages received within one second, {most:,} of them by {who}",
                         None,
                         who,
                         total,
@@ -413,8 +415,8 @@ class Monitor:
                     "archive_full",
                     archive.queue,
                     now,
-                    f"{archive.messages:,} of {archive.limit:,} dead events: replay or purge them; a full archive "
-                    "refuses more, and refused events are retried without end",
+                    f"{archive.messages:,} of at most {archive.limit:,} dead events. Replay or purge some: a full "
+                    "archive rejects further events, which are then retried without end.",
                     None,
                     archive.service,
                     archive.messages or 0,
@@ -440,8 +442,7 @@ def _unroutable(admin: Admin) -> list[Anomaly]:
             "unroutable",
             "",
             int(dropped.at.timestamp() * 1000),
-            f"exchange {exchange} dropped {dropped.count:,} {'message' if dropped.count == 1 else 'messages'} in all: "
-            "no queue was bound for them",
+            f"exchange {exchange} has dropped {_number(dropped.count, 'message')} because no queue was bound",
             count=dropped.count,
         )
         for exchange, dropped in admin.unroutable().items()
@@ -450,11 +451,18 @@ def _unroutable(admin: Admin) -> list[Anomaly]:
 
 
 _TEXTS = {
-    "near_dead": lambda message, now: f"failed {message.attempts - (message.state is State.LEASED)} times, one left",
-    "zombie": lambda message, now: f"held by {message.consumer}, which is no longer seen",
-    "long_running": lambda message, now: f"at work since {_span((now - message.received_ms) / 1000)}",
-    "large_payload": lambda message, now: f"a payload of {message.size / 1024 / 1024:.1f} MB",
+    "near_dead": lambda message, now: (
+        f"failed {_number(message.attempts - (message.state is State.LEASED), 'time')}, one attempt left"
+    ),
+    "zombie": lambda message, now: f"leased by {message.consumer}, which is gone or let the lease expire",
+    "long_running": lambda message, now: f"leased for {_span((now - message.received_ms) / 1000)}",
+    "large_payload": lambda message, now: f"payload of {message.size / 1024 / 1024:.1f} MB",
 }
+
+
+def _number(count: int, noun: str) -> str:
+    """A count with its noun as text for the dashboard."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _span(seconds: float) -> str:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from restante.core.message import JournalEvent, State
+from restante.server.access import Role
 
 
 class Problem(BaseModel):
@@ -87,7 +88,7 @@ class SettingsOut(BaseModel):
 
 
 class Trouble(BaseModel):
-    level: str
+    level: Literal["bad", "warn"]
     text: str
 
 
@@ -99,13 +100,29 @@ class Trends(BaseModel):
     failed: list[float]
 
 
-class QueueOut(BaseModel):
-    now: int
+class StateCounts(BaseModel):
+    scheduled: int
+    ready: int
+    leased: int
+    retrying: int
+    dead: int
+    done: int
+
+
+class Totals(StateCounts):
+    overdue: int
+
+
+class QueueCounts(BaseModel):
     queue: str
-    states: dict[State, int]
+    states: StateCounts
     overdue: int
     waited_seconds: float
     paused: bool
+
+
+class QueueOut(QueueCounts):
+    now: int
     totals: dict[JournalEvent, int]
     settings: SettingsOut
     journal_last: int
@@ -171,7 +188,7 @@ class OneRsmqMessage(BaseModel):
 
 class Overview(BaseModel):
     now: int
-    totals: dict[str, int]
+    totals: Totals
     queues: list[QueueOut]
     rsmq: list[RsmqQueue]
 
@@ -190,7 +207,7 @@ class JournalLine(BaseModel):
     queue: str
     position: int
     event: JournalEvent
-    state: str
+    state: State | Literal["gone"]
     at: int
     message_id: str
     sent_at: int | None
@@ -257,7 +274,7 @@ class OneMessage(BaseModel):
 class TaskOut(BaseModel):
     id: str
     queue: str
-    status: str
+    status: Literal["running", "finished", "cancelled"]
     total: int
     seen: int
     replayed: int
@@ -343,6 +360,25 @@ class Journal(BaseModel):
     entries: list[JournalLine]
 
 
+class HelloEvent(BaseModel):
+    """Data of a `hello` event: sent at the start of a stream, and while there is nothing else to send."""
+
+    now: int
+
+
+class CountsEvent(BaseModel):
+    """Data of a `counts` event: the queues whose counts changed. The data of a `journal` event are journal lines."""
+
+    now: int
+    totals: Totals
+    queues: list[QueueCounts]
+    gone: list[str] = Field(description="Queues that were dropped")
+
+
+#: Data of server-sent events, which no route returns as its body.
+EVENTS: tuple[type[BaseModel], ...] = (HelloEvent, CountsEvent)
+
+
 class Page(BaseModel):
     id: str
     title: str
@@ -350,7 +386,7 @@ class Page(BaseModel):
 
 class Session(BaseModel):
     user: str
-    roles: list[str]
+    roles: list[Role]
     open: bool = Field(description="no tokens are configured: any program on this machine may do everything")
     version: str
     server: str
@@ -358,11 +394,20 @@ class Session(BaseModel):
     pages: list[Page]
 
 
-class Counted(BaseModel):
-    purged: int | None = None
-    deleted: int | None = None
-    moved: int | None = None
-    dropped: str | None = None
+class Purged(BaseModel):
+    purged: int
+
+
+class Deleted(BaseModel):
+    deleted: int
+
+
+class Moved(BaseModel):
+    moved: int
+
+
+class Dropped(BaseModel):
+    dropped: str = Field(description="Name of the queue")
 
 
 class Imported(BaseModel):

@@ -76,6 +76,22 @@ FAULTS: Final = (
     ),
     Fault(
         "dashboard",
+        "a range of rows cannot be selected",
+        "Table.tsx",
+        "selection.toggle(id, event.shiftKey)",
+        "selection.toggle(id, event.altKey)",
+        (f"{_PAGE}::TestDoing::test_a_range_is_selected_survives_live_updates_and_is_deleted",),
+    ),
+    Fault(
+        "dashboard",
+        "the next page is the first one again",
+        "Pager.tsx",
+        "setQuery({ before: next }, false",
+        "setQuery({ before: null }, false",
+        (f"{_PAGE}::TestLooking::test_a_hundred_thousand_messages_are_counted_truly_and_paged",),
+    ),
+    Fault(
+        "dashboard",
         "a gap in the live feed is not filled",
         "live.ts",
         'on("resync", refetchAll);',

@@ -53,7 +53,7 @@ async def configure(state: StateDep, caller: Operator, queue: QueueName, body: r
     return Json(await one_queue(state, caller, queue))
 
 
-@json_route(api.delete, "/queues/{queue:name}", responses.Counted, summary="Drop a queue and all its messages")
+@json_route(api.delete, "/queues/{queue:name}", responses.Dropped, summary="Drop a queue and all its messages")
 async def drop(state: StateDep, caller: Operator, queue: QueueName) -> Json:
     """Rejected while messages are leased."""
     await state.existing(queue)
@@ -77,21 +77,21 @@ async def resume(state: StateDep, caller: Operator, queue: QueueName, body: requ
     return Json(await one_queue(state, caller, queue))
 
 
-@json_route(api.post, "/queues/{queue:name}/purge", responses.Counted, summary="Purge messages by state")
+@json_route(api.post, "/queues/{queue:name}/purge", responses.Purged, summary="Purge messages by state")
 async def purge(state: StateDep, caller: Operator, queue: QueueName, body: requests.Purge) -> Json:
     """Removes every message in the given states. Leased messages cannot be purged."""
     await state.existing(queue)
     return Json({"purged": await state.call(state.admin(caller).purge, queue, body.states)})
 
 
-@json_route(api.post, "/queues/{queue:name}/delete", responses.Counted, summary="Delete messages by ID")
+@json_route(api.post, "/queues/{queue:name}/delete", responses.Deleted, summary="Delete messages by ID")
 async def delete_many(state: StateDep, caller: Operator, queue: QueueName, body: requests.Some) -> Json:
     """Returns 409 if some are leased: those stay, the others are deleted."""
     await state.existing(queue)
     return Json({"deleted": await state.call(state.admin(caller).delete, queue, body.ids)})
 
 
-@json_route(api.post, "/queues/{queue:name}/move", responses.Counted, summary="Move messages to another queue")
+@json_route(api.post, "/queues/{queue:name}/move", responses.Moved, summary="Move messages to another queue")
 async def move(state: StateDep, caller: Operator, queue: QueueName, body: requests.Move) -> Json:
     """Leased and done messages stay."""
     await state.existing(queue)
@@ -150,7 +150,7 @@ async def edit(state: StateDep, caller: Operator, queue: QueueName, id: MessageN
     return Json(await state.call(one_message, state, caller, queue, id))
 
 
-@json_route(api.delete, "/queues/{queue:name}/messages/{id:name}", responses.Counted, summary="Delete a message")
+@json_route(api.delete, "/queues/{queue:name}/messages/{id:name}", responses.Deleted, summary="Delete a message")
 async def delete(state: StateDep, caller: Operator, queue: QueueName, id: MessageName) -> Json:
     """Returns 404 if there is no such message, and 409 while it is leased."""
     await state.existing(queue)

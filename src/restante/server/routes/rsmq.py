@@ -68,7 +68,7 @@ async def rsmq_message(
     return Json({"now": await state.now_ms(), "message": rsmq_whole_out(message, queue, namespace)})
 
 
-@json_route(api.delete, "/rsmq/{queue}/messages/{id}", responses.Counted, summary="Delete a message of an RSMQ queue")
+@json_route(api.delete, "/rsmq/{queue}/messages/{id}", responses.Deleted, summary="Delete a message of an RSMQ queue")
 async def rsmq_delete(
     state: StateDep, caller: Operator, queue: RsmqQueueName, id: RsmqId, namespace: Namespace = DEFAULT_NAMESPACE
 ) -> Json:
@@ -78,7 +78,7 @@ async def rsmq_delete(
     return Json({"deleted": 1})
 
 
-@json_route(api.post, "/rsmq/{queue}/delete", responses.Counted, summary="Delete messages of an RSMQ queue by ID")
+@json_route(api.post, "/rsmq/{queue}/delete", responses.Deleted, summary="Delete messages of an RSMQ queue by ID")
 async def rsmq_delete_many(
     state: StateDep,
     caller: Operator,
@@ -98,7 +98,7 @@ def _delete(state: ServerState, caller: Caller, queue: str, ids: list[str], name
     return done
 
 
-@json_route(api.post, "/rsmq/{queue}/move", responses.Counted, summary="Move messages out of an RSMQ queue")
+@json_route(api.post, "/rsmq/{queue}/move", responses.Moved, summary="Move messages out of an RSMQ queue")
 async def rsmq_move(
     state: StateDep,
     caller: Operator,
