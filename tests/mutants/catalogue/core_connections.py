@@ -224,7 +224,8 @@ FAULTS: Final = (
         "            reply = link.call(op.packed())\n",
         "            link.write(op.packed())\n"
         "            self.pool.keep_idle(None, link)\n"
-        "            reply = self.pool.take_idle(None).read()\n",
+        "            reply = link.read()\n"
+        "            self.pool.take_idle(None)\n",
         (*_HANDLING, "-k", "call_that_is_interrupted"),
     ),
     Fault(
