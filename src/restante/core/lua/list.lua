@@ -50,6 +50,7 @@ for i = 1, #found, 2 do
   reply[#reply + 1] = found[i + 1]
   reply[#reply + 1] = preview(call('HGET', messages, id) or '')
   reply[#reply + 1] = call('HGET', deliveries, id) or ''
-  reply[#reply + 1] = match(lines, '([^\n]*)\n$') or ''
+  -- Anchored: from the start of each line anew, the same match would take a time that grows with the square of the text.
+  reply[#reply + 1] = match('\n' .. lines, '^.*\n([^\n]*)\n$') or ''
 end
 return reply
