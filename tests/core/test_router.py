@@ -136,7 +136,7 @@ class TestStaleCopies:
         received = []
 
         def receive_first(call: Any) -> None:
-            if call.script is DELETE:
+            if isinstance(call, ScriptCall) and call.script is DELETE:
                 received.extend(other.client.queue("a").receive_many(10))
 
         one.before = receive_first

@@ -469,7 +469,7 @@ FAULTS: Final = (
         "core",
         "delayed releases are forgotten",
         "LeaseHolder.release",
-        "self._late_releases += part",
+        "self._late_releases += [(queue, message) for message in part]",
         "pass",
         _AWAY,
     ),
@@ -478,17 +478,17 @@ FAULTS: Final = (
         "a delayed release is forgotten when its second try fails",
         "LeaseHolder.release_late",
         """
-            message = self._late_releases[0]
+            queue, message = self._late_releases[0]
             try:
-                message.source.release_many((message,))
+                queue.release_many((message,))
             except LeaseLost:
                 pass
             self._late_releases.popleft()
 """,
         """
-            message = self._late_releases.popleft()
+            queue, message = self._late_releases.popleft()
             try:
-                message.source.release_many((message,))
+                queue.release_many((message,))
             except LeaseLost:
                 pass
 """,
