@@ -39,7 +39,7 @@ ROOMS: Final = {
     "cluster": BLOCKING,
     "embedded": BLOCKING,
     "http": HTTP_CAN,
-    "async-http": ALL,
+    "async-http": ALL - {"consume"},
     "rsmq": RSMQ_CAN,
     "rsmq-valkey": RSMQ_CAN,
 }
