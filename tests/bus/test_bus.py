@@ -24,7 +24,7 @@ import restante
 from restante import Admin, State, fixed
 from restante.bus import Bus, BusClient, Envelope, executor
 from restante.bus.dead import DeadFilter
-from restante.bus.dedup import MemoryRecords, Records, RedisRecords
+from restante.bus.dedup import MemoryRecords, Records, RedisRecords, Turn
 from restante.bus.delivery import Delivery
 from restante.bus.envelope import new_envelope
 from restante.bus.handler import Handler, RetryRule
@@ -195,22 +195,22 @@ def records(request: pytest.FixtureRequest, redis: RedisServer) -> Records:
 
 class TestRecords:
     def test_a_message_is_taken_once_and_done_within_the_window(self, records: Records) -> None:
-        assert records.take("s.h", "e1", 1) is Taken.RUN
-        assert records.take("s.h", "e1", 1) is Taken.AT_WORK
-        assert records.take("s.other", "e1", 1) is Taken.RUN  # per subscription
-        records.confirm("s.h", "e1", 1)
-        assert records.take("s.h", "e1", 5) is Taken.DONE
+        assert records.take(Turn("s.h", "e1", 1)) is Taken.RUN
+        assert records.take(Turn("s.h", "e1", 1)) is Taken.AT_WORK
+        assert records.take(Turn("s.other", "e1", 1)) is Taken.RUN  # per subscription
+        records.confirm(Turn("s.h", "e1", 1))
+        assert records.take(Turn("s.h", "e1", 5)) is Taken.DONE
         time.sleep(0.6)
-        assert records.take("s.h", "e1", 1) is Taken.RUN
+        assert records.take(Turn("s.h", "e1", 1)) is Taken.RUN
 
     def test_a_failed_run_may_be_retried_and_a_crashed_one_is_taken_over(self, records: Records) -> None:
-        assert records.take("s.h", "e1", 1) is Taken.RUN
-        records.release("s.h", "e1", 1)
-        assert records.take("s.h", "e1", 1) is Taken.RUN
-        assert records.take("s.h", "e1", 2) is Taken.RUN  # the next attempt
-        records.release("s.h", "e1", 1)  # the late word of the first has no effect
-        assert records.take("s.h", "e1", 2) is Taken.AT_WORK
-        assert records.take("s.h", "e1", 1, seize=True) is Taken.RUN
+        assert records.take(Turn("s.h", "e1", 1)) is Taken.RUN
+        records.release(Turn("s.h", "e1", 1))
+        assert records.take(Turn("s.h", "e1", 1)) is Taken.RUN
+        assert records.take(Turn("s.h", "e1", 2)) is Taken.RUN  # the next attempt
+        records.release(Turn("s.h", "e1", 1))  # the late word of the first has no effect
+        assert records.take(Turn("s.h", "e1", 2)) is Taken.AT_WORK
+        assert records.take(Turn("s.h", "e1", 1, seize=True)) is Taken.RUN
 
 
 class TestReplies:

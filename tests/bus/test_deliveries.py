@@ -18,6 +18,7 @@ from restante import Admin, fixed
 from restante.bus import Bus, BusClient, executor
 from restante.bus.archive import RabbitDeadLetters
 from restante.bus.broker import Answer
+from restante.bus.dedup import Turn
 from restante.bus.delivery import Delivery
 from restante.bus.envelope import new_envelope
 from restante.bus.registry import register
@@ -106,7 +107,7 @@ def test_the_last_attempt_ends_with_the_error_itself(shop: Shop) -> None:
 
 def test_an_event_at_work_elsewhere_is_left_alone_and_one_whose_process_was_killed_is_tried_again(shop: Shop) -> None:
     records = shop.bus.records
-    records.take("shop.paid", "e1", 1)
+    records.take(Turn("shop.paid", "e1", 1))
     shop.deliver(event())
     assert shop.ran == []
     with pytest.raises(Retry):
@@ -118,7 +119,7 @@ def test_an_event_at_work_elsewhere_is_left_alone_and_one_whose_process_was_kill
 def test_an_event_that_this_very_delivery_began_before_was_killed_and_is_not_passed_over(redis: RedisServer) -> None:
     shop = Shop(f"amqp://127.0.0.1:{closed_port()}//", store=f"{redis.url}/0")
     # Celery hands a job to a second process when the first died before the worker had read that it began.
-    shop.bus.records.take("shop.paid", "e1", 1, token="first")
+    shop.bus.records.take(Turn("shop.paid", "e1", 1, token="first"))
     with pytest.raises(WorkerLostError):
         shop.deliver(event(token="first"))
     shop.deliver(event(token="a double"))

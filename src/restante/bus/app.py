@@ -26,7 +26,7 @@ from restante.bus.batch import Batch, Publishing
 from restante.bus.broker import Answer, Published, SendOptions, WorkerBackend
 from restante.bus.celery_settings import CeleryOptions
 from restante.bus.client import AsyncBusClient, BusClient, Topic, make_outgoing, open_redis
-from restante.bus.dedup import WINDOW, DedupStore, Records, dedup_window, open_records
+from restante.bus.dedup import WINDOW, DedupStore, Records, Turn, dedup_window, open_records
 from restante.bus.delivery import Delivery, purpose_of
 from restante.bus.handler import Handler, RetryRule
 from restante.bus.options import (
@@ -383,7 +383,7 @@ class Bus(Celery):
         line = self.worker_backend.line(delivery, event, state, **more)
         if line is not None:
             try:
-                self.records.note(delivery.queue, delivery.envelope.id, delivery.envelope.attempts, line)
+                self.records.note(Turn(delivery.queue, delivery.envelope.id, delivery.envelope.attempts), line)
             except RestanteError as error:
                 log.warning("not journalled queue=%s error=%s", delivery.queue, error)
 

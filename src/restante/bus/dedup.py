@@ -12,7 +12,7 @@ import threading
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from restante.core.errors import InvalidInput
 from restante.core.journal import Line, Taken
@@ -31,25 +31,29 @@ DedupStore = Literal["redis", "memory"]
 MOST = 100_000
 
 
+class Turn(NamedTuple):
+    """The turn of one delivery to run a message for a subscription."""
+
+    subscription: str
+    id: str
+    #: Grows with each attempt: a record taken by an earlier one gives way.
+    number: int
+    #: Identifies the delivery; empty if it cannot be told from others.
+    token: str = ""
+    #: Whether a taken record gives way in any case: the broker has ended the delivery that took it.
+    seize: bool = False
+
+
 class Records(Protocol):
     """A store of records of handled messages."""
 
-    def take(
-        self,
-        subscription: str,
-        id: str,
-        attempts: int,
-        line: Line | None = None,
-        *,
-        token: str = "",
-        seize: bool = False,
-    ) -> Taken: ...
+    def take(self, turn: Turn, line: Line | None = None) -> Taken: ...
 
-    def confirm(self, subscription: str, id: str, attempts: int, line: Line | None = None) -> None: ...
+    def confirm(self, turn: Turn, line: Line | None = None) -> None: ...
 
-    def release(self, subscription: str, id: str, attempts: int, line: Line | None = None) -> None: ...
+    def release(self, turn: Turn) -> None: ...
 
-    def note(self, subscription: str, id: str, attempts: int, line: Line) -> None: ...
+    def note(self, turn: Turn, line: Line) -> None: ...
 
 
 class RedisRecords:
@@ -61,34 +65,25 @@ class RedisRecords:
         self._prefix = prefix
         self._keys: dict[str, QueueKeys] = {}
 
-    def _run(self, verb: str, subscription: str, id: str, attempts: int, line: Line | None, token: str = "") -> Taken:
+    def _run(self, verb: str, turn: Turn, line: Line | None = None) -> Taken:
         from restante.core.claims import once
 
-        keys = self._keys.get(subscription)
+        keys = self._keys.get(turn.subscription)
         if keys is None:
-            keys = self._keys[subscription] = QueueKeys(self._prefix + subscription)
-        return self._connection.run(once(verb, keys, id, attempts, self._window, line, token))
+            keys = self._keys[turn.subscription] = QueueKeys(self._prefix + turn.subscription)
+        return self._connection.run(once(verb, keys, turn.id, turn.number, self._window, line, turn.token))
 
-    def take(
-        self,
-        subscription: str,
-        id: str,
-        attempts: int,
-        line: Line | None = None,
-        *,
-        token: str = "",
-        seize: bool = False,
-    ) -> Taken:
-        return self._run("seize" if seize else "take", subscription, id, attempts, line, token)
+    def take(self, turn: Turn, line: Line | None = None) -> Taken:
+        return self._run("seize" if turn.seize else "take", turn, line)
 
-    def confirm(self, subscription: str, id: str, attempts: int, line: Line | None = None) -> None:
-        self._run("confirm", subscription, id, attempts, line)
+    def confirm(self, turn: Turn, line: Line | None = None) -> None:
+        self._run("confirm", turn, line)
 
-    def release(self, subscription: str, id: str, attempts: int, line: Line | None = None) -> None:
-        self._run("release", subscription, id, attempts, line)
+    def release(self, turn: Turn) -> None:
+        self._run("release", turn)
 
-    def note(self, subscription: str, id: str, attempts: int, line: Line) -> None:
-        self._run("note", subscription, id, attempts, line)
+    def note(self, turn: Turn, line: Line) -> None:
+        self._run("note", turn, line)
 
 
 class MemoryRecords:
@@ -100,37 +95,28 @@ class MemoryRecords:
         #: (subscription, id) → the running attempt, or None once done; and until when the record holds.
         self._known: OrderedDict[tuple[str, str], tuple[int | None, float]] = OrderedDict()
 
-    def take(
-        self,
-        subscription: str,
-        id: str,
-        attempts: int,
-        line: Line | None = None,
-        *,
-        token: str = "",
-        seize: bool = False,
-    ) -> Taken:
+    def take(self, turn: Turn, line: Line | None = None) -> Taken:
         now = time.monotonic()
         with self._lock:
-            before, until = self._known.get((subscription, id), (0, 0.0))
+            before, until = self._known.get(turn[:2], (0, 0.0))
             if until > now:
                 if before is None:
                     return Taken.DONE
-                if before >= attempts and not seize:
+                if before >= turn.number and not turn.seize:
                     return Taken.AT_WORK
-            self._put((subscription, id), attempts, now)
+            self._put(turn[:2], turn.number, now)
         return Taken.RUN
 
-    def confirm(self, subscription: str, id: str, attempts: int, line: Line | None = None) -> None:
+    def confirm(self, turn: Turn, line: Line | None = None) -> None:
         with self._lock:
-            self._put((subscription, id), None, time.monotonic())
+            self._put(turn[:2], None, time.monotonic())
 
-    def release(self, subscription: str, id: str, attempts: int, line: Line | None = None) -> None:
+    def release(self, turn: Turn) -> None:
         with self._lock:
-            if self._known.get((subscription, id), (None, 0.0))[0] == attempts:
-                del self._known[subscription, id]
+            if self._known.get(turn[:2], (None, 0.0))[0] == turn.number:
+                del self._known[turn[:2]]
 
-    def note(self, subscription: str, id: str, attempts: int, line: Line) -> None:
+    def note(self, turn: Turn, line: Line) -> None:
         pass
 
     def _put(self, key: tuple[str, str], state: int | None, now: float) -> None:
@@ -143,25 +129,16 @@ class MemoryRecords:
 class NoRecords:
     """No deduplication: a message that is delivered twice runs twice."""
 
-    def take(
-        self,
-        subscription: str,
-        id: str,
-        attempts: int,
-        line: Line | None = None,
-        *,
-        token: str = "",
-        seize: bool = False,
-    ) -> Taken:
+    def take(self, turn: Turn, line: Line | None = None) -> Taken:
         return Taken.RUN
 
-    def confirm(self, subscription: str, id: str, attempts: int, line: Line | None = None) -> None:
+    def confirm(self, turn: Turn, line: Line | None = None) -> None:
         pass
 
-    def release(self, subscription: str, id: str, attempts: int, line: Line | None = None) -> None:
+    def release(self, turn: Turn) -> None:
         pass
 
-    def note(self, subscription: str, id: str, attempts: int, line: Line) -> None:
+    def note(self, turn: Turn, line: Line) -> None:
         pass
 
 
@@ -171,26 +148,17 @@ class JournalOnly(NoRecords):
     def __init__(self, connection: Connection, prefix: str) -> None:
         self._lines = RedisRecords(connection, prefix=prefix)
 
-    def take(
-        self,
-        subscription: str,
-        id: str,
-        attempts: int,
-        line: Line | None = None,
-        *,
-        token: str = "",
-        seize: bool = False,
-    ) -> Taken:
+    def take(self, turn: Turn, line: Line | None = None) -> Taken:
         if line is not None:
-            self.note(subscription, id, attempts, line)
+            self.note(turn, line)
         return Taken.RUN
 
-    def confirm(self, subscription: str, id: str, attempts: int, line: Line | None = None) -> None:
+    def confirm(self, turn: Turn, line: Line | None = None) -> None:
         if line is not None:
-            self.note(subscription, id, attempts, line)
+            self.note(turn, line)
 
-    def note(self, subscription: str, id: str, attempts: int, line: Line) -> None:
-        self._lines.note(subscription, id, attempts, line)
+    def note(self, turn: Turn, line: Line) -> None:
+        self._lines.note(turn, line)
 
 
 def dedup_window(dedup: Any, store: Any) -> float:
@@ -219,23 +187,16 @@ def open_records(store: DedupStore, redis: Client | None, window: float, prefix:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The right of one delivery to run, by a record of (subscription, event id)."""
+    """The right of one delivery to run, by a record of its message."""
 
     records: Records
-    subscription: str
-    id: str
-    #: Grows with each attempt: a record taken by an earlier one gives way.
-    turn: int
-    #: Identifies the delivery; empty if it cannot be told from others.
-    token: str = ""
-    #: Whether a taken record gives way in any case: the broker has ended the delivery that took it.
-    seize: bool = False
+    turn: Turn
 
     def take(self, line: Line | None) -> Taken:
-        return self.records.take(self.subscription, self.id, self.turn, line, token=self.token, seize=self.seize)
+        return self.records.take(self.turn, line)
 
     def confirm(self, line: Line | None) -> None:
-        self.records.confirm(self.subscription, self.id, self.turn, line)
+        self.records.confirm(self.turn, line)
 
     def release(self) -> None:
-        self.records.release(self.subscription, self.id, self.turn)
+        self.records.release(self.turn)

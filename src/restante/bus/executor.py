@@ -66,13 +66,9 @@ def handle(bus: Bus, handler: Handler, task: Any, delivery: Delivery, text: str)
         # The worker hands a job to a second process when the first died before the worker had read that it began.
         raise WorkerLostError("the process that began this event was killed")
     if taken is Taken.AT_WORK:
-        if handler.early and delivery.expired:
-            raise Crashed()
-        if not delivery.suspect:
-            log.info("skipped reason=running subscription=%s id=%s", name, envelope.id)
-            return
-        # The delivery that took the record ended without a verdict, so its process is gone: this counts as an attempt.
-        raise Retry("its earlier delivery ended without a verdict", when=RETRY_SECONDS)
+        _require_running(handler, delivery)
+        log.info("skipped reason=running subscription=%s id=%s", name, envelope.id)
+        return
     try:
         handler.run(task, envelope, handler.value(envelope, text))
     except (Ignore, Reject, Retry):
@@ -93,6 +89,15 @@ def handle(bus: Bus, handler: Handler, task: Any, delivery: Delivery, text: str)
     except RestanteError as error:
         # The handler has succeeded. Unconfirmed, a duplicate may run; failing here would run this one again for sure.
         log.warning("not confirmed subscription=%s id=%s error=%s", name, envelope.id, error)
+
+
+def _require_running(handler: Handler, delivery: Delivery) -> None:
+    """Raises unless the delivery that took the record may still be running."""
+    if handler.early and delivery.expired:
+        raise Crashed()
+    if delivery.suspect:
+        # That delivery ended without a verdict, so its process is gone: this counts as an attempt.
+        raise Retry("its earlier delivery ended without a verdict", when=RETRY_SECONDS)
 
 
 class Crashed(RestanteError):

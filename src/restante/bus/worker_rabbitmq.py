@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from restante.bus.amqp_messages import MOST_PRIORITY, amqp_message, from_headers, unreachable
 from restante.bus.broker import Answer
 from restante.bus.client_rabbitmq import REPLY_TO, ConnectionPool
-from restante.bus.dedup import Claim
+from restante.bus.dedup import Claim, Turn
 from restante.bus.delivery import Delivery, call_seconds, purpose_of
 from restante.bus.directory import announce
 from restante.bus.envelope import Envelope, Malformed
@@ -188,7 +188,8 @@ class RabbitWorker:
         return delivery.envelope.is_over
 
     def claim(self, handler: Handler, delivery: Delivery) -> Claim:
-        return Claim(self._bus.records, handler.subscription, delivery.envelope.id, delivery.turn, delivery.token)
+        turn = Turn(handler.subscription, delivery.envelope.id, delivery.turn, delivery.token)
+        return Claim(self._bus.records, turn)
 
     def line(self, delivery: Delivery, event: JournalEvent, state: State | str, **more: Any) -> Line | None:
         if self._bus.redis is None:

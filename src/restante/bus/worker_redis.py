@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any, Literal
 
 from restante.bus.broker import REPLY_GRACE, Answer
-from restante.bus.dedup import WINDOW, Claim, Records, RedisRecords
+from restante.bus.dedup import WINDOW, Claim, Records, RedisRecords, Turn
 from restante.bus.delivery import Delivery, call_seconds, purpose_of
 from restante.bus.envelope import Envelope, Malformed
 from restante.core.errors import InvalidInput, TopologyMismatch
@@ -115,8 +115,8 @@ class RedisWorker:
         """The lease's holder seizes the record, unless a handler with early acks may have begun the event before."""
         name, id = handler.subscription, delivery.envelope.id
         if handler.early:
-            return Claim(self._begun, name, id, 1, delivery.token, seize=not delivery.expired)
-        return Claim(self._bus.records, name, id, delivery.turn, delivery.token, seize=True)
+            return Claim(self._begun, Turn(name, id, 1, delivery.token, seize=not delivery.expired))
+        return Claim(self._bus.records, Turn(name, id, delivery.turn, delivery.token, seize=True))
 
     def line(self, delivery: Delivery, event: JournalEvent, state: State | str, **more: Any) -> Line | None:
         """None: the server's scripts write the journal."""

@@ -129,9 +129,9 @@ FAULTS: Final = (
     Fault(
         "bus",
         "an event whose process was killed is passed over as if it were at work",
-        "handle",
-        "if not delivery.suspect:",
-        "if True:",
+        "_require_running",
+        "if delivery.suspect:",
+        "if False:",
         _DELIVERIES,
     ),
     Fault(
