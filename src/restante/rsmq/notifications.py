@@ -15,7 +15,7 @@ from typing import Any, Self
 from restante.core.call_retry import LOST
 from restante.core.connection import Connection, Link, Waker
 from restante.core.connection_aio import AsyncConnection, AsyncLink
-from restante.core.operations import Operation, pack
+from restante.core.operations import Command, Operation, ScriptCall, pack
 from restante.core.pool import intact
 from restante.rsmq import calls
 from restante.rsmq.calls import RsmqReceived
@@ -80,7 +80,7 @@ class Subscription:
 
     def perform(self, step: Step) -> Any:
         """Performs a step of a flow that waits for messages."""
-        if isinstance(step, Operation):
+        if isinstance(step, ScriptCall | Command):
             return self._connection.run(step)
         if isinstance(step, Sleep):
             return self.wait(step.seconds)
@@ -145,7 +145,7 @@ class AsyncSubscription:
 
     async def perform(self, step: Step) -> Any:
         """Performs a step of a flow that waits for messages."""
-        if isinstance(step, Operation):
+        if isinstance(step, ScriptCall | Command):
             return await self._connection.run(step)
         if isinstance(step, Sleep):
             return await self.wait(step.seconds)
