@@ -21,32 +21,42 @@ if TYPE_CHECKING:
         Corrupt,
         Declined,
         InUse,
+        InvalidArguments,
         InvalidInput,
         InvalidName,
         InvalidPayload,
         JournalLost,
         LeaseLost,
+        MessageCancelled,
+        MessageDead,
         MessageLeased,
         MissingExtra,
         NoHandler,
+        NoResult,
         NotFound,
         NotReady,
         PayloadTooLarge,
         QueueFull,
         ReadOnly,
         RestanteError,
+        ResultTimeout,
+        SoftTimeLimit,
+        TimeLimit,
         TopologyMismatch,
         Unavailable,
         Unconfirmed,
         Unroutable,
         UnsafeServer,
     )
+    from restante.core.handle import Handle
+    from restante.core.hooks import Hook
     from restante.core.journal import JournalEntry, Position
-    from restante.core.message import Draft, JournalEvent, Message, MessageId, State
+    from restante.core.message import Draft, JournalEvent, Message, MessageId, Progress, State
     from restante.core.queue import Client, LeasedMessage, Queue
     from restante.core.retry import RetryPolicy, exponential, fixed, no_retry
     from restante.core.settings import ClientSettings, QueueSettings
     from restante.core.sweeper import Sweeper
+    from restante.core.task import Task
 
 #: The module of each name. A module is imported when its name is first used: a service on RabbitMQ needs no Redis
 #: client, a service that only publishes needs no Celery, and neither waits for imports that it does not need.
@@ -57,17 +67,20 @@ _HOMES = {
     "restante.core.admin": "Admin",
     "restante.core.consumer": "Consumer",
     "restante.core.errors": (
-        "AccessDenied AlreadySettled BatchFailed CallFailed CallTimeout Corrupt Declined InUse InvalidInput "
-        "InvalidName InvalidPayload JournalLost LeaseLost MessageLeased MissingExtra NoHandler NotFound NotReady "
-        "PayloadTooLarge QueueFull ReadOnly RestanteError TopologyMismatch Unavailable Unconfirmed Unroutable "
-        "UnsafeServer"
+        "AccessDenied AlreadySettled BatchFailed CallFailed CallTimeout Corrupt Declined InUse InvalidArguments "
+        "InvalidInput InvalidName InvalidPayload JournalLost LeaseLost MessageCancelled MessageDead MessageLeased "
+        "MissingExtra NoHandler NoResult NotFound NotReady PayloadTooLarge QueueFull ReadOnly RestanteError "
+        "ResultTimeout SoftTimeLimit TimeLimit TopologyMismatch Unavailable Unconfirmed Unroutable UnsafeServer"
     ),
+    "restante.core.hooks": "Hook",
     "restante.core.journal": "JournalEntry Position",
-    "restante.core.message": "Draft JournalEvent Message MessageId State",
+    "restante.core.handle": "Handle",
+    "restante.core.message": "Draft JournalEvent Message MessageId Progress State",
     "restante.core.queue": "LeasedMessage Client Queue",
     "restante.core.retry": "RetryPolicy exponential fixed no_retry",
     "restante.core.settings": "ClientSettings QueueSettings",
     "restante.core.sweeper": "Sweeper",
+    "restante.core.task": "Task",
 }
 
 __all__ = [
@@ -84,7 +97,10 @@ __all__ = [
     "Corrupt",
     "Declined",
     "Draft",
+    "Handle",
+    "Hook",
     "InUse",
+    "InvalidArguments",
     "InvalidInput",
     "InvalidName",
     "InvalidPayload",
@@ -94,22 +110,30 @@ __all__ = [
     "LeaseLost",
     "LeasedMessage",
     "Message",
+    "MessageCancelled",
+    "MessageDead",
     "MessageId",
     "MessageLeased",
     "MissingExtra",
     "NoHandler",
+    "NoResult",
     "NotFound",
     "NotReady",
     "PayloadTooLarge",
     "Position",
+    "Progress",
     "Queue",
     "QueueFull",
     "QueueSettings",
     "ReadOnly",
     "RestanteError",
+    "ResultTimeout",
     "RetryPolicy",
+    "SoftTimeLimit",
     "State",
     "Sweeper",
+    "Task",
+    "TimeLimit",
     "TopologyMismatch",
     "Unavailable",
     "Unconfirmed",

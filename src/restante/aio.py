@@ -8,8 +8,9 @@ from typing import Unpack
 from restante.connecting import OWN_KEYWORDS, resolve
 from restante.core.queue import AsyncClient, AsyncLeasedMessage, AsyncQueue
 from restante.core.settings import ClientOptions, ClientSettings
+from restante.core.task import AsyncTask
 
-__all__ = ["AsyncClient", "AsyncLeasedMessage", "AsyncQueue", "connect"]
+__all__ = ["AsyncClient", "AsyncLeasedMessage", "AsyncQueue", "AsyncTask", "connect"]
 
 
 def connect(

@@ -64,6 +64,7 @@ async def test_pages_show_each_message_once_under_many_equal_scores(room: Room, 
     while True:
         page = room.admin.messages(queue.name, "scheduled", limit=70, after=after, newest_first=newest_first)
         seen += [message.id for message in page.messages]
+        assert len(seen) == len(set(seen))  # inside: a page that is shown again would be shown for ever
         after = page.next
         if after is None:
             break

@@ -111,7 +111,7 @@ def _stored(raw: bytes) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=4096)
 def _delivery(raw: bytes) -> dict[str, Any]:
-    lease, facts, place, limits = raw.decode().split("\n")
+    lease, facts, place, limits, *note = raw.decode().split("\n")
     expires, _, token = lease.partition(" ")
     names = ("sent_at", "kind", "priority", "size", "attempts", "consumer")
     return {
@@ -120,6 +120,7 @@ def _delivery(raw: bytes) -> dict[str, Any]:
         **_typed(names, facts.split("\t")),
         **_typed(("sequence", "received_at", "replays"), place.split("\t")),
         "limits": limits,
+        **({"progress": note[0]} if note else {}),
     }
 
 
@@ -226,7 +227,7 @@ def _leases(entries: list[tuple[bytes, list[bytes]]]) -> dict[str, Any]:
 
 
 def _kind(name: str) -> str:
-    if name in (*STATES, "marker"):
+    if name in (*STATES, "marker", "cancelled"):
         return "zset"
     return {"journal": "journal", "leases": "stream"}.get(name, "hash")
 
@@ -326,6 +327,13 @@ def violations(found: Dump, journal: Journal | None = None) -> list[str]:
             wrong.append(f"{id} is leased until {expires}, its delivery says {deliveries[id]['lease_expires_at']}")
         elif deliveries[id]["token"] in ("", "-"):
             wrong.append(f"{id} is leased without a token")
+    wrong += [
+        f"{id} has a progress and is not leased"
+        for id, delivery in deliveries.items()
+        if "progress" in delivery and id not in found.get("leased", {})
+    ]
+    held = {delivery["token"] for id, delivery in deliveries.items() if id in found.get("leased", {})}
+    wrong += [f"{token} is cancelled and holds a message" for token in found.get("cancelled", {}) if token in held]
     # A mark in place of a token says that the last attempt ended without a word; it stands until the next.
     wrong += [
         f"{id} has the token {delivery['token']} of a lease it is not under"

@@ -34,6 +34,10 @@ class Entry:
     place: int | None = None
     #: Ended attempts: number, event, error class.
     ended: list[tuple[int, str, str]] = field(default_factory=list)
+    #: What its handler noted of its progress, with the time.
+    progress: str = ""
+    #: What it was acked with.
+    result: str = ""
 
     def stored(self) -> dict[str, Any]:
         """What does not change about it but by an edit."""

@@ -14,7 +14,7 @@ from typing import Any, Final
 #: The event that each verdict of a consumer must leave in the journal.
 VERDICTS: Final = {"ack": "acked", "nack": "nacked", "bury": "buried", "release": "released"}
 #: Events after which nobody holds the message any more.
-ENDINGS: Final = frozenset({"acked", "nacked", "buried", "released", "expired"})
+ENDINGS: Final = frozenset({"acked", "nacked", "buried", "released", "expired", "revoked", "cancelled"})
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class _Pass:
         #: The message of each lease and its attempt.
         self.leases: dict[int, tuple[str, int]] = {}
         self.extended: set[int] = set()
-        self.totals = {"sent": 0, "acked": 0, "deleted": 0, "purged": 0}
+        self.totals = {"sent": 0, "acked": 0, "deleted": 0, "purged": 0, "cancelled": 0}
         self._ready: dict[int, int] = {}
         self._last_first: dict[int, int] = {}
         self.done_removed = 0
@@ -334,6 +334,25 @@ class _Pass:
 
     _purged = _deleted
 
+    def _revoked(self, line: Line) -> None:
+        """An operator may take back also what is overdue; the attempt counts and may have been the last."""
+        track = self._known(line, "leased")
+        if track is not None:
+            if line.attempts != track.attempts:
+                self.verdict.attempts.append(f"{line.id} revoked as attempt {line.attempts} of {track.attempts}")
+            self.endings[track.lease] = line.event
+            self._place(track, "ready")
+
+    def _cancelled(self, line: Line) -> None:
+        track = self._known(line, "ready", "scheduled", "retrying", "leased")
+        self.totals["cancelled"] += 1
+        if track is not None:
+            if line.detail.partition(",")[0] != track.state:
+                self.verdict.conservation.append(f"{line.id} cancelled as {line.detail}, not {track.state}")
+            if track.state == "leased":
+                self.endings[track.lease] = line.event
+            self._remove(line.id)
+
     def _remove(self, id: str) -> None:
         self._place(self.tracks[id], "")
         del self.tracks[id]
@@ -411,7 +430,7 @@ def _check_end(history: History, told: _Pass, verdict: Verdict) -> None:
         if history.drained and state not in ("dead", "done"):
             verdict.not_empty.append(f"{id} is still {state}")
     left = sum(state != "done" for state in history.remaining.values())
-    ended = told.totals["acked"] + told.totals["deleted"] + told.totals["purged"] - told.done_removed
+    ended = sum(told.totals[event] for event in ("acked", "deleted", "purged", "cancelled")) - told.done_removed
     if told.totals["sent"] != ended + left:
         verdict.conservation.append(f"{told.totals['sent']} sent, {ended} ended, {left} left")
 

@@ -46,6 +46,8 @@ class Model:
         self.payloads: dict[str, dict[str, Any]] = {}
         #: The consumer's lease journal.
         self.book = LeaseBook()
+        #: The tokens of cancelled leases, with the time at which each lease would have ended.
+        self.cancelled: dict[str, int] = {}
 
     # -- looking -------------------------------------------------------------------------------------------------
 
@@ -83,6 +85,7 @@ class Model:
                 "priority": entry.item.priority,
                 "size": len(entry.item.payload),
                 "limits": entry.item.limits,
+                **({"progress": entry.progress} if entry.progress else {}),
             }
             for id, entry in self.entries.items()
             if entry.place is not None
@@ -95,7 +98,7 @@ class Model:
     def conserved(self) -> bool:
         """Whether every message sent is accounted for."""
         left = sum(entry.state != "done" for entry in self.entries.values())
-        ended = sum(self.totals.get(event, 0) for event in ("acked", "deleted", "purged"))
+        ended = sum(self.totals.get(event, 0) for event in ("acked", "deleted", "purged", "cancelled"))
         return self.totals.get("sent", 0) == ended - self.done_removed + left
 
     def known(self, id: str, now: int) -> bool | None:
@@ -168,7 +171,7 @@ class Model:
         entry = self.entries[id]
         entry.state, entry.score = state, score
         if state != "leased":
-            entry.token, entry.expires = "", 0
+            entry.token, entry.expires, entry.progress = "", 0, ""
         self._hold(id, entry.item, state)
 
     def _drop(self, id: str) -> None:
@@ -392,11 +395,13 @@ class Model:
             self._advance("released", moved)
         return lost
 
-    def extend(self, now: int, pairs: Sequence[Token], lease_ms: int) -> tuple[list[int], list[str]]:
-        lost, until = [], []
+    def extend(self, now: int, pairs: Sequence[Token], lease_ms: int) -> tuple[list[int], list[int], list[str]]:
+        lost, cancelled, until = [], [], []
         for at, pair in enumerate(pairs, 1):
             if not self.held(pair, now):
                 lost.append(at)
+                if pair[1] in self.cancelled:
+                    cancelled.append(at)
                 until.append("")
                 continue
             entry = self.entries[pair[0]]
@@ -405,7 +410,52 @@ class Model:
             self._line("extended", "leased", now, pair[0], by=entry.consumer, due=entry.expires)
         if len(lost) < len(pairs):
             self._advance("extended", len(pairs) - len(lost))
-        return lost, until
+        return lost, cancelled, until
+
+    def progress(self, now: int, pair: Token, note: str) -> int:
+        if not self.held(pair, now):
+            return -1 if pair[1] in self.cancelled else 0
+        self.entries[pair[0]].progress = f"{now}\t{note}"
+        return 1
+
+    def ack_result(self, now: int, pair: Token, result: str, said: Callable[[int], bool]) -> list[int]:
+        gone, lost = self._judge(now, [pair], said)
+        if gone and self.settings.keep_done:
+            entry = self.entries[pair[0]]
+            entry.ended.append((entry.attempts, "acked", ""))
+            entry.result = result
+        self._settle(now, gone)
+        return lost
+
+    def revoke(self, now: int, ids: Sequence[str]) -> list[int]:
+        reply = []
+        for id in ids:
+            entry = self.entries.get(id)
+            leased = entry is not None and entry.state == "leased"
+            reply.append(int(leased))
+            if entry is not None and leased:
+                assert entry.place is not None
+                self._advance("revoked")
+                entry.ended.append((entry.attempts, "revoked", "Revoked"))
+                self._put(id, "ready", entry.place)
+                self._line("revoked", "ready", now, id, by=OPERATOR, error="Revoked", detail=entry.consumer)
+        return reply
+
+    def cancel(self, now: int, ids: Sequence[str]) -> list[str]:
+        reply = []
+        for id in ids:
+            entry = self.entries.get(id)
+            reply.append(entry.state if entry else "")
+            if entry is None or entry.state in ("dead", "done"):
+                continue
+            self._advance("cancelled")
+            self._line("cancelled", "gone", now, id, by=OPERATOR, detail=entry.state, terminal=True)
+            if entry.state == "leased":
+                self.cancelled = {token: end for token, end in self.cancelled.items() if end > now}
+                if entry.expires > now:
+                    self.cancelled[entry.token] = entry.expires
+            self._drop(id)
+        return reply
 
     def replay(self, now: int, ids: Sequence[str]) -> list[int]:
         reply = []

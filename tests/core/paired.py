@@ -166,6 +166,23 @@ class Pair:
         self._same("extend", reply, self.model.extend(self.now, pairs, lease_ms))
         self.check("extend")
 
+    def progress(self, pair: Token, note: str = '[0.5,"half"]') -> None:
+        self._same("progress", self.real.progress(pair, note), self.model.progress(self.now, pair, note))
+        self.check("progress")
+
+    def ack_result(self, pair: Token, result: str = "42") -> None:
+        reply = self.real.ack_result(pair, result)
+        self._same("ack_result", reply, self.model.ack_result(self.now, pair, result, lambda at: at in reply))
+        self.check("ack_result")
+
+    def revoke(self, *ids: str) -> None:
+        self._same("revoke", self.real.revoke(*ids), self.model.revoke(self.now, ids))
+        self.check("revoke")
+
+    def cancel(self, *ids: str) -> None:
+        self._same("cancel", self.real.cancel(*ids), self.model.cancel(self.now, ids))
+        self.check("cancel")
+
     def replay(self, *ids: str) -> None:
         self._same("replay", self.real.replay(*ids), self.model.replay(self.now, ids))
         self.check("replay")
@@ -261,6 +278,12 @@ class Pair:
         self._same("payloads of the journal", found.get("payloads", {}), model.payloads)
         self._same("lease journal", found.get("leases", {}), model.book.rows())
         self._same("verdicts", found.get("verdicts", {}), model.book.verdicts)
+        self._same("cancelled leases", found.get("cancelled", {}), model.cancelled)
+        self._same(
+            "results",
+            {id: rows[-1][6] for id, rows in found.get("history", {}).items() if rows[-1][3] == "acked"},
+            {id: entry.result for id, entry in model.entries.items() if entry.result},
+        )
         self._same("holder", queue.get(f"holder:{CONSUMER}", ""), model.book.holder())
         if not model.conserved():
             raise Disagreement(f"the totals do not add up: {model.totals}")

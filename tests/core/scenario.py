@@ -35,6 +35,7 @@ def play(pair: Pair) -> None:
         _levels,
         _payloads,
         _lease_journal,
+        _control,
     ):
         chapter(pair)
     _walk(pair, random.Random(7), WALK)
@@ -424,6 +425,97 @@ def _lease_journal(pair: Pair) -> None:
     pair.ack(*pair.tokens_in_hand())
 
 
+def _control(pair: Pair) -> None:
+    """Messages taken back and given up in every state, progress that ends with its lease, and results."""
+    pair.configure(max_attempts=2, keep_done=3)
+    pair.send(Item("k1", unique="k", letters="r"), Item("k2", priority=3, unique="k2", letters="lr"), Item("k3"))
+    pair.send(Item("k4", due="+4000"), Item("k5", lease_ms=1000), Item("k6", unique="k6", letters="lrst"))
+    held = dict(pair.receive(5))
+    one, two, three, five, six = ((id, held[id]) for id in ("k1", "k2", "k3", "k5", "k6"))
+    pair.progress(one, '[0.25,"one"]')
+    pair.progress(one)
+    pair.progress(five)
+    for wrong in (("k1", "9999-n"), ("k1", ""), ("k1", "-"), ("nobody", "1-n")):
+        pair.progress(wrong)
+    # It stays with an extend, and ends with the lease.
+    pair.extend(one, three, lease_ms=9000)
+    pair.revoke("k1", "k1", "k4", "nobody", "k3")
+    for verb in (pair.ack, pair.nack, pair.bury, pair.release, pair.extend):
+        verb(one)
+    pair.progress(one)
+    pair.ack_result(one)
+    pair.send(Item("k7", unique="k", letters="r"))
+    # Taken back once more, after the last attempt; what is overdue too.
+    again = dict(pair.receive(2))
+    pair.revoke(*again)
+    pair.advance(1000)
+    pair.revoke("k5")
+    pair.progress(five)
+    pair.cancel("k2", "k2", "nobody", "k4", "k5")
+    pair.extend(two, ("k2", "9999-n"), six)
+    pair.progress(two)
+    pair.ack(two)
+    pair.send(Item("k2", unique="k2", letters="lr"), Item("k4"))
+    pair.cancel("k6")
+    pair.send(Item("k8", unique="k6"))
+    pair.extend(two, six)
+    # A token is known as cancelled until its lease would have ended, and is forgotten by the next cancel after that.
+    held = dict(pair.receive(9))
+    pair.nack(("k1", held["k1"]), delay=50)
+    pair.nack(("k8", held["k8"]), delay=50)
+    pair.advance(30_000)
+    pair.cancel("k8", "k1")
+    pair.extend(two, six)
+    (last,) = pair.receive(1)
+    pair.cancel(last[0])
+    pair.extend(two, six, last)
+    pair.advance(30_000)
+    (late,) = pair.receive(1)
+    pair.cancel(late[0])
+    pair.extend(last, late)
+    # What is overdue holds nothing that a renewal could learn of.
+    pair.send(Item("ko", lease_ms=10))
+    (overdue,) = pair.receive(1)
+    pair.advance(10)
+    pair.cancel(overdue[0])
+    pair.extend(overdue)
+    # Results are kept where done messages are, and a repeated ack changes nothing.
+    pair.send(Item("k9"), Item("ka"), Item("kb"), Item("kc", unique="kc", letters="k"))
+    pair.receive(9)
+    for pair_held in pair.tokens_in_hand():
+        pair.progress(pair_held)
+        pair.ack_result((pair_held[0], "9999-n"))
+        pair.ack_result(pair_held, '{"n":1}')
+        pair.ack_result(pair_held, "2")
+        pair.ack_result((pair_held[0], "9999-n"))
+    pair.cancel(*pair.model.ids("done"))
+    pair.revoke(*pair.model.ids("done"))
+    pair.configure(keep_done=0)
+    pair.send(Item("kd"), Item("ke"))
+    first, second = pair.receive(2)
+    pair.ack_result(first)
+    pair.bury(second)
+    pair.cancel(first[0], second[0])
+    pair.purge("dead")
+    pair.purge("done")
+    # A place that becomes free is offered to the next consumer.
+    pair.configure(max_leased=1, max_attempts=5)
+    pair.purge("ready")
+    for at, stop in enumerate((pair.cancel, pair.revoke)):
+        pair.send(Item(f"m1{at}"), Item(f"m2{at}"))
+        (holding,) = pair.receive(1)
+        stop(holding[0])
+        pair.ack_result(pair.receive(1)[0])
+        pair.ack(*pair.receive(1))
+    for at, level in enumerate(("terminal", "payloads", "off", "full")):
+        pair.configure(journal=level)
+        pair.send(Item(f"n1{at}"), Item(f"n2{at}"))
+        pair.revoke(pair.receive(1)[0][0])
+        pair.cancel(pair.receive(1)[0][0])
+        pair.ack_result(pair.receive(1)[0])
+    pair.configure(max_leased=None)
+
+
 def _walk(pair: Pair, chance: random.Random, steps: int) -> None:
     """Verbs by chance, weighted so that messages come to every state."""
     spans = (1, 10, 1000, 5000, 30_000, 70_000)
@@ -468,6 +560,10 @@ def _walk(pair: Pair, chance: random.Random, steps: int) -> None:
         (2, lambda: pair.extend(*some(), lease_ms=chance.choice(spans))),
         (2, lambda: pair.replay(present(), *pair.model.ids("dead")[:1])),
         (1, lambda: pair.delete(present(), present())),
+        (2, lambda: pair.revoke(present(), present())),
+        (1, lambda: pair.cancel(present())),
+        (2, lambda: pair.progress(some()[0])),
+        (2, lambda: pair.ack_result(some()[0])),
         (1, lambda: pair.purge(chance.choice(("ready", "scheduled", "retrying", "dead")), chance.randint(1, 2))),
         (2, edit),
         (2, lambda: pair.move(present(), present())),

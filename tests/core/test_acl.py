@@ -130,6 +130,8 @@ def test_scripts_use_no_key_that_was_not_read_from_their_text(debian: Bench, mon
         for newest_first in (False, True):
             admin.messages("q", State.READY, newest_first=newest_first)
         admin.show("q", "seen")
+        for id in ("seen", "nobody"):
+            queue.status(id)
         throttle(queue, "job", 1, 1, 1)
         line = Line(JournalEvent.SENT, State.READY, "k", 1)
         for verb in ("take", "confirm", "seize", "release", "note"):

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from restante.core.admin import Admin
 from restante.core.errors import LeaseLost
 from restante.core.queue import Client, LeasedMessage, Queue
 from restante.core.settings import ClientSettings
@@ -37,6 +38,7 @@ class Run:
 
     def __init__(self, post: Client) -> None:
         self.queue: Queue = post.queue("run", max_attempts=MAX_ATTEMPTS, lease=10)
+        self.admin = Admin(post, operator="op")
         self.history = History("concurrent", max_attempts=MAX_ATTEMPTS)
         self.producing = threading.Event()
         self.producing.set()
@@ -86,6 +88,16 @@ class Run:
                     self._judge(message, "ack", message.ack)
                     self._judge(replace_token(message), "nack", replace_token(message).nack)
 
+    def operate(self, seed: int) -> None:
+        """An operator who takes messages back and gives some up, whoever holds them."""
+        chance = random.Random(seed)
+        while self.producing.is_set():
+            ids = [sent.id for sent in chance.sample(self.history.sent, min(5, len(self.history.sent)))]
+            if ids:
+                self.admin.revoke("run", ids)
+                self.admin.cancel("run", ids[:1])
+            time.sleep(0.005)
+
     def _seen(self, message: LeasedMessage, seed: int) -> Delivered:
         assert message.received_at is not None
         at = round(message.received_at.timestamp() * 1000)
@@ -109,12 +121,14 @@ def replace_token(message: LeasedMessage) -> LeasedMessage:
 def test_a_run_of_eight_threads_with_failures_and_lost_leases_is_clean(server: RedisServer) -> None:
     with Client(server.url, ClientSettings()) as post:
         run = Run(post)
-        with ThreadPoolExecutor(PRODUCERS + CONSUMERS) as pool:
+        with ThreadPoolExecutor(PRODUCERS + CONSUMERS + 1) as pool:
             producers = [pool.submit(run.produce, seed) for seed in range(PRODUCERS)]
             consumers = [pool.submit(run.consume, 100 + seed) for seed in range(CONSUMERS)]
+            operator = pool.submit(run.operate, 200)
             for task in producers:
                 task.result()
             run.producing.clear()
+            operator.result()
             for task in consumers:
                 task.result()
         found = dump(server.client(), "run")
@@ -129,6 +143,7 @@ def test_a_run_of_eight_threads_with_failures_and_lost_leases_is_clean(server: R
     assert verdict.dup > 100
     assert verdict.max_recovery_s > 0
     assert any(not settled.accepted for settled in history.settled)
+    assert {"revoked", "cancelled"} <= {line.event for line in history.lines}
 
 
 # -- planted violations --------------------------------------------------------------------------------------------
@@ -156,11 +171,16 @@ def clean() -> History:
         Line(17, "released", "ready", 3100, "d", attempts=0),
         Line(18, "received", "leased", 3100, "d", attempts=1, due=4100),
         Line(19, "acked", "gone", 3200, "d", attempts=1),
+        Line(20, "sent", "ready", 3300, "e"),
+        Line(21, "received", "leased", 3300, "e", attempts=1, due=4300),
+        Line(22, "revoked", "ready", 3400, "e", attempts=1, detail="host:1"),
+        Line(23, "received", "leased", 3400, "e", attempts=2, due=4400),
+        Line(24, "cancelled", "gone", 3500, "e", attempts=2, detail="leased"),
     ]
     return History(
         "planted",
         lines,
-        [Sent("a", 1), Sent("b", 2), Sent("c", 3, due=1500), Sent("d", 4)],
+        [Sent("a", 1), Sent("b", 2), Sent("c", 3, due=1500), Sent("d", 4), Sent("e", 5)],
         [
             Delivered("a", "4-n", 1, 1, 1010),
             Delivered("b", "5-n", 1, 2, 1010),
@@ -168,6 +188,8 @@ def clean() -> History:
             Delivered("a", "11-n", 2, 1, 1500),
             Delivered("d", "16-n", 1, 4, 3000),
             Delivered("d", "18-n", 1, 4, 3100),
+            Delivered("e", "21-n", 1, 5, 3300),
+            Delivered("e", "23-n", 2, 5, 3400),
         ],
         [
             Settled("b", "5-n", "ack", True),
@@ -178,6 +200,7 @@ def clean() -> History:
             Settled("a", "11-n", "ack", False),
             Settled("d", "16-n", "release", True),
             Settled("d", "18-n", "ack", True),
+            Settled("e", "21-n", "ack", False),
         ],
         {"a": "dead"},
         max_attempts=2,
@@ -200,7 +223,7 @@ def _lose(history: History) -> None:
 
 
 def _lose_confirmed(history: History) -> None:
-    history.sent.append(Sent("e", 5))
+    history.sent.append(Sent("f", 6))
 
 
 def _phantom_delivery(history: History) -> None:
@@ -208,7 +231,7 @@ def _phantom_delivery(history: History) -> None:
 
 
 def _phantom_after_ack(history: History) -> None:
-    history.lines.append(Line(20, "received", "leased", 3300, "b", attempts=2, due=9000))
+    history.lines.append(Line(25, "received", "leased", 3600, "b", attempts=2, due=9000))
 
 
 def _stored_twice(history: History) -> None:
@@ -311,6 +334,32 @@ def _not_empty(history: History) -> None:
     history.remaining = {"a": "ready"}
 
 
+def _revoked_from_nobody(history: History) -> None:
+    history.lines.insert(18, Line(19, "revoked", "ready", 3150, "a", attempts=2))
+    renumber(history)
+
+
+def _revoke_uncounted(history: History) -> None:
+    line(history, 22, attempts=0)
+
+
+def _revoked_token_accepted(history: History) -> None:
+    history.settled[-1] = replace(history.settled[-1], accepted=True)
+
+
+def _cancelled_and_delivered(history: History) -> None:
+    history.lines.append(Line(25, "received", "leased", 3600, "e", attempts=3, due=9000))
+
+
+def _cancelled_what_is_dead(history: History) -> None:
+    history.lines.append(Line(25, "cancelled", "gone", 3600, "a", attempts=2, detail="dead"))
+    history.remaining = {}
+
+
+def _cancelled_as_another(history: History) -> None:
+    line(history, 24, detail="ready")
+
+
 def _gap(history: History) -> None:
     del history.lines[11]
 
@@ -343,6 +392,12 @@ CORRUPTIONS: tuple[tuple[str, Callable[[History], None]], ...] = (
     ("dead_twice", _dead_twice),
     ("conservation", _conservation),
     ("not_empty", _not_empty),
+    ("fencing", _revoked_from_nobody),
+    ("attempts", _revoke_uncounted),
+    ("fencing", _revoked_token_accepted),
+    ("phantom", _cancelled_and_delivered),
+    ("fencing", _cancelled_what_is_dead),
+    ("conservation", _cancelled_as_another),
     ("gaps", _gap),
 )
 
@@ -351,7 +406,7 @@ def test_a_clean_history_is_found_clean() -> None:
     verdict = check(clean())
     assert verdict.violations == {}
     assert verdict.as_json() == (
-        '{"row": "planted", "n": 4, "lost": 0, "dup": 2, "early": 0, "max_recovery_s": 0.1, "verdict": "pass"}'
+        '{"row": "planted", "n": 5, "lost": 0, "dup": 3, "early": 0, "max_recovery_s": 0.1, "verdict": "pass"}'
     )
 
 
@@ -375,7 +430,7 @@ def test_an_unconfirmed_send_may_be_stored_or_not() -> None:
 
 def test_what_a_purge_removed_is_not_lost_and_what_it_did_not_is() -> None:
     history = clean()
-    history.lines.append(Line(20, "purged", "gone", 4000, "a", detail="dead"))
+    history.lines.append(Line(25, "purged", "gone", 4000, "a", detail="dead"))
     history.remaining = {}
     assert check(history).ok
     del history.lines[-1]
@@ -385,7 +440,7 @@ def test_what_a_purge_removed_is_not_lost_and_what_it_did_not_is() -> None:
 @pytest.mark.parametrize("event", ["purged", "deleted"])
 def test_an_end_that_names_another_state_than_the_message_was_in_is_seen(event: str) -> None:
     history = clean()
-    history.lines.append(Line(20, event, "gone", 4000, "a", detail="ready, why"))
+    history.lines.append(Line(25, event, "gone", 4000, "a", detail="ready, why"))
     history.remaining = {}
     assert check(history).violations.keys() == {"conservation"}
     history.lines[-1] = replace(history.lines[-1], detail="dead, why")

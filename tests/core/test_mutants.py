@@ -262,6 +262,66 @@ MUTANTS = (
     mutant("clear leaves verdicts", "clear", ("call('HDEL', verdicts, unpack(tokens))", "")),
     mutant("clear forgets one verdict per call", "clear", ("unpack(tokens)", "tokens[1]")),
     mutant("clear leaves rows", "clear", ("call('XDEL', leases, entries[i][1])", "")),
+    # Messages taken back and given up, progress and results
+    mutant("revoke takes what is not leased", "revoke", ("call('ZSCORE', leased, id) and m.parse", "m.parse")),
+    mutant("revoked keeps its token", "revoke", ("d.token, d.expires = '', 0\n    call", "call")),
+    mutant("revoked stays leased", "revoke", ("call('ZREM', leased, id)", "")),
+    mutant(
+        "revoked counts no attempt",
+        "revoke",
+        ("d.token, d.expires = '', 0\n    call", "d.token, d.expires, d.attempts = '', 0, d.attempts - 1\n    call"),
+    ),
+    mutant(
+        "revoked loses its place",
+        "revoke",
+        ("m.position(d.facts, d.sequence)", "m.position(d.facts, d.sequence + 1000)"),
+    ),
+    mutant("revoked leaves no trace in the history", "revoke", ("m.remember(history, id", "tostring(history, id")),
+    mutant("revoke wakes nobody", "revoke", ("if moved then", "if false then")),
+    mutant("revoke ignores the unique key", "revoke", ("m.hold_unique(unique, d.limits, id, 'r')", "")),
+    mutant("revoke writes no line", "revoke", ("write(m.advance('revoked', 1)", "tostring(m.advance('revoked', 1)")),
+    mutant("cancel takes what is dead", "cancel", ("from ~= '' and from ~= 'dead' and", "from ~= '' and")),
+    mutant("cancel takes what is done", "cancel", ("and from ~= 'done' then", "then")),
+    mutant("cancelled stays in its state", "cancel", ("call('ZREM', places[from], id)", "")),
+    mutant("cancelled keeps its payload", "cancel", ("m.forget(messages, deliveries, history, { id })", "")),
+    mutant("cancelled keeps its unique key", "cancel", ("m.hold_unique(unique, limits, id, 'g')", "")),
+    mutant("a cancelled lease is not remembered", "cancel", ("if d.expires > now then", "if false then")),
+    mutant("an ended lease is remembered as cancelled", "cancel", ("if d.expires > now then", "if true then")),
+    mutant(
+        "cancelled leases are remembered for ever", "cancel", ("call('ZREMRANGEBYSCORE', cancelled, '-inf', now)", "")
+    ),
+    mutant("cancel wakes nobody", "cancel", ("if freed and set[3] then", "if false then")),
+    mutant("cancelled is no end to the journal", "cancel", ("from .. detail) }, true)", "from .. detail) }, false)")),
+    mutant(
+        "a cancelled lease is only lost", "extend", ("if call('ZSCORE', cancelled, ARGV[i + 1]) then", "if false then")
+    ),
+    mutant("extend forgets the progress", "extend", ("m.pack(d) .. d.progress", "m.pack(d)")),
+    mutant(
+        "progress without a lease",
+        "progress",
+        (
+            "m.held(call('HGET', deliveries, id), token, now)",
+            "call('HGET', deliveries, id) and m.parse(call('HGET', deliveries, id))",
+        ),
+    ),
+    mutant(
+        "progress outlives its lease",
+        "revoke nack release",
+        ("d.replays .. '\\n' .. d.limits", "d.replays .. '\\n' .. d.limits .. d.progress"),
+    ),
+    mutant("a result without a token", "ack_result", ("if token == given and", "if token and")),
+    mutant("the result is dropped", "ack_result", ("m.remember(k.history, id,", "tostring(k.history, id,")),
+    mutant("an ack with a result moves nothing", "ack_result", ("  apply(gone, now, keep, k)\n", "")),
+    mutant(
+        "an ack with a result is not counted",
+        "ack_result",
+        ("(tonumber(total_acked) or 0) + 1", "tonumber(total_acked) or 0"),
+    ),
+    mutant(
+        "an ack with a result frees no place",
+        "ack_result",
+        ("if tonumber(set.max_leased) and call('ZCARD', ready) > 0 then", "if false then"),
+    ),
 )
 
 

@@ -168,7 +168,8 @@ def test_another_service_on_the_port_is_told_at_once() -> None:
     assert effort().next(error, SHOWN, written=True).error is None
 
 
-def test_pauses_double_to_their_bound_and_end_with_the_patience() -> None:
+def test_pauses_double_to_their_bound_and_end_with_the_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
     trying = effort(patience=1000.0)
     pauses = [trying.next(foreign.BusyLoadingError("LOADING"), SHOWN, False).pause for _ in range(12)]
     assert pauses[:5] == [0.04, 0.08, 0.16, 0.32, LONGEST_PAUSE]
@@ -180,6 +181,21 @@ def test_pauses_double_to_their_bound_and_end_with_the_patience() -> None:
 def test_services_wait_longer_and_longer_up_to_a_second() -> None:
     assert [away(failures) for failures in range(1, 6)] == [0.1, 0.2, 0.4, 0.8, LONGEST_AWAY]
     assert {away(failures) for failures in (10, 1000)} == {LONGEST_AWAY}
+
+
+def test_a_pause_counts_from_the_start_of_a_call_that_waited_for_a_silent_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert [away(failures, took) for failures, took in ((1, 5.0), (4, 0.5), (4, 5.0))] == [0.1, pytest.approx(0.3), 0.0]
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    trying = effort(patience=1000.0)
+    pauses = []
+    for took in (0.0, 0.03, 1.5, 0.0):
+        now += took
+        pauses.append(trying.next(foreign.BusyLoadingError("LOADING"), SHOWN, False).pause)
+        now += pauses[-1]
+    assert pauses == [pytest.approx(pause) for pause in (0.04, 0.05, 0.0, 0.32)]
 
 
 class TestServer:

@@ -15,7 +15,7 @@ from restante.core.flow import Flow, drive
 from restante.core.operations import DELETE, Command, Operation, QueueRef, ScriptCall
 from restante.core.queue import run_flow_async
 from restante.core.router import Router
-from restante.core.routes import QueueInfo
+from restante.core.routes import QueueInfo, Table
 from tests.core.bench import Bench
 
 TOPIC = "order.paid"
@@ -199,3 +199,11 @@ async def test_the_asyncio_runner_publishes_by_current_routes_too(
         other.run(other.router.unbind("shop", [("a", "order.#")]))
         assert await publish("m3") == 1
     assert ids(other.client, "a", "b") == {"a": ["m1", "m2"], "b": ["m2", "m3"]}
+
+
+def test_two_bindings_that_match_name_their_queue_once() -> None:
+    info = QueueInfo("billing").text()
+    stored = [b"version", b"1", b"type", b"topic durable", b"b:billing\torder.#", info, b"b:billing\t*.paid", info]
+    table = Table.parse([*stored, b"b:audit\t#", QueueInfo("audit").text()])
+    assert [queue.name for queue in table.match("order.paid")] == ["billing", "audit"]
+    assert [queue.name for queue in table.match("user.created")] == ["audit"]

@@ -160,7 +160,9 @@ class TestSettling:
     def test_extend_counts_from_now(self, desk: Desk, held: tuple[str, str]) -> None:
         desk.advance(1000)
         until = T + 1000 + LEASE
-        assert desk.changed_by(lambda: desk.verbs.extend(held, ("x", "1-n"), card="{}"), ([2], [str(until), ""])) == {
+        assert desk.changed_by(
+            lambda: desk.verbs.extend(held, ("x", "1-n"), card="{}"), ([2], [], [str(until), ""])
+        ) == {
             "queue": {"sequence": 3, "extended": 1},
             "journal": {"3": line("extended", "leased", A, at=T + 1000, attempts=1, by=CONSUMER, due=until)},
             "deliveries": {"a": delivery(A, 1, "2-n", until)},

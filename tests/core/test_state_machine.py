@@ -132,6 +132,24 @@ class QueueMachine(RuleBasedStateMachine):
     def extend(self, data: Any, lease: int) -> None:
         self.pair.extend(*self._chosen(data), lease_ms=lease)
 
+    @precondition(lambda self: self.pair.tokens)
+    @rule(data=st.data(), note=st.sampled_from(['[0,""]', '[0.5,"half"]']))
+    def progress(self, data: Any, note: str) -> None:
+        self.pair.progress(self._chosen(data)[0], note)
+
+    @precondition(lambda self: self.pair.tokens)
+    @rule(data=st.data(), result=st.sampled_from(["1", '{"a":"b"}']))
+    def ack_with_a_result(self, data: Any, result: str) -> None:
+        self.pair.ack_result(self._chosen(data)[0], result)
+
+    @rule(data=st.data())
+    def revoke(self, data: Any) -> None:
+        self.pair.revoke(*data.draw(st.lists(self._present(), min_size=1, max_size=3)))
+
+    @rule(data=st.data())
+    def cancel(self, data: Any) -> None:
+        self.pair.cancel(*data.draw(st.lists(self._present(), min_size=1, max_size=3)))
+
     @rule(ms=SPANS)
     def time_passes(self, ms: int) -> None:
         self.pair.advance(ms)

@@ -68,7 +68,37 @@ def takes_bytes(message: bytes) -> None: ...
 async def takes_async(message: restante.aio.AsyncLeasedMessage) -> None: ...
 
 
+@orders.task
+def ship(order: int, express: bool = False) -> str:
+    return str(order)
+
+
+@orders.task(priority=3)
+async def told(message: LeasedMessage, order: int) -> None: ...
+
+
+ship.send()  # call-arg
+ship.send("42")  # arg-type
+ship.send(42, ordr=1)  # call-arg
+ship.send(42, False, 3)  # call-arg
+ship.draft("42")  # arg-type
+ship("42")  # arg-type
+ship.using(dealy=3)  # call-arg
+ship.using(delay="soon").send(1)  # arg-type
+ship.using(delay=3).send("42")  # arg-type
+number: int = ship(42)  # assignment
+told.send(order="42")  # arg-type
+told.send("a message", 42)  # call-arg,arg-type
+told(42)  # arg-type,call-arg,unused-coroutine
+orders.task("ship")  # call-overload
+orders.task(prioty=3)(ship.function)  # call-overload
+orders.task(priority="high")  # call-overload
+restante.Task(ship)  # call-arg,arg-type
+
+
 async def forgets() -> None:
+    ship.send_async(42)  # unused-coroutine
+    await ship.send_async("42")  # arg-type
     restante.aio.connect("redis://localhost", patince=3)  # call-arg
     async with restante.http.aio.connect("http://localhost:8025") as far:
         far.queue("orders").send(1)  # unused-coroutine
@@ -91,10 +121,18 @@ async def forgets() -> None:
                 pass
         queue.consume(prefech=3)  # call-arg
         queue.handler(plain_of_async)  # call-overload
+        task = queue.task(awaits)
+        task.send(42)  # unused-coroutine
+        await task.send("42")  # arg-type
+        await task.using(dealy=3).send(42)  # call-arg
 
 
 def plain_of_async(message: restante.aio.AsyncLeasedMessage) -> None:
     print(message.payload)
+
+
+async def awaits(message: restante.aio.AsyncLeasedMessage, order: int) -> None:
+    message.ack()  # unused-coroutine
 """
 
 RIGHT = """
@@ -150,6 +188,43 @@ for message in orders.consume(prefetch=10):
         print(message.id)
 
 
+@orders.task
+def ship(order: int, express: bool = False) -> str:
+    return str(order)
+
+
+@orders.task(kind="order.told", priority=3, retry=restante.fixed(1), unique="order", timeout=timedelta(minutes=1))
+async def told(message: LeasedMessage, order: int, *, express: bool = False) -> int:
+    return message.attempts
+
+
+@orders.task(unique=True)
+def unannotated(order, carrier="post"):
+    return order
+
+
+@orders.task
+def nothing() -> None: ...
+
+
+ship.send(42, express=True)
+ship.send(order=42)
+text: str = ship(42)
+told.send(42)
+told.send(order=42, express=True)
+unannotated.send(42, carrier="air")
+nothing.send()
+ship.using(delay=timedelta(hours=1), priority=9, id="x", timeout=5).using(headers={"a": 1}).send(order=42)
+drafts: list[Draft] = [ship.draft(1), told.draft(order=2)]
+orders.send_many(drafts)
+task: restante.Task[..., str] = ship
+
+
+async def awaits(message: LeasedMessage) -> None:
+    attempts: int = await told(message, 42)
+    print((await ship.send_async(order=42)).id, attempts)
+
+
 async def remembers() -> None:
     async with restante.aio.connect("redis://localhost", patience=3) as other:
         queue = other.queue("orders", lease=30)
@@ -161,6 +236,22 @@ async def remembers() -> None:
         async for one in queue.consume(prefetch=10):
             async with one:
                 print(one.payload, one.error)
+        @queue.task
+        async def deliver(message: restante.aio.AsyncLeasedMessage, to: str) -> None:
+            await message.extend()
+
+        @queue.task(priority=3)
+        def lift(message: LeasedMessage, kilos: float) -> None:
+            message.extend()
+
+        @queue.task(kind="weighing")
+        async def weigh(kilos: float) -> float:
+            return kilos
+
+        handle = await deliver.send("Ada")
+        print(handle.id, await weigh(3.5))
+        await lift.using(delay=3).send_async(kilos=3)
+        await queue.send_many([weigh.draft(2), deliver.draft(to="Ada")])
         queue.handler(alone)
         queue.handler(kind="plain")(plain)
         queue.handler(kind="lambda")(lambda message: print(message.payload))

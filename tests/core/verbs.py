@@ -193,12 +193,31 @@ class Verbs:
         """How many entries of the lease journal were forgotten."""
         return int(self.call("clear", upto, entries, more=self.keys.lease_journal(CONSUMER)))
 
-    def extend(self, *pairs: Token, lease_ms: int = 30_000, card: str = "") -> tuple[list[int], list[str]]:
+    def extend(self, *pairs: Token, lease_ms: int = 30_000, card: str = "") -> tuple[list[int], list[int], list[str]]:
+        """The positions whose lease is lost, those whose message was cancelled, and when each lease ends."""
         args: list[Argument] = [CONSUMER, card]
         for id, token in pairs:
             args += (id, token, lease_ms)
-        lost, *until = text(self.call("extend", *args))
-        return lost, until
+        lost, cancelled, *until = text(self.call("extend", *args))
+        return lost, cancelled, until
+
+    def progress(self, pair: Token, note: str = '[0.5,"half"]') -> int:
+        """1 where it was noted, 0 for a lost lease, -1 for a cancelled message."""
+        return int(self.call("progress", *pair, note))
+
+    def ack_result(self, pair: Token, result: str = "42") -> list[int]:
+        return list(self.call("ack_result", result, *pair))
+
+    def revoke(self, *ids: str, detail: str = "") -> list[int]:
+        """Per message 1 if it was leased."""
+        return list(self.call("revoke", OPERATOR, detail, *ids))
+
+    def cancel(self, *ids: str, detail: str = "") -> list[str]:
+        """Per message the state it was in."""
+        return list(text(self.call("cancel", OPERATOR, detail, *ids)))
+
+    def status(self, id: str) -> Any:
+        return self.call("status", id)
 
     def replay(self, *ids: str, task: str = "", record: str = "{}") -> list[int]:
         return list(self.call("replay", OPERATOR, task, record, *ids))

@@ -104,6 +104,10 @@ class _Fault:
         self._left -= hit
         return hit
 
+    def again(self) -> None:
+        """Strikes one more request: the last one was not executed."""
+        self._left += 1
+
 
 class _Pipe:
     """One direction of one connection: keeps order while it delays and splits."""
@@ -203,6 +207,8 @@ class _Link:
         self._sent = 0
         self._answered = 0
         self._cut_at: int | None = None
+        #: Replies in front of the one that is to be cut.
+        self._held = b""
         self._half_open = False
         self._closed = False
 
@@ -260,17 +266,25 @@ class _Link:
             return
         if self._framer is not None:
             self._count_replies(data)
+        data, self._held = self._held + data, b""
         if self._cut_at is None:
             self.proxy.counted.bytes_to_client += len(data)
             self._to_client.put(data)
         elif self._answered >= self._cut_at:
             self.proxy.counted.cut += 1
             self.close()
+        else:
+            self._held = data
 
     def _count_replies(self, data: bytes) -> None:
         self._replies.feed(data)
         while (reply := self._replies.gets(False)) is not _NOTHING:
-            self._answered += not isinstance(reply, hiredis.PushNotification)
+            if isinstance(reply, hiredis.PushNotification):
+                continue
+            self._answered += 1
+            if self._answered == self._cut_at and isinstance(reply, Exception) and str(reply).startswith("NOSCRIPT"):
+                self._cut_at = None  # nothing was executed: the fault strikes the next one
+                self.proxy.cut.again()
 
     def ended(self, side: _Side) -> None:
         """One end has closed; the other end hears of it, unless the link is half-open."""
@@ -361,7 +375,10 @@ class FaultProxy:
         self._on_loop(change)
 
     def cut_before_reply(self, times: int = 1, matching: Matching = None) -> None:
-        """Let the server execute the next matching requests, then close instead of replying."""
+        """Let the server execute the next matching requests, then close instead of replying.
+
+        A call of a script that the server does not know is not executed, so its reply comes through.
+        """
         self._on_loop(lambda: setattr(self, "cut", _Fault(times, matching)))
 
     def drop_request(self, times: int = 1, matching: Matching = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import socket
@@ -265,6 +266,19 @@ class TestFaultProxy:
             with pytest.raises(redis.ConnectionError):
                 pipeline.execute()
         assert call(server.client(), "MGET", "a", "b") == [b"1", b"1"]
+
+    def test_a_cut_waits_for_a_script_that_was_executed(self, proxy: FaultProxy, server: RedisServer) -> None:
+        script = "return redis.call('INCR', KEYS[1])"
+        with impatient(proxy.port) as client:
+            proxy.cut_before_reply(1, b"EVALSHA")
+            sha = hashlib.sha1(script.encode()).hexdigest()
+            with pytest.raises(redis.exceptions.NoScriptError):
+                call(client, "EVALSHA", sha, 1, "a")
+            assert proxy.counters.cut == 0
+            call(client, "SCRIPT", "LOAD", script)
+            with pytest.raises(redis.ConnectionError):
+                call(client, "EVALSHA", sha, 1, "a")
+            assert call(client, "EVALSHA", sha, 1, "a") == 2
 
     def test_a_dropped_request_never_reaches_the_server(self, proxy: FaultProxy, server: RedisServer) -> None:
         with impatient(proxy.port) as client:

@@ -22,9 +22,12 @@ FOREIGN: Final = {
     "_gateway",
     "_get_current_object",
     "_message",
+    "_current_frames",
+    "_getframe",
     "_parser",
     "_reader",
     "_replace",
+    "_run_exitfuncs",
     "_sock",
 }
 

@@ -89,6 +89,7 @@ def journal_words(name: str) -> set[str]:
 # The events that a file leaves to what is shared, and those its caller names.
 SHARED_EVENTS: Final = {
     "ack": {"acked"},
+    "ack_result": {"acked"},
     "receive": {"acked", "promoted", "expired", "deleted"},
     "configure": {"configured", "paused", "resumed"},
 }
@@ -161,7 +162,7 @@ class TestLifecycle:
         assert len(events) == len(set(events))
 
     def test_a_verb_s_event_is_its_past_participle(self) -> None:
-        irregular = {"send": "sent", "bury": "buried", "reclaim": "expired"}
+        irregular = {"send": "sent", "bury": "buried", "reclaim": "expired", "cancel": "cancelled"}
         for row in LIFECYCLE:
             regular = row.verb + ("d" if row.verb.endswith("e") else "ed")
             assert row.event == irregular.get(row.verb, regular)
@@ -191,6 +192,8 @@ class TestLifecycle:
             "replay": (frozenset({State.DEAD}), frozenset({State.READY})),
             "delete": (frozenset(State) - leased, frozenset({None})),
             "purge": (frozenset(State) - leased, frozenset({None})),
+            "revoke": (leased, frozenset({State.READY})),
+            "cancel": (waiting | leased | {State.READY}, frozenset({None})),
         }
 
 
@@ -244,7 +247,7 @@ class TestScripts:
         assert table == {word: word for word in ("version", *read) if word != "journal_level"}
         for name in LUA:
             assert set(re.findall(r"\bset\.(\w+)", code(name))) <= table.keys(), f"{name}.lua reads another setting"
-        assert {name for name in VERBS if "read_settings" in code(name)} == {"ack", "receive", "send"}
+        assert {name for name in VERBS if "read_settings" in code(name)} == {"ack", "ack_result", "receive", "send"}
 
     def test_the_journal_s_levels_are_those_of_the_setting(self) -> None:
         said = re.search(r"How much the journal keeps \(([^)]*)\)", LUA["prelude"])

@@ -44,20 +44,26 @@ class RedisRole(enum.StrEnum):
     CONSUME = "consume"
     #: Read journals as a registered reader, and snapshots of queues.
     PIPELINE = "pipeline"
-    #: Read, and use the operators' verbs: replay, delete, purge, edit, move, drop, configure, tokens.
+    #: Read, and use the operators' verbs: replay, delete, purge, revoke, cancel, edit, move, drop, configure, tokens.
     OPERATE = "operate"
 
 
 #: The scripts each role runs.
 SCRIPTS: dict[RedisRole, frozenset[str]] = {
-    RedisRole.VIEW: frozenset({"counts", "list", "show"}),
+    RedisRole.VIEW: frozenset({"counts", "list", "show", "status"}),
     RedisRole.SEND: frozenset({"configure", "throttle", "send"}),
     RedisRole.CONSUME: frozenset(
-        {"ack", "bury", "claim", "clear", "configure", "extend", "hold", "nack", "receive", "release"}
+        {
+            *("ack", "ack_result", "bury", "claim", "clear", "configure", "extend", "hold", "nack", "progress"),
+            *("receive", "release"),
+        }
     ),
     RedisRole.PIPELINE: frozenset({"counts", "list", "show"}),
     RedisRole.OPERATE: frozenset(
-        {"configure", "counts", "delete", "edit", "list", "move", "purge", "replay", "send", "show"}
+        {
+            *("cancel", "configure", "counts", "delete", "edit", "list", "move", "purge", "replay", "revoke", "send"),
+            *("show", "status"),
+        }
     ),
 }
 #: Keys of a queue that end in a further name: word in the scripts → word in `key_pattern`.

@@ -1,4 +1,4 @@
-"""The operators' verbs: replay, delete, purge, drop, configure, pause, edit and move. Apart from the hot path.
+"""The operators' verbs: replay, delete, purge, revoke, cancel, drop, configure, pause, edit and move; no hot path.
 
 On failure nothing is half done: each page of work is one script. A replay's progress is stored with the messages it
 moves, and an interrupted replay is resumed by its task id.
@@ -21,7 +21,7 @@ from restante.core.errors import Corrupt, InvalidInput, MessageLeased, NotFound,
 from restante.core.inspector import SHOW, Inspector, parse_message
 from restante.core.keys import AUDIT, QUEUES
 from restante.core.keywords import known_keywords, nearest
-from restante.core.message import STATE_LETTERS, Message, State, new_id
+from restante.core.message import ENDED, STATE_LETTERS, Message, State, new_id
 from restante.core.names import valid_name
 from restante.core.operations import Script
 from restante.core.queue import Client, open_queue
@@ -39,7 +39,7 @@ MOVE = Script(
 )
 _MOVE_TARGET = ("queue", "journal", "messages", "deliveries", "history", "ready", "scheduled", "unique", "marker")
 
-#: Messages per call of replay, purge, delete and move.
+#: Messages per call of replay, purge, delete, revoke, cancel and move.
 SLICE = 200
 #: Audit entries kept.
 AUDIT_KEEP = 10_000
@@ -52,6 +52,11 @@ def check_ids(ids: Sequence[str]) -> None:
         raise InvalidInput(f"give a list of message ids, not {ids!r}")
     for id in ids:
         valid_name(id, "message id")
+
+
+def _few(ids: Sequence[str]) -> str:
+    """The first ids of a call, for the audit."""
+    return ", ".join(ids[:3]) + (" …" if len(ids) > 3 else "")
 
 
 def _states(states: Sequence[State | str]) -> list[State]:
@@ -159,6 +164,40 @@ class Admin(Inspector):
             )
         return count
 
+    def revoke(self, queue: str, ids: Sequence[str], *, detail: str = "") -> int:
+        """Takes leased messages back from their consumers and returns how many were leased.
+
+        They are ready again at their old position, and the attempt counts. The lease token dies at once: the consumer's
+        verdict raises LeaseLost, and its next renewal sets `message.lease_lost`. What the handler did stays done, so
+        the work may be done twice. A message whose attempts are spent is delivered once more.
+        """
+        check_ids(ids)
+        words, count = " ".join(detail.split()), 0
+        for start in range(0, len(ids), SLICE):
+            part = ids[start : start + SLICE]
+            call = ops.revoke(self._ref(queue), part, operator=self.operator, detail=words)
+            taken = self._client.connection.run(call)
+            count += sum(taken)
+        if count:
+            self.note("revoke", queue, count, detail or _few(ids))
+        return count
+
+    def cancel(self, queue: str, ids: Sequence[str], *, detail: str = "") -> int:
+        """Gives messages up and returns how many; those that are dead or done stay.
+
+        A waiting message is removed at once. A leased one is removed too: its consumer's verdict raises LeaseLost, its
+        next renewal sets `message.cancelled`, and a coroutine handler is cancelled.
+        """
+        check_ids(ids)
+        words, count = " ".join(detail.split()), 0
+        for start in range(0, len(ids), SLICE):
+            part = ids[start : start + SLICE]
+            call = ops.cancel_many(self._ref(queue), part, operator=self.operator, detail=words)
+            count += sum(state not in (None, *ENDED) for state in self._client.connection.run(call))
+        if count:
+            self.note("cancel", queue, count, detail or _few(ids))
+        return count
+
     def purge(
         self, queue: str, states: Sequence[State | str] = _PURGEABLE, *, progress: Callable[[int], None] | None = None
     ) -> int:
@@ -242,6 +281,7 @@ class Admin(Inspector):
             unique_states=limits[3],
             expires_ms=span,
             expires_from=int(due) if due else None,
+            timeout_ms=stored.timeout_ms,
         )
         state = self._run(EDIT, queue, [self.operator, id, body, str(level), due])
         if state == b"leased":
@@ -302,6 +342,7 @@ class Admin(Inspector):
             unique=message.unique,
             unique_states=frozenset(letters[letter] for letter in kept.unique_states) or None,
             expires=None if span is None else span / 1000,
+            timeout=message.timeout,
         )
         return sent.stored and self.delete(queue, [id], detail=f"moved to {target}") == 1
 

@@ -41,9 +41,14 @@ OLDEST = (7, 0)
 WAITAOF_SINCE = (7, 2)
 
 
-def away(failures: int) -> float:
-    """Seconds a service pauses after this many failures in a row; random, so that services do not return together."""
-    return random.random() * min(LONGEST_AWAY, 0.05 * 2.0 ** min(failures, 10))
+def away(failures: int, took: float = 0.0) -> float:
+    """Seconds a service pauses after this many failures in a row; random, so that services do not return together.
+
+    The pause counts from the start of the failed call, which took `took` seconds: a call that waited long for a server
+    that does not answer needs no further pause. The first failure may have ended a sleep, so its pause counts in full.
+    """
+    pause = random.random() * min(LONGEST_AWAY, 0.05 * 2.0 ** min(failures, 10))
+    return pause if failures == 1 else max(0.0, pause - took)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,8 @@ class CallRetry:
     tries: int = 0
     #: Whether an attempt may have succeeded although its reply was lost.
     doubt: bool = False
+    #: When the latest attempt began, by time.monotonic(); 0 for the first.
+    tried_at: float = 0.0
 
     def next(self, error: BaseException, shown: str, written: bool) -> Step:
         """Decides what to do after a failure."""
@@ -131,11 +138,16 @@ class CallRetry:
         return self._again(final, remap=True)
 
     def _again(self, final: RestanteError, *, remap: bool = False, ask: Address | None = None) -> Step:
-        spent = time.monotonic() - self.started
+        now = time.monotonic()
+        spent = now - self.started
         if spent >= self.patience:
             return Step(error=Unconfirmed(ids=self.op.sends) if self.doubt and self.op.sends else final)
         pause = 0.0 if ask else random.random() * min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(self.tries, 10))
-        return Step(pause=min(pause, max(0.0, self.patience - spent)), remap=remap, ask=ask)
+        # Counted from the start of the attempt: one that waited long for a server that does not answer was a pause.
+        pause -= max(0.0, now - (self.tried_at or self.started))
+        pause = min(max(0.0, pause), self.patience - spent)
+        self.tried_at = now + pause
+        return Step(pause=pause, remap=remap, ask=ask)
 
 
 @dataclass(slots=True)
@@ -298,6 +310,7 @@ TYPES = {
     "unique": "hash",
     "acked": "hash",
     "acked_before": "hash",
+    "cancelled": "zset",
     "consumers": "hash",
     "tasks": "hash",
     "queues": "set",

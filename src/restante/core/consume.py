@@ -13,14 +13,16 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 
 from restante.core import operations as ops
 from restante.core.call_retry import away
 from restante.core.connection import Connection, Waker
 from restante.core.errors import RestanteError, Unavailable
 from restante.core.holder import LeaseHolder, isolate_suspect
-from restante.core.leased_message import AsyncLeasedMessage, LeasedMessage
+from restante.core.hooks import Listeners, distinct
+from restante.core.leased_message import AsyncLeasedMessage, Leased, LeasedMessage
+from restante.core.message import State
 from restante.core.prefetch import Prefetch
 from restante.core.queue import AsyncQueue, Queue
 from restante.core.renewal import Renewal
@@ -68,7 +70,9 @@ def iterate(queue: Queue, *, prefetch: int = 100, stop_when_empty: bool = False)
         queue.ensure_open()
     holder, window, waker = LeaseHolder(queue.connection), Prefetch(1, prefetch), Waker()
     acks, buffer = holder.acks(queue), deque[LeasedMessage]()
-    failures = 0
+    hooks = distinct(queue.hooks)
+    listeners = Listeners(hooks)
+    wait, failures = 0.0 if stop_when_empty else LONGEST_WAIT, 0
     suspected = paused = False
     with stopping_by_signal(waker.wake):
         try:
@@ -76,15 +80,14 @@ def iterate(queue: Queue, *, prefetch: int = 100, stop_when_empty: bool = False)
                 if not buffer:
                     # After a suspect, receive single messages until one is not a suspect.
                     count = 1 if suspected else window.room
+                    asked = time.monotonic()
                     try:
-                        got, acked = holder.receive(
-                            queue, count, timeout=0.0 if stop_when_empty else LONGEST_WAIT, waker=waker
-                        )
+                        got, acked = holder.receive(queue, count, timeout=wait, waker=waker)
                         failures = 0
                     except Unavailable as error:
                         failures += 1
                         log.warning("receive failed queue=%s error=%s", queue.name, error)
-                        time.sleep(away(failures))
+                        time.sleep(away(failures, time.monotonic() - asked))
                         continue
                     if got is None or not got.messages:
                         paused = log_paused(queue.name, queue.settings.paused, paused)
@@ -98,21 +101,43 @@ def iterate(queue: Queue, *, prefetch: int = 100, stop_when_empty: bool = False)
                 suspected = message.suspect
                 if message.lease_lost:
                     continue
+                message.limit(queue.settings.timeout)
+                if listeners.started:
+                    listeners.tell(listeners.started, message)
                 started = time.perf_counter()
-                yield message
-                window.note(time.perf_counter() - started)
+                try:
+                    yield message
+                finally:
+                    took = time.perf_counter() - started
+                    if hooks:
+                        _tell_ended(listeners, message, took)
+                window.note(took)
                 if message.settled and not acks:
                     holder.drop(message)
                 if acks and not window.quick:
                     _flush(holder, queue)
         finally:
-            try:
-                _flush_last(holder, queue, waker)
-            except RestanteError as error:
-                log.warning("ack failed queue=%s error=%s", queue.name, error)
-            holder.release(queue, [message for message in buffer if not message.lease_lost])
-            holder.close()
-            waker.close()
+            _end(holder, queue, waker, buffer)
+
+
+def _end(holder: LeaseHolder, queue: Queue, waker: Waker, buffer: Iterable[LeasedMessage]) -> None:
+    """Delivers the last acks and returns what was received ahead."""
+    try:
+        _flush_last(holder, queue, waker)
+    except RestanteError as error:
+        log.warning("ack failed queue=%s error=%s", queue.name, error)
+    holder.release(queue, [message for message in buffer if not message.lease_lost])
+    holder.close()
+    waker.close()
+
+
+def _tell_ended(listeners: Listeners, message: Leased, seconds: float) -> None:
+    """Tells hooks how a turn ended; nothing if the program released the message or left it leased."""
+    if message.error is not None:
+        state = message.state if message.state in (State.RETRYING, State.DEAD) else None
+        listeners.tell_failed(message, message.error, state)
+    elif message.verdict == "acked":
+        listeners.tell(listeners.finished, message, seconds)
 
 
 def _flush(holder: LeaseHolder, queue: Queue) -> bool:
@@ -144,19 +169,22 @@ async def iterate_async(
     """Yields messages one by one in asyncio. A separate thread renews leases even while the event loop is blocked."""
     keeper = Connection(queue.connection.url, queue.connection.settings)
     renewal, window, buffer = Renewal(keeper), Prefetch(1, prefetch), deque[AsyncLeasedMessage]()
+    hooks = distinct(queue.hooks)
+    listeners = Listeners(hooks)
     failures = 0
     suspected = paused = False
     try:
         while True:
             if not buffer:
                 count = 1 if suspected else window.room
+                asked = time.monotonic()
                 try:
                     messages = await queue.receive_many(count, timeout=0 if stop_when_empty else LONGEST_WAIT)
                     failures = 0
                 except Unavailable as error:
                     failures += 1
                     log.warning("receive failed queue=%s error=%s", queue.name, error)
-                    await asyncio.sleep(away(failures))
+                    await asyncio.sleep(away(failures, time.monotonic() - asked))
                     continue
                 if not messages:
                     paused = log_paused(queue.name, queue.settings.paused, paused)
@@ -173,12 +201,18 @@ async def iterate_async(
             if message.lease_lost:
                 continue
             message.in_consume = True
+            message.limit(queue.settings.timeout)
+            if listeners.started:
+                listeners.tell(listeners.started, message)
             started = time.perf_counter()
             try:
                 yield message
             finally:
+                took = time.perf_counter() - started
                 renewal.drop(message)
-            window.note(time.perf_counter() - started)
+                if hooks:
+                    _tell_ended(listeners, message, took)
+            window.note(took)
     finally:
         for message in buffer:
             renewal.drop(message)

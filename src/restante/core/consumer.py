@@ -3,6 +3,10 @@
 On failure: an exception in a handler nacks its message. While the server is away the consumer waits with jittered
 pauses and continues when the server is back. A lost lease is marked on the message and logged. The first stop releases
 messages that have not started, without counting the attempt; a second stop also returns running ones and counts it.
+A handler that does not end at its time limit is replaced, and its message fails without it.
+
+One message's way: `_fetch` receives it and `_dispatch` passes it to a worker; `_attempt` or `_attempt_async` starts it,
+runs its handler inside its hooks and limits, and settles it by `_succeed` or `_fail`, which report to the hooks.
 """
 
 from __future__ import annotations
@@ -15,8 +19,8 @@ import platform
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from queue import Empty, SimpleQueue
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import orjson
@@ -24,21 +28,26 @@ import orjson
 from restante.core.call_retry import BLOCK, away
 from restante.core.connection import Waker
 from restante.core.consume import stopping_by_signal
-from restante.core.errors import InvalidInput, LeaseLost, RestanteError, Unavailable, UnsafeServer
+from restante.core.errors import InvalidInput, LeaseLost, RestanteError, TimeLimit, Unavailable, UnsafeServer
+from restante.core.failure_log import FailureLog
+from restante.core.handlers import with_every_kind
 from restante.core.holder import LeaseHolder
+from restante.core.hooks import Hook, Listeners, check_hook, distinct
 from restante.core.keywords import known_keywords
 from restante.core.leased_message import Leased, insist
+from restante.core.message import State
 from restante.core.operations import MAX_BATCH
 from restante.core.prefetch import Prefetch
 from restante.core.queue import AsyncQueue, Queue
 from restante.core.sources import Handling, Source, SourceConnections
+from restante.core.time_limit import Abandoned, HandlerStopped, TimeLimits, Watch
+from restante.core.tracebacks import place
+from restante.core.workers import LoopThread, Worker, Workers
 
 log = logging.getLogger("restante")
 
 #: Seconds between two checks of the server's configuration.
 EXAMINE_EVERY = 30.0
-#: Seconds a stop waits for the event loop to close. A handler that blocks the loop longer ends with the process.
-LOOP_CLOSE = 5.0
 
 
 class Consumer:
@@ -57,6 +66,7 @@ class Consumer:
         prefetch: int = 100,
         grace: float = 30.0,
         stop_when_empty: bool = False,
+        hooks: Sequence[Hook] = (),
     ) -> None:
         if not isinstance(queues, Sequence) or not all(isinstance(queue, Queue | AsyncQueue) for queue in queues):
             raise InvalidInput(f"a consumer takes a list of queues, such as Consumer([orders]), not {queues!r}")
@@ -71,13 +81,9 @@ class Consumer:
         twins = [self._connections.twins(queue) for queue in queues]
         self._connection = twins[0][0].connection
         self._holder = LeaseHolder(self._connection)
+        own = tuple(check_hook(hook) for hook in hooks)
         self._sources = {
-            queue.name: Source(
-                plain,
-                {kind: Handling.of(handler) for kind, handler in queue.handlers.items()},
-                self._holder.acks(plain),
-                verbs,
-            )
+            queue.name: self._source(queue, plain, verbs, distinct((*queue.hooks, *own)))
             for queue, (plain, verbs) in zip(queues, twins, strict=True)
         }
         self._turn = deque(self._sources.values())
@@ -86,12 +92,11 @@ class Consumer:
         self._stop_when_empty = stop_when_empty
         self._prefetch = Prefetch(concurrency, prefetch)
         self._waker = Waker()
-        self._inbox: SimpleQueue[list[Leased] | None] = SimpleQueue()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._slots: asyncio.Semaphore | None = None
-        self._over: asyncio.Event | None = None
-        self._loop_thread: threading.Thread | None = None
-        self._threads: list[threading.Thread] = []
+        self._workers = Workers(concurrency, self._work_off)
+        self._loop = LoopThread(concurrency, self._connections.close_aio)
+        self._limits = TimeLimits(self._hangs, self._hangs_no_longer)
+        #: Attempts that were given up and whose handlers still run, with their queues.
+        self._hung: dict[Watch, str] = {}
         self._outstanding = 0
         self._unstarted: deque[Leased] = deque()
         self._running: dict[str, Leased] = {}
@@ -106,6 +111,15 @@ class Consumer:
         self.failed = 0
         #: When the server last answered a receive, by time.monotonic().
         self.last_poll = 0.0
+        #: What its registry entry says beside host, pid and concurrency: a child process names its parent.
+        self.card: dict[str, Any] = {}
+
+    def _source(
+        self, queue: Queue | AsyncQueue, plain: Queue, verbs: AsyncQueue | None, hooks: Sequence[Hook]
+    ) -> Source:
+        registered = with_every_kind(queue.handlers, queue.name)
+        handlers = {kind: Handling.of(handler, hooks) for kind, handler in registered.items()}
+        return Source(plain, handlers, Listeners((FailureLog(), *hooks)), self._holder.acks(plain), verbs)
 
     # -- control -------------------------------------------------------------------------------------------------
 
@@ -114,11 +128,25 @@ class Consumer:
         self._stops += 1
         self._waker.wake()
 
+    @property
+    def running(self) -> int:
+        """How many handlers run, without those that hang."""
+        return len(self._running)
+
+    @property
+    def longest_lease(self) -> float:
+        """Seconds of the longest lease that it may hold now."""
+        own = max((message.lease_ms or 0 for message in list(self._running.values())), default=0) / 1000
+        return max(own, *(source.queue.settings.lease for source in self._sources.values()))
+
+    @property
+    def hung(self) -> int:
+        """How many handlers did not end at their time limit and still run. Others have taken their places."""
+        return len(self._hung)
+
     def run(self) -> None:
         """Consumes until stopped."""
-        card = orjson.dumps({"host": platform.node(), "pid": os.getpid(), "concurrency": self._concurrency})
-        for source in self._sources.values():
-            source.queue.ref.presence = card
+        self._introduce()
         self._start_workers()
         failures = 0
         with stopping_by_signal(self.stop):
@@ -126,6 +154,7 @@ class Consumer:
                 for source in self._sources.values():
                     source.open()
                 while not self._stops:
+                    asked = time.monotonic()
                     try:
                         if not self._fetch():
                             break
@@ -134,9 +163,19 @@ class Consumer:
                         failures += 1
                         log.warning("receive failed error=%s", error)
                         if not self._stops:
-                            time.sleep(away(failures))
+                            time.sleep(away(failures, time.monotonic() - asked))
             finally:
                 self._finish()
+
+    def _introduce(self) -> None:
+        """Writes the consumer's entries for the registry, which the next receive or renewal carries."""
+        hung = list(self._hung.values())
+        for name, source in self._sources.items():
+            card = {"host": platform.node(), "pid": os.getpid(), "concurrency": self._concurrency} | self.card
+            if name in hung:
+                card["hung"] = hung.count(name)
+            source.queue.ref.presence = orjson.dumps(card)
+            source.queue.ref.seen = 0.0
 
     # -- fetching ------------------------------------------------------------------------------------------------
 
@@ -210,133 +249,161 @@ class Consumer:
         for message in messages:
             message.waker = self._waker
             handler = source.handler(message)
-            if handler is not None and handler.asynchronous and self._loop is not None:
-                self._loop.call_soon_threadsafe(self._spawn, source, message, handler.function)
+            if handler.asynchronous:
+                self._loop.put(message, partial(self._begin_async, source, message, handler))
             else:
                 plain.append(message)
         size = max(1, min(self._prefetch.chunk, -(-len(plain) // self._concurrency)))
         for start in range(0, len(plain), size):
-            self._inbox.put(plain[start : start + size])
+            self._workers.put(plain[start : start + size])
 
-    # -- handling ------------------------------------------------------------------------------------------------
+    # -- workers -------------------------------------------------------------------------------------------------
 
     def _start_workers(self) -> None:
         handlers = [handler for source in self._sources.values() for handler in source.handlers.values()]
         if any(handler.asynchronous for handler in handlers):
-            ready = threading.Event()
-            self._loop_thread = threading.Thread(
-                target=self._run_loop, args=(ready,), name="restante-loop", daemon=True
-            )
-            self._loop_thread.start()
-            ready.wait()
+            self._loop.start()
         if not all(handler.asynchronous for handler in handlers):
-            for number in range(self._concurrency):
-                self._threads.append(threading.Thread(target=self._work, name=f"restante-worker-{number}", daemon=True))
-        for thread in self._threads:
-            thread.start()
+            self._workers.start()
 
-    def _run_loop(self, ready: threading.Event) -> None:
-        """Runs the event loop of coroutine handlers. On exit it cancels running tasks and closes the loop."""
-
-        async def serve() -> None:
-            self._loop = asyncio.get_running_loop()
-            self._slots, self._over = asyncio.Semaphore(self._concurrency), asyncio.Event()
-            ready.set()
-            await self._over.wait()
-            await self._connections.close_aio()
-
-        asyncio.run(serve())
-
-    def _work(self) -> None:
-        while (chunk := self._inbox.get()) is not None:
-            started = time.perf_counter()
-            done = 0
-            try:
-                for message in chunk:
-                    if self._stops:
-                        self._unstarted.append(message)
-                    elif not message.lease_lost:
-                        self._handle_plain(message)
-                        done += 1
-                if done:
-                    self._prefetch.note(time.perf_counter() - started, done)
-            except Exception:
-                # A bug of ours, not of a handler: the message returns when its lease ends; the worker continues.
-                log.exception("worker failed")
-            finally:
-                self._left(len(chunk))
-
-    def _handle_plain(self, message: Leased) -> None:
-        source = self._sources[message.queue]
-        self._running[message.lease_token] = message
+    def _work_off(self, worker: Worker) -> None:
+        """Handles the messages of a worker's chunk, unless it is replaced meanwhile."""
+        started = time.perf_counter()
+        done = 0
         try:
-            handler = source.handler(message)
-            if handler is None:
-                raise LookupError(f"no handler for kind {message.kind!r} in queue {message.queue}")
-            result = handler.function(message)
-            if result is not None and inspect.isawaitable(result):
-                if inspect.iscoroutine(result):
-                    result.close()
-                raise TypeError("the handler returned a coroutine that nobody awaits: use async def")
-        except Exception as error:
-            self._fail(source, message, error)
-        else:
-            self._succeed(source, message)
-        finally:
-            self._running.pop(message.lease_token, None)
-
-    def _spawn(self, source: Source, message: Leased, handler: Callable[[Any], Any]) -> None:
-        assert self._loop is not None
-        self._pending[message.lease_token] = message
-        self._loop.create_task(self._handle(source, message, handler))
-
-    async def _handle(self, source: Source, message: Leased, handler: Callable[[Any], Any]) -> None:
-        assert self._slots is not None
-        async with self._slots:
-            if self._pending.pop(message.lease_token, None) is None:
-                return  # released while it waited for a slot
-            try:
+            for message in worker.messages():
                 if self._stops:
                     self._unstarted.append(message)
                 elif not message.lease_lost:
-                    await self._run_coroutine(source, message, handler)
-            except Exception:
-                log.exception("worker failed")
-            finally:
-                self._left(1)
+                    self._attempt(message)
+                    done += 1
+            if done:
+                self._prefetch.note(time.perf_counter() - started, done)
+        except Exception:
+            # A bug of ours, not of a handler: the message returns when its lease ends; the worker continues.
+            log.exception("worker failed")
+        finally:
+            if not worker.replaced:
+                self._left(worker.taken)
 
-    async def _run_coroutine(self, source: Source, message: Leased, handler: Callable[[Any], Any]) -> None:
-        started = time.perf_counter()
-        self._running[message.lease_token] = message
+    async def _begin_async(self, source: Source, message: Leased, handler: Handling) -> bool:
+        """Handles a message on the event loop. Returns whether it was given up, and its slot with it."""
+        abandoned = False
         try:
-            await handler(message)
-        except Exception as error:
-            await asyncio.to_thread(self._fail, source, message, error)
-        else:
-            if self._parked or not self._prefetch.quick:
-                await asyncio.to_thread(self._succeed, source, message)
+            if self._stops:
+                self._unstarted.append(message)
+            elif not message.lease_lost:
+                abandoned = await self._attempt_async(source, message, handler)
+        except Exception:
+            log.exception("worker failed")
+        finally:
+            if not abandoned:
+                self._left(1)
+        return abandoned
+
+    # -- one attempt ---------------------------------------------------------------------------------------------
+
+    def _attempt(self, message: Leased) -> None:
+        """Starts a message, runs its plain handler, and settles it."""
+        source = self._sources[message.queue]
+        handler = source.handler(message)
+        started = self._start(source, message)
+        try:
+            limits = source.limits(message, handler)
+            if limits is None:
+                result = _run(handler, message)
             else:
-                self._succeed(source, message)
+                message.limits = limits
+                result = self._limits.around(message, partial(_run, handler, message))
+        except (Abandoned, HandlerStopped):
+            return  # `_hangs` has settled it
+        except BaseException as error:
+            self._fail(source, message, error)
+        else:
+            self._succeed(source, message, started, result if source.keeps(handler, result) else None)
         finally:
             self._running.pop(message.lease_token, None)
-        self._prefetch.note(time.perf_counter() - started)
 
-    def _succeed(self, source: Source, message: Leased) -> None:
+    async def _attempt_async(self, source: Source, message: Leased, handler: Handling) -> bool:
+        """Starts a message, runs its coroutine handler, and settles it. Returns whether it was given up before."""
+        started = self._start(source, message)
+        begun = time.perf_counter()
+        if (task := asyncio.current_task()) is not None:
+            message.on_cancel = partial(self._loop.call, task.cancel)
+        try:
+            limits = source.limits(message, handler)
+            if limits is None:
+                result = await handler.function(message)
+            else:
+                message.limits = limits
+                result = await self._limits.around_async(message, partial(handler.function, message))
+        except (Abandoned, HandlerStopped):
+            return True
+        except BaseException as error:
+            if self._loop.closing and isinstance(error, asyncio.CancelledError):
+                raise  # the message has been returned
+            await asyncio.to_thread(self._fail, source, message, error)
+        else:
+            kept = result if source.keeps(handler, result) else None
+            if self._parked or not self._prefetch.quick or kept is not None:
+                await asyncio.to_thread(self._succeed, source, message, started, kept)
+            else:
+                self._succeed(source, message, started, None)
+        finally:
+            message.on_cancel = None
+            self._running.pop(message.lease_token, None)
+        self._prefetch.note(time.perf_counter() - begun)
+        return False
+
+    def _start(self, source: Source, message: Leased) -> float:
+        """Tells the hooks. Returns when the attempt started, if one of them wants to know how long it took."""
+        self._running[message.lease_token] = message
+        listeners = source.listeners
+        if listeners.started:
+            listeners.tell(listeners.started, message)
+        return time.perf_counter() if listeners.finished else 0.0
+
+    def _succeed(self, source: Source, message: Leased, started: float, result: Any) -> None:
+        """Acks a message: with its result by a call of its own, else by the next receive where handlers are quick."""
+        if result is not None and not message.settled and not self._keep(source, message, result):
+            return
         self.handled += 1
         if message.settled:
             self._holder.drop(message)
-            return
-        message.settled, message.verdict = True, "acked"
-        source.acks.append(message)
-        if self._parked or not self._prefetch.quick:
-            self._flush(source)
+        else:
+            message.settled, message.verdict = True, "acked"
+            source.acks.append(message)
+            if self._parked or not self._prefetch.quick:
+                self._flush(source)
+        if source.listeners.finished:
+            source.listeners.tell(source.listeners.finished, message, time.perf_counter() - started)
 
-    def _fail(self, source: Source, message: Leased, error: Exception) -> None:
+    def _keep(self, source: Source, message: Leased, result: Any) -> bool:
+        """Acks a message with its result. Returns False if the result cannot be kept: the attempt has failed then."""
+        try:
+            insist(message, "ack", lambda: source.queue.ack_result(message, result))
+        except InvalidInput as error:
+            self._fail(source, message, error)
+            return False
+        except LeaseLost:
+            log.warning("lease lost before ack queue=%s id=%s", message.queue, message.id)
+        except RestanteError as failure:
+            # The lease expires, and the message is delivered again.
+            log.error("ack failed queue=%s id=%s error=%s", message.queue, message.id, failure)
+        message.settled = True
+        return True
+
+    def _fail(self, source: Source, message: Leased, error: BaseException) -> None:
+        """Nacks a message, unless its handler has settled it or it was cancelled."""
+        if message.cancelled:
+            log.info("cancelled queue=%s id=%s", message.queue, message.id)
+            self._holder.drop(message)
+            return
         self.failed += 1
-        log.warning("nacked queue=%s id=%s error=%s: %s", message.queue, message.id, type(error).__name__, error)
+        state: State | None = None
         try:
             if not message.settled:
-                insist(message, "nack", lambda: source.queue.nack_many((message,), error=error))
+                state = insist(message, "nack", lambda: source.queue.nack_many((message,), error=error))[0]
         except LeaseLost:
             log.warning("lease lost before nack queue=%s id=%s", message.queue, message.id)
         except RestanteError as failure:
@@ -344,6 +411,47 @@ class Consumer:
             log.error("nack failed queue=%s id=%s error=%s", message.queue, message.id, failure)
         finally:
             self._holder.drop(message)
+        source.listeners.tell_failed(message, error, state)
+
+    # -- handlers that hang --------------------------------------------------------------------------------------
+
+    def _hangs(self, watch: Watch, error: TimeLimit) -> None:
+        """Fails the message of a handler that did not end, and gives its place to another."""
+        message = watch.message
+        self._hung[watch] = message.queue
+        self._running.pop(message.lease_token, None)
+        self._introduce()
+        log.error(
+            "hung queue=%s id=%s attempt=%d at=%s timeout=%g hung=%d: %s",
+            message.queue,
+            message.id,
+            message.attempts,
+            place(error) or "-",
+            watch.limit,
+            self.hung,
+            "it blocks the event loop" if watch.blocking else "another takes its place",
+        )
+        begun = 1
+        if isinstance(watch.thread, Worker):
+            begun = self._workers.replace(watch.thread)
+        else:
+            self._loop.give_slot_away()
+
+        def settle() -> None:
+            try:
+                self._fail(self._sources[message.queue], message, error)
+            finally:
+                self._left(begun)
+
+        # In a thread of its own: while the server is away a verdict waits, and the limits of others must not.
+        threading.Thread(target=settle, name="restante-hung", daemon=True).start()
+
+    def _hangs_no_longer(self, watch: Watch) -> None:
+        """A handler has ended after it was given up."""
+        if self._hung.pop(watch, None) is not None:
+            self._introduce()
+            message = watch.message
+            log.warning("hung no longer queue=%s id=%s hung=%d", message.queue, message.id, self.hung)
 
     def _flush(self, source: Source) -> None:
         try:
@@ -374,11 +482,9 @@ class Consumer:
             self._give_up([message for message in list(self._running.values()) if not message.settled])
         for source in self._sources.values():
             self._flush(source)
-        for _ in self._threads:
-            self._inbox.put(None)
-        if self._loop is not None and self._over is not None and self._loop_thread is not None:
-            self._loop.call_soon_threadsafe(self._over.set)
-            self._loop_thread.join(LOOP_CLOSE)
+        self._limits.close()
+        self._workers.stop()
+        self._loop.stop()
         self._holder.close()
         self._connections.close()
         self._waker.close()
@@ -388,22 +494,9 @@ class Consumer:
         messages: list[Leased] = []
         while self._unstarted:
             messages.append(self._unstarted.popleft())
-        while not self._inbox.empty():
-            try:
-                chunk = self._inbox.get_nowait()
-            except Empty:
-                break
-            if chunk is not None:
-                messages += chunk
-                self._left(len(chunk))
-        while self._pending:
-            try:
-                _, message = self._pending.popitem()
-            except KeyError:
-                break
-            messages.append(message)
-            self._left(1)
-        return messages
+        waiting = self._workers.take_back() + self._loop.take_back()
+        self._left(len(waiting))
+        return messages + waiting
 
     def _give_up(self, messages: list[Leased]) -> None:
         """Returns messages whose handlers run. The attempt counts, because their work may be done twice."""
@@ -419,3 +512,13 @@ class Consumer:
     def _hand_back(self, messages: list[Leased]) -> None:
         for name, source in self._sources.items():
             self._holder.release(source.queue, [message for message in messages if message.queue == name])
+
+
+def _run(handler: Handling, message: Leased) -> Any:
+    """Runs a plain handler inside its hooks and returns its result."""
+    result = handler.function(message)
+    if result is not None and inspect.isawaitable(result):
+        if inspect.iscoroutine(result):
+            result.close()
+        raise TypeError("the handler returned a coroutine that nobody awaits: use async def")
+    return result

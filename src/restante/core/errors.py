@@ -2,13 +2,20 @@
 
 RestanteError
 ├── InvalidInput (also ValueError)      bad input, refused before anything is stored
+│   ├── InvalidArguments                the arguments of a task
 │   ├── InvalidName
 │   ├── InvalidPayload
 │   └── PayloadTooLarge
 ├── QueueFull                           the queue or the server has no room
 ├── LeaseLost                           the lease on the message has ended
-│   └── AlreadySettled                  this consumer has already settled the message
+│   ├── AlreadySettled                  this consumer has already settled the message
+│   └── MessageCancelled                the message was given up while this consumer held it
+├── TimeLimit                           a handler ran longer than the timeout of its message
+│   └── SoftTimeLimit                   raised inside a handler before that, so that it can end by itself
 ├── NotFound                            no such message, queue or task
+│   └── NoResult                        the message has ended and no result was kept
+├── MessageDead                         the message is dead, so it has no result
+├── ResultTimeout (also TimeoutError)   the message has not ended in time
 ├── MessageLeased                       a consumer holds the message now
 ├── InUse                               another process uses the queue, the lease journal or the lake
 ├── Unavailable                         the server cannot be reached or does not answer
@@ -18,7 +25,7 @@ RestanteError
 ├── Unconfirmed                         a send whose outcome is unknown
 ├── BatchFailed                         some events of a batch were not published
 ├── Unroutable                          no service has subscribed to the topic
-├── NoHandler                           no service answers calls of the topic
+├── NoHandler                           no service answers calls of the topic, or no handler takes the kind
 ├── CallTimeout                         a call was not answered in time
 ├── CallFailed                          a call's handler failed
 ├── Declined                            the handler of a call declined it and returned data
@@ -44,6 +51,10 @@ class RestanteError(Exception):
 
 class InvalidInput(RestanteError, ValueError):
     """The input is not valid; nothing was stored. Correct the named argument and send again."""
+
+
+class InvalidArguments(InvalidInput):
+    """The arguments do not fit the function of the task. Correct the named argument; a payload, and send it again."""
 
 
 class InvalidName(InvalidInput):
@@ -102,8 +113,53 @@ class AlreadySettled(LeaseLost):
         self.verdict = verdict
 
 
+class MessageCancelled(LeaseLost):
+    """The message was cancelled while this consumer held it, so this call has no effect. End the handler.
+
+    It is a `LeaseLost` because a cancel ends the lease. The message is gone: no other consumer gets it.
+    """
+
+    def __init__(self, message: str | None = None, *, ids: Sequence[str] = ()) -> None:
+        super().__init__(
+            message or f"{', '.join(ids) or 'the message'} was cancelled: this call had no effect; end the handler",
+            ids=ids,
+        )
+
+
+class TimeLimit(RestanteError):
+    """The handler ran longer than its timeout, so the attempt failed. Give it a longer timeout, or make it quicker."""
+
+    def __init__(self, message: str | None = None, *, seconds: float | None = None) -> None:
+        given = f"the handler ran longer than its timeout of {seconds:g} s" if seconds is not None else None
+        super().__init__(message or given)
+        #: The timeout in seconds, if it is known.
+        self.seconds = seconds
+
+
+class SoftTimeLimit(TimeLimit):
+    """The handler ran longer than its soft_timeout. Clean up and return or raise: it is stopped at its timeout."""
+
+
 class NotFound(RestanteError):
     """The message, queue or task does not exist. Check the id and the queue's name with `restante ls`."""
+
+
+class NoResult(NotFound):
+    """The message has ended and its result was not kept. Set the queue's `keep_done`, before the message is acked."""
+
+
+class MessageDead(RestanteError):
+    """The message is dead, so it has no result; the text shows its last error. Fix the cause, then replay it."""
+
+    def __init__(self, message: str | None = None, *, error_class: str = "", error: str = "") -> None:
+        super().__init__(message)
+        #: The class of the last attempt's error, and its text with the traceback.
+        self.error_class = error_class
+        self.error = error
+
+
+class ResultTimeout(RestanteError, TimeoutError):
+    """The message has not ended in time; it is not affected. Wait longer, or look at its state and progress."""
 
 
 class MessageLeased(RestanteError):
@@ -166,7 +222,7 @@ class Unroutable(RestanteError):
 
 
 class NoHandler(RestanteError):
-    """No service answers calls of this topic. Start the service, or check the spelling."""
+    """No service answers calls of this topic, or no handler takes this kind. Start one, or check the spelling."""
 
 
 class CallTimeout(RestanteError):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable
-from typing import Any, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NoReturn, Protocol, TypeVar
 
-from restante.core.errors import InvalidInput
+from restante.core.errors import InvalidInput, NoHandler
+from restante.core.keywords import LISTED, resembling
 from restante.core.leased_message import AsyncLeasedMessage, LeasedMessage
+from restante.core.message import Message
 
 
 class MessageHandler(Protocol):
@@ -22,6 +24,10 @@ class AsyncMessageHandler(Protocol):
     def __call__(self, message: AsyncLeasedMessage, /) -> Awaitable[object]: ...
 
 
+class Registered:
+    """A function that is registered with a handler of its own, such as a task; it cannot be another one."""
+
+
 Handler = TypeVar("Handler", bound=MessageHandler)
 #: What an `AsyncQueue` registers: a plain function, which runs in a thread, gets a message with blocking verbs.
 AsyncHandler = TypeVar("AsyncHandler", bound=AsyncMessageHandler | MessageHandler)
@@ -34,12 +40,51 @@ def register(handlers: Handlers, queue: str, function: Any, kind: str | None) ->
 
     def add(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
         check_handler(function, queue)
-        if kind in handlers:
-            raise InvalidInput(f"{queue} already has a handler for {kind or 'every kind'}")
-        handlers[kind] = function
+        claim(handlers, queue, kind, function)
         return function
 
     return add if function is None else add(function)
+
+
+def claim(handlers: Handlers, queue: str, kind: str | None, handler: Callable[[Any], Any]) -> None:
+    """Registers the handler of a kind, which may have one only."""
+    if kind in handlers:
+        raise InvalidInput(f"{queue} already has a handler for {kind or 'every kind'}: give this one another kind=")
+    handlers[kind] = handler
+
+
+def with_every_kind(handlers: Handlers, queue: str) -> Handlers:
+    """The handlers of a consumer; if none takes every kind, also one that fails messages of unknown kinds.
+
+    It is a coroutine where all others are: a consumer of coroutines has no threads for plain functions.
+    """
+    if None in handlers:
+        return handlers
+
+    def refuse(message: Message) -> NoReturn:
+        raise unknown_kind(queue, message.kind, [kind for kind in handlers if kind is not None])
+
+    async def refuse_async(message: Message) -> NoReturn:
+        refuse(message)
+
+    plain = any(not is_coroutine_function(handler) for handler in handlers.values())
+    return {**handlers, None: refuse if plain else refuse_async}
+
+
+def unknown_kind(queue: str, kind: str, known: Sequence[str]) -> NoHandler:
+    """The error of a message that no handler of this consumer takes; a consumer with newer code may take it."""
+    near = resembling(kind, known)
+    asked = f": did you mean {near}?" if near else "."
+    listed = ", ".join(sorted(known)[:LISTED])
+    return NoHandler(
+        f"no handler for kind {kind!r} in {queue}{asked} This consumer knows {listed}. Start a consumer that has the "
+        "handler and replay the message, or send it again with a known kind"
+    )
+
+
+def is_coroutine_function(function: Callable[..., Any]) -> bool:
+    """Whether calling it returns a coroutine; also for objects whose `__call__` is a coroutine function."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 def check_handler(function: Any, queue: str) -> None:
@@ -47,6 +92,8 @@ def check_handler(function: Any, queue: str) -> None:
     if not callable(function):
         raise InvalidInput(f"the handler of {queue} must be a function that takes a message, not {function!r}")
     name = getattr(function, "__qualname__", repr(function))
+    if isinstance(function, Registered):
+        raise InvalidInput(f"{name} is a task, which is registered already: remove @{queue}.handler")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise InvalidInput(f"the handler {name} of {queue} has a yield, so calling it runs nothing: remove the yield")
     try:

@@ -8,18 +8,20 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
 import orjson
 
 from restante.core import operations as ops
+from restante.core.attempts import parse_delivery, parse_history, parse_progress, parse_result
 from restante.core.errors import AccessDenied, Corrupt, InvalidInput, NotFound
 from restante.core.journal import JournalEntry, Position
 from restante.core.keys import AUDIT, QUEUES, SUBSCRIPTIONS, UNROUTABLE
-from restante.core.message import EPOCH, Attempt, JournalEvent, Message, State, moment
+from restante.core.message import EPOCH, JournalEvent, Message, State, moment
 from restante.core.names import valid_name
 from restante.core.operations import MAX_BATCH, Command, QueueRef, Script, ScriptCall
 from restante.core.queue import Client
@@ -97,6 +99,19 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
+class ConsumerProcess:
+    """One of the processes of a consumer."""
+
+    #: The name under which it holds messages: the consumer's, and its number.
+    name: str
+    pid: int
+    concurrency: int
+    last_seen: datetime
+    #: Handlers that did not end at their time limit and still run.
+    hung: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ConsumerInfo:
     """A consumer's entry in the registry."""
 
@@ -104,8 +119,21 @@ class ConsumerInfo:
     queues: tuple[str, ...]
     last_seen: datetime
     host: str
+    #: The process; for a consumer of several, their parent.
     pid: int
+    #: How many handlers may run at a time, in all its processes.
     concurrency: int
+    #: Handlers that did not end at their time limit and still run.
+    hung: int = 0
+    #: The same by queue, without queues that have none.
+    hung_by_queue: dict[str, int] = field(default_factory=dict)
+    #: Its processes, if it has several.
+    processes: tuple[ConsumerProcess, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names under which it holds messages."""
+        return tuple(process.name for process in self.processes) or (self.name,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,37 +163,6 @@ class Dropped:
     at: datetime | None
 
 
-def parse_history(text: bytes) -> tuple[Attempt, ...]:
-    """Parses the attempts of a history value, oldest first; skips lines that cannot be read."""
-    attempts = []
-    # Not splitlines(): an error's text may contain other characters that it takes for line ends.
-    for line in text.decode("utf-8", "replace").split("\n"):
-        try:
-            attempt, received, ended, event, consumer, error_class, error = line.split("\t")
-            ended_at, received_at = moment(int(ended)) or EPOCH, moment(int(received or 0))
-            error_text = str(orjson.loads(error))
-            attempts.append(
-                Attempt(int(attempt), received_at, ended_at, JournalEvent(event), consumer, error_class, error_text)
-            )
-        except ValueError:
-            continue
-    return tuple(attempts)
-
-
-def parse_delivery(text: bytes) -> tuple[int, str, int, int]:
-    """Returns attempts, consumer, received_at and replays of a delivery; zeros if there is none or it is unreadable.
-
-    moves.lua describes the layout.
-    """
-    try:
-        _, facts, place, _ = text.decode("utf-8", "replace").split("\n")
-        *_, attempts, consumer = facts.split("\t")
-        _, received, replays = place.split("\t")
-        return int(attempts), consumer, int(received or 0), int(replays)
-    except ValueError:
-        return 0, "", 0, 0
-
-
 def parse_message(
     queue: str, id: str, state: State, score: bytes, stored: bytes, delivery: bytes, history: bytes
 ) -> Message:
@@ -184,6 +181,8 @@ def parse_message(
         consumer=consumer,
         received_ms=received,
         history=parse_history(history),
+        result=parse_result(history) if state is State.DONE else None,
+        last_progress=parse_progress(delivery) if state is State.LEASED else None,
         due_ms=at if state in (State.SCHEDULED, State.RETRYING) else 0,
         expires_ms=at if state is State.LEASED else 0,
         settled_ms=at if state in (State.DEAD, State.DONE) else 0,
@@ -197,6 +196,54 @@ def _presence(text: bytes) -> dict[str, Any]:
     except ValueError:
         return {}
     return card if isinstance(card, dict) else {}
+
+
+#: When a consumer was last seen, in which queue, and its entry there.
+_Sighting = tuple[int, str, dict[str, Any]]
+
+
+def _consumers(seen_by_name: Mapping[str, Sequence[_Sighting]]) -> list[ConsumerInfo]:
+    """The consumers by name; processes of one parent are one consumer."""
+    families: dict[str, dict[str, Sequence[_Sighting]]] = {}
+    for name, rows in sorted(seen_by_name.items()):
+        parent = rows[0][2].get("parent")
+        families.setdefault(parent if isinstance(parent, str) else name, {})[name] = rows
+    found = []
+    for family, members in sorted(families.items()):
+        processes, hung = [], Counter[str]()
+        for name, rows in members.items():
+            seen_at, card = moment(max(row[0] for row in rows)) or EPOCH, rows[0][2]
+            own = {queue: count for _, queue, entry in rows if (count := _number(entry, "hung"))}
+            hung.update(own)
+            processes.append(
+                ConsumerProcess(name, _number(card, "pid"), _number(card, "concurrency", 1), seen_at, sum(own.values()))
+            )
+        queues = tuple(sorted({row[1] for rows in members.values() for row in rows}))
+        several = "parent" in card
+        found.append(
+            ConsumerInfo(
+                family,
+                queues,
+                max(process.last_seen for process in processes),
+                str(card.get("host", "")),
+                _number(card, "parent_pid" if several else "pid"),
+                sum(process.concurrency for process in processes),
+                hung.total(),
+                dict(hung),
+                tuple(sorted(processes, key=_by_number)) if several else (),
+            )
+        )
+    return found
+
+
+def _number(card: dict[str, Any], name: str, default: int = 0) -> int:
+    value = card.get(name, default)
+    return value if isinstance(value, int) else default
+
+
+def _by_number(process: ConsumerProcess) -> tuple[int, str]:
+    number = process.name.rpartition("/")[2]
+    return int(number) if number.isdecimal() else 0, process.name
 
 
 def _place(cursor: str) -> tuple[float, bytes]:
@@ -360,17 +407,7 @@ class Inspector:
                     continue
                 name = flat[i].decode("utf-8", "replace")
                 seen_by_name.setdefault(name, []).append((int(seen), queue, _presence(card)))
-        consumers = []
-        for name, rows in sorted(seen_by_name.items()):
-            seen_at = moment(max(row[0] for row in rows)) or EPOCH
-            card_ = rows[0][2]
-            queues = tuple(sorted(row[1] for row in rows))
-            consumers.append(
-                ConsumerInfo(
-                    name, queues, seen_at, card_.get("host", ""), card_.get("pid", 0), card_.get("concurrency", 1)
-                )
-            )
-        return consumers
+        return _consumers(seen_by_name)
 
     def unroutable(self) -> dict[str, Dropped]:
         """Returns, by exchange, what Celery and Kombu programs published without a bound queue."""

@@ -3,17 +3,18 @@
 | key `restante:{queue}:…` | type | members and scores | written by | removed by |
 |---|---|---|---|---|
 | queue | hash | settings, sequence, totals per event, due, journal bookkeeping, readers | every verb | drop |
-| messages | hash | id → stored form (payload and what never changes) | send, edit | ack, delete, purge |
-| deliveries | hash | id → token, lease, attempts, position: what changes after a receive | receive and later | same |
-| history | hash | id → one line per ended attempt | nack, bury, reclaim | same |
-| ready | zset | id by (255 − priority)·2⁴⁴ + sequence | send, promote, release, reclaim, replay | receive |
+| messages | hash | id → stored form (payload and what never changes) | send, edit | ack, delete, purge, cancel |
+| deliveries | hash | id → token, lease, attempts, position, progress: what changes | receive and later | same |
+| history | hash | id → one line per ended attempt, and the result | nack, bury, reclaim, revoke, ack | same |
+| ready | zset | id by (255 − priority)·2⁴⁴ + sequence | send, promote, release, reclaim, revoke, replay | receive |
 | scheduled, retrying | zset | id by due_at ms | send, release / nack | promote |
-| leased | zset | id by lease_expires_at ms | receive, extend | ack, nack, bury, release, reclaim |
+| leased | zset | id by lease_expires_at ms | receive, extend | ack, nack, bury, release, reclaim, revoke, cancel |
 | dead, done | zset | id by time, ms | nack, bury, reclaim / ack | replay, delete, purge / newer results |
 | marker | zset | one member while a consumer should look at the queue | most verbs | the consumer it wakes |
 | journal | stream | one entry per call: its lines, numbered without gaps | every verb | trimming behind the readers |
 | unique | hash | unique key → id that holds it | send and later verbs | leaving the states in which it holds |
 | acked, acked_before | hash | id → token, two generations of the dedup window | ack | ageing |
+| cancelled | zset | tokens of cancelled leases by the lease's end, ms | cancel | the next cancel after it |
 | consumers | hash | consumer → last seen and card | receive, extend | listing the consumers |
 | tasks | hash | task id → progress of a replay | replay | the operator |
 | leases:consumer | stream | a lease journal: id → token, attempts, stored form; numbered rows | hold | clear |
@@ -33,6 +34,7 @@ Beside them:
 | restante:reply:{…}:answers, :marker | list, zset | replies to a call, its wake-up, expire | the service that replies |
 | restante:{subscription}:once:… | string | event → running or done in this subscription, expires | the bus |
 | restante:{queue}:idempotency:… | string | Idempotency-Key of an HTTP send → its request and reply, expires | send |
+| restante:testing:clock | string | on a server of tests: the time that a test has set | `restante.testing` |
 
 Exchanges of the Celery transport and of the bus:
 
@@ -66,6 +68,9 @@ TOKENS = b"restante:tokens"
 #: Sessions of signed-in browsers, as a pattern for access rules.
 SESSIONS = "restante:session:*"
 
+#: The clock of a test: = and a time, or + and an offset from the server's, in microseconds.
+TEST_CLOCK = b"restante:testing:clock"
+
 #: Subscriptions of services, with their broker.
 SUBSCRIPTIONS = b"restante:subscriptions"
 
@@ -86,6 +91,7 @@ NAMES = (
     "unique",
     "acked",
     "acked_before",
+    "cancelled",
     "consumers",
     "tasks",
 )

@@ -8,10 +8,11 @@ nacks the message; the program continues behind the block.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -20,6 +21,7 @@ from restante.core.call_retry import away
 from restante.core.connection import Waker
 from restante.core.errors import AlreadySettled, LeaseLost, RestanteError, Unavailable
 from restante.core.message import Message, State
+from restante.core.operations import lease_lost
 from restante.core.retry import RetryPolicy
 from restante.core.stored import Stored
 
@@ -48,11 +50,22 @@ def _log_failed(message: Message, verb: str, error: RestanteError) -> None:
         log.warning("%s failed queue=%s id=%s error=%s", verb, message.queue, message.id, error)
 
 
+def _is_last(message: Any) -> bool:
+    """Whether a failure now makes the message dead, as far as its holder knows: over HTTP it has no queue settings."""
+    settings = getattr(message.source.ref, "settings", None)
+    most = message.max_attempts or (settings.max_attempts if settings else None)
+    policy = message.retry or (settings.retry if settings else None)
+    spent = most is not None and message.attempts >= most
+    return not message.settled and (spent or (policy is not None and policy.next(message.attempts) is None))
+
+
 class Leased(Message):
     """What the received message of both runners has in common."""
 
     #: Set when the lease is known to have ended: another consumer may have the message.
     lease_lost = False
+    #: Called by the renewal, in its thread, when it learns that the message was cancelled.
+    on_cancel: Callable[[], object] | None = None
     #: After a block of `with message:`, what went wrong in it: the exception of the block, or the `LeaseLost` of an ack
     #: that came too late. None if the block succeeded.
     error: BaseException | None = None
@@ -60,11 +73,30 @@ class Leased(Message):
     renew_at = 0.0
     #: Set by a loop or consumer that waits while its server is away; fires when it must stop.
     waker: Waker | None = None
+    #: The timeout and the soft timeout of this attempt in seconds, and when the former ends, by time.monotonic(). Set
+    #: when its handler starts.
+    limits: tuple[float | None, float | None] = (None, None)
+    limit_at: float | None = None
+    #: In a loop: when the renewal fails the attempt instead of extending its lease, by time.monotonic().
+    fails_at: float | None = None
+
+    @property
+    def remaining(self) -> float | None:
+        """Seconds until the attempt passes its timeout, at least 0; None if it has none."""
+        return None if self.limit_at is None else max(0.0, self.limit_at - time.monotonic())
+
+    def limit(self, timeout: float | None) -> None:
+        """Starts the time limit of a turn of a loop: the message's own timeout, else this one of its queue."""
+        timeout = self.timeout or timeout
+        if timeout is not None:
+            self.limits = (timeout, None)
+            self.limit_at = self.fails_at = time.monotonic() + timeout
 
     def _note_failure(self, error: Exception) -> None:
         """Logs the exception of a block with its traceback, before the nack: a nack may wait for the server."""
         self.error = error
-        log.error("failed queue=%s id=%s attempt=%d", self.queue, self.id, self.attempts, exc_info=error)
+        dead = " state=dead" if _is_last(self) else ""
+        log.error("failed queue=%s id=%s attempt=%d%s", self.queue, self.id, self.attempts, dead, exc_info=error)
 
     def _note_undelivered(self, verb: str, failure: LeaseLost | Unavailable) -> None:
         """Logs that the verdict at the end of a block came too late, or that the loop was stopped while it waited.
@@ -77,6 +109,16 @@ class Leased(Message):
         elif self.waker is None:
             raise failure
         _log_failed(self, verb, failure)
+
+
+@contextlib.contextmanager
+def noticing(message: Leased) -> Iterator[None]:
+    """Marks the message if the block finds that its lease has ended."""
+    try:
+        yield
+    except LeaseLost:
+        message.lease_lost = True
+        raise
 
 
 def insist(message: Leased, verb: str, call: Callable[[], T]) -> T:
@@ -101,7 +143,7 @@ class LeasedMessage(Leased):
     logged too. KeyboardInterrupt, SystemExit and the like return the message and are raised.
     """
 
-    state = State.LEASED
+    state: State = State.LEASED
     #: In `consume()`: acks that travel with the next receive.
     riding_acks: deque[Leased] | None = None
 
@@ -118,13 +160,18 @@ class LeasedMessage(Leased):
         self.lease_ms = expires - now
         self.received_ms = now
 
-    def ack(self) -> None:
-        """Acks the message: it is removed, or kept as done. In `consume()` the next receive may carry the ack."""
+    def ack(self, *, result: Any = None) -> None:
+        """Acks the message: it is removed, or kept as done. In `consume()` the next receive may carry the ack.
+
+        A `result`, any JSON value, is kept with a done message; without `keep_done` it is dropped.
+        """
         if self.settled:
             if self.verdict == "acked":
                 return
             _refuse_second(self)
-        if self.riding_acks is not None:
+        if result is not None:
+            self._insist("ack", lambda: self.source.ack_result(self, result))
+        elif self.riding_acks is not None:
             self.riding_acks.append(self)
         else:
             self._insist("ack", lambda: self.source.ack_many((self,)))
@@ -140,8 +187,8 @@ class LeasedMessage(Leased):
         """Fails the attempt: the message retries after `delay` or its policy's, or is dead after the last attempt."""
         _refuse_second(self)
         states = self._insist("nack", lambda: self.source.nack_many((self,), delay=delay, error=error, retry=retry))
-        self.settled, self.verdict = True, "nacked"
-        return states[0]
+        self.settled, self.verdict, self.state = True, "nacked", states[0]
+        return self.state
 
     def bury(self, *, error: BaseException | str | None = None) -> None:
         """Dead-letters the message at once, whatever attempts are left."""
@@ -160,7 +207,16 @@ class LeasedMessage(Leased):
         _refuse_second(self)
         if self._insist("extend", lambda: self.source.extend_many((self,), lease=lease)):
             self.lease_lost = True
-            raise LeaseLost(ids=(self.id,))
+            raise lease_lost(self)
+
+    def progress(self, fraction: float, step: str = "") -> None:
+        """Notes how far the handler is, from 0 to 1, and what it is doing; each call is one round trip.
+
+        `queue.handle(id).progress`, the API and the dashboard show it while the message is leased.
+        """
+        _refuse_second(self)
+        with noticing(self):
+            self._insist("progress", lambda: self.source.progress(self, fraction, step))
 
     def _insist(self, verb: str, call: Callable[[], T]) -> T:
         """`insist` for this message."""
@@ -223,13 +279,16 @@ class AsyncLeasedMessage(Leased):
         made.replays, made.suspect = message.replays, message.suspect
         return made
 
-    async def ack(self) -> None:
-        """Acks the message: it is removed, or kept as done."""
+    async def ack(self, *, result: Any = None) -> None:
+        """Acks the message: it is removed, or kept as done, with its `result` if one is given."""
         if self.settled:
             if self.verdict == "acked":
                 return
             _refuse_second(self)
-        await self._insist("ack", lambda: self.source.ack_many((self,)))
+        if result is not None:
+            await self._insist("ack", lambda: self.source.ack_result(self, result))
+        else:
+            await self._insist("ack", lambda: self.source.ack_many((self,)))
 
     async def nack(
         self,
@@ -241,7 +300,8 @@ class AsyncLeasedMessage(Leased):
         """Fails the attempt: the message retries after `delay` or its policy's, or is dead after the last attempt."""
         _refuse_second(self)
         call = lambda: self.source.nack_many((self,), delay=delay, error=error, retry=retry)  # noqa: E731
-        return (await self._insist("nack", call))[0]
+        self.state = (await self._insist("nack", call))[0]
+        return self.state
 
     async def bury(self, *, error: BaseException | str | None = None) -> None:
         """Dead-letters the message at once, whatever attempts are left."""
@@ -258,7 +318,13 @@ class AsyncLeasedMessage(Leased):
         _refuse_second(self)
         if await self._insist("extend", lambda: self.source.extend_many((self,), lease=lease)):
             self.lease_lost = True
-            raise LeaseLost(ids=(self.id,))
+            raise lease_lost(self)
+
+    async def progress(self, fraction: float, step: str = "") -> None:
+        """Notes how far the handler is, from 0 to 1, and what it is doing; each call is one round trip."""
+        _refuse_second(self)
+        with noticing(self):
+            await self._insist("progress", lambda: self.source.progress(self, fraction, step))
 
     async def _insist(self, verb: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """As `insist`, on asyncio."""

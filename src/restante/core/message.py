@@ -21,7 +21,8 @@ class State(enum.StrEnum):
     SCHEDULED = "scheduled"
     #: May be received now. Stays until a consumer receives it.
     READY = "ready"
-    #: A consumer holds it. Its verdict moves it, or a receive or the sweeper once the lease has ended.
+    #: A consumer holds it. Its verdict moves it, a receive or the sweeper once the lease has ended, or an operator who
+    #: takes it back or cancels it.
     LEASED = "leased"
     #: Failed and waits for due_at. A receive or the sweeper moves it once due; stays as long as its retry policy says.
     RETRYING = "retrying"
@@ -46,6 +47,8 @@ class JournalEvent(enum.StrEnum):
     REPLAYED = "replayed"
     DELETED = "deleted"
     PURGED = "purged"
+    REVOKED = "revoked"
+    CANCELLED = "cancelled"
     EDITED = "edited"
     CONFIGURED = "configured"
     PAUSED = "paused"
@@ -108,7 +111,19 @@ LIFECYCLE: tuple[Transition, ...] = (
         "operator",
         "whole states",
     ),
+    _row({_S.LEASED}, "revoke", JournalEvent.REVOKED, {_S.READY}, "operator", "the token dies, the attempt counts"),
+    _row(
+        {_S.SCHEDULED, _S.READY, _S.LEASED, _S.RETRYING},
+        "cancel",
+        JournalEvent.CANCELLED,
+        {None},
+        "operator or program",
+        "the holder of a leased one learns by message.cancelled",
+    ),
 )
+
+#: The states of messages that have ended and stay.
+ENDED = frozenset({State.DEAD, State.DONE})
 
 #: The letter of each state in the stored form of a message with a unique key.
 STATE_LETTERS = {
@@ -187,6 +202,7 @@ class Draft:
     unique: str | None = None
     unique_states: frozenset[State] | None = None
     expires: float | timedelta | None = None
+    timeout: float | timedelta | None = None
 
 
 class RemoteError(Exception):
@@ -209,6 +225,18 @@ class Attempt:
     consumer: str
     error_class: str
     error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the handler of a leased message is, as it last noted it."""
+
+    #: From 0 to 1.
+    fraction: float
+    #: What it is doing.
+    step: str
+    #: When it noted it.
+    at: datetime
 
 
 #: Stands for a missing instant where a value is required.
@@ -238,10 +266,16 @@ class Message:
     suspect: bool = False
     consumer: str = ""
     lease_token: str = ""
+    #: Whether this consumer knows that the message was cancelled while it held it.
+    cancelled: bool = False
     #: Whether this consumer has settled the message, and how: acked, nacked, buried or released.
     settled: bool = False
     verdict: str = ""
     history: tuple[Attempt, ...] = ()
+    #: What the handler of a done message returned, if it was acked with a result.
+    result: Any = None
+    #: How far the handler of a leased message is, if it has noted it.
+    last_progress: Progress | None = None
     due_ms: int = 0
     expires_ms: int = 0
     lease_ms: int = 0
@@ -266,6 +300,8 @@ class Message:
         received_ms: int = 0,
         settled_ms: int = 0,
         history: tuple[Attempt, ...] = (),
+        result: Any = None,
+        last_progress: Progress | None = None,
     ) -> None:
         self.id = id
         self.queue = queue
@@ -276,6 +312,8 @@ class Message:
         self.consumer = consumer
         self.lease_token = lease_token
         self.history = history
+        self.result = result
+        self.last_progress = last_progress
         self.due_ms = due_ms
         self.expires_ms = expires_ms
         self.received_ms = received_ms
@@ -331,6 +369,12 @@ class Message:
     def retry(self) -> RetryPolicy | None:
         """The message's own retry policy, or None if the queue's applies."""
         return self.stored.retry
+
+    @property
+    def timeout(self) -> float | None:
+        """The message's own time limit in seconds, or None if that of its task or queue applies."""
+        span = self.stored.timeout_ms
+        return None if span is None else span / 1000
 
     @property
     def unique(self) -> str | None:

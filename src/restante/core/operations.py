@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import random
-import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from importlib import resources
@@ -15,7 +14,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypedDict, TypeVar, Unpac
 import hiredis
 import orjson
 
-from restante.core.errors import AlreadySettled, Corrupt, InvalidInput, LeaseLost, PayloadTooLarge
+from restante.core.errors import AlreadySettled, Corrupt, InvalidInput, LeaseLost, MessageCancelled, PayloadTooLarge
 from restante.core.keys import QueueKeys
 from restante.core.message import (
     MAX_ERROR,
@@ -31,7 +30,8 @@ from restante.core.message import (
 from restante.core.names import valid_name
 from restante.core.retry import RetryPolicy
 from restante.core.settings import QueueSettings, milliseconds, valid_durability, whole
-from restante.core.stored import Stored, encode, encode_plain, sound
+from restante.core.stored import Stored, encode, encode_json, encode_plain, sound
+from restante.core.tracebacks import error_text
 
 T = TypeVar("T")
 Argument = bytes | str | int
@@ -41,6 +41,10 @@ pack: Callable[[tuple[Any, ...]], bytes] = hiredis.pack_command
 
 #: Most messages in one call. A longer script would block the server, and Lua's stack limits it anyway.
 MAX_BATCH = 1000
+#: Most bytes of a result's JSON text. Larger ones would stall pages of done messages, which carry it.
+MAX_RESULT = 65_536
+#: Most characters of the step of a progress. It is written anew with each extend.
+MAX_STEP = 200
 #: Default of `unique_states`: a unique key holds until its message is settled.
 UNIQUE_STATES = frozenset({State.SCHEDULED, State.READY, State.LEASED, State.RETRYING})
 
@@ -53,12 +57,13 @@ _nonce = random.Random().getrandbits
 #: Scripts that store new data are refused at maxmemory. All others run there, or a full server could not be emptied.
 NEED_ROOM = frozenset({"edit", "hold", "move", "send"})
 #: Scripts that only read also run on a replica and on a server whose disk is full.
-READ_ONLY = frozenset({"counts", "list", "show"})
+READ_ONLY = frozenset({"counts", "list", "show", "status"})
 
 #: The parts of a verb beside moves.lua: Lua files whose text runs only when the script requires them. A part costs a
 #: little at each call of a verb that has it, so a verb has only those it requires.
 PARTS: Mapping[str, tuple[str, ...]] = {
     "ack": ("settling",),
+    "ack_result": ("settling",),
     "receive": ("settling", "sweep", "limits"),
     "send": ("repeats",),
 }
@@ -108,11 +113,24 @@ RECEIVE = Script(
     "acked_before consumers",
 )
 ACK = Script("ack", "queue journal messages deliveries history leased done unique acked acked_before ready marker")
+ACK_RESULT = Script(
+    "ack_result",
+    "queue journal messages deliveries history leased done unique acked acked_before ready marker",
+)
 NACK = Script("nack", "queue journal deliveries history retrying leased dead unique marker")
 BURY = Script("bury", "queue journal deliveries history leased dead unique marker")
 RELEASE = Script("release", "queue journal deliveries ready scheduled leased unique marker")
-EXTEND = Script("extend", "queue journal deliveries leased consumers")
+EXTEND = Script("extend", "queue journal deliveries leased consumers cancelled")
+PROGRESS = Script("progress", "queue journal deliveries cancelled")
 DELETE = Script("delete", "queue journal messages deliveries history ready scheduled retrying dead done leased unique")
+REVOKE = Script("revoke", "queue journal deliveries history ready leased unique marker")
+CANCEL = Script(
+    "cancel",
+    "queue journal messages deliveries history ready scheduled retrying leased dead done unique marker cancelled",
+)
+STATUS = Script(
+    "status", "queue journal deliveries history ready scheduled retrying leased dead done acked acked_before"
+)
 
 
 class ScriptCall(NamedTuple, Generic[T]):
@@ -195,6 +213,7 @@ class SendOptions(TypedDict, total=False):
     unique: str | None
     unique_states: frozenset[State] | None
     expires: float | timedelta | None
+    timeout: float | timedelta | None
 
 
 class Received(NamedTuple):
@@ -223,12 +242,26 @@ class Ticket:
     expires_ms: int = 0
     settled: bool = False
     verdict: str = ""
+    cancelled: bool = False
 
 
 class QueueRef:
     """The facts of a queue that operations need: its keys, its last known settings, and the consumer."""
 
-    __slots__ = ("begun", "consumer", "keys", "make", "name", "opened", "pending", "presence", "seen", "settings")
+    __slots__ = (
+        "begun",
+        "consumer",
+        "given",
+        "keys",
+        "make",
+        "name",
+        "opened",
+        "pending",
+        "presence",
+        "seen",
+        "sending",
+        "settings",
+    )
 
     def __init__(self, name: str, consumer: str, make: Callable[..., Any]) -> None:
         self.keys = QueueKeys(name)
@@ -238,12 +271,28 @@ class QueueRef:
         self.make = make
         #: Settings to write to the queue hash before the next call.
         self.pending: dict[str, str] = {}
+        #: The settings that this client's program gave with the queue; `reopen` writes them again.
+        self.given: dict[str, str] = {}
         self.settings = QueueSettings()
         self.opened = False
         #: Whether a send of this client was the first of the queue.
         self.begun = False
         self.seen = 0.0
         self.presence = b""
+        #: What hooks do to each message that is sent: empty for most queues, which costs a send nothing.
+        self.sending: tuple[Callable[[str, Draft], Draft], ...] = ()
+
+    def give(self, fields: dict[str, str]) -> None:
+        """Adds settings that the next call writes."""
+        self.given.update(fields)
+        self.pending.update(fields)
+        self.opened = False
+
+    def reopen(self) -> None:
+        """Lets the next call register the queue and write its settings again: its server was emptied."""
+        self.pending = dict(self.given)
+        self.opened = self.begun = False
+        self.seen = 0.0
 
     def first_again(self) -> None:
         """Notes that a send was the queue's first. A second time means the queue was dropped: register it again."""
@@ -259,7 +308,7 @@ def error_parts(error: BaseException | str | None) -> tuple[str, bytes]:
         name, text = error.name, error.text[-MAX_ERROR:]
     elif isinstance(error, BaseException):
         name = type(error).__name__
-        text = "".join(traceback.format_exception(error))[-MAX_ERROR:]
+        text = error_text(error, MAX_ERROR)
     else:
         name, text = "Error", str(error)[:MAX_ERROR]
     name = "".join(ch for ch in name if ch.isalnum() or ch in "._")[:80] or "Error"
@@ -295,6 +344,7 @@ def _entry(
     unique: str | None,
     unique_states: frozenset[State] | None,
     expires: float | timedelta | None,
+    timeout: float | timedelta | None,
 ) -> tuple[str, str, int, bytes]:
     """Checks one message and returns its four script arguments."""
     if type(priority) is not int or not 0 <= priority <= 255:
@@ -329,10 +379,33 @@ def _entry(
         retry=retry,
         unique=unique,
         unique_states=letters,
+        timeout_ms=None if timeout is None else milliseconds(timeout, "timeout", least=0.001),
     )
     if size > ref.settings.max_payload:
         raise _too_large(ref, size)
     return id, due, priority, stored
+
+
+def _entry_of(ref: QueueRef, draft: Draft, payload: Any) -> tuple[str, str, int, bytes]:
+    """`_entry` with the options of a draft."""
+    return _entry(
+        ref,
+        payload,
+        draft.priority,
+        draft.delay,
+        draft.due_at,
+        draft.id,
+        draft.kind,
+        draft.headers,
+        draft.content_type,
+        draft.lease,
+        draft.max_attempts,
+        draft.retry,
+        draft.unique,
+        draft.unique_states,
+        draft.expires,
+        draft.timeout,
+    )
 
 
 def _plain(ref: QueueRef, payload: Any, priority: int) -> tuple[str, str, int, bytes]:
@@ -396,6 +469,7 @@ def send(
     unique: str | None = None,
     unique_states: frozenset[State] | None = None,
     expires: float | timedelta | None = None,
+    timeout: float | timedelta | None = None,
     durability: str | None = None,
 ) -> ScriptCall[MessageId]:
     """Sends one message and returns its id.
@@ -404,16 +478,15 @@ def send(
     before. With `expires` it is removed instead of delivered if it waits longer than that after it is due; without it,
     a message never expires. Sending the same `id` again stores nothing. With `unique` nothing is stored while a
     message with that key is in one of `unique_states`; the returned id is that message's, and its `stored` is False.
+    With `timeout` a handler that takes longer than that many seconds is stopped, and the attempt has failed.
     """
     undelayed = delay == 0 and delay is not False and due_at is None and expires is None
     anonymous = id is None and unique is None and not kind and headers is None and content_type is None
-    unlimited = lease is None and max_attempts is None and retry is None
-    if undelayed and anonymous and unlimited and type(payload) in JSON_TYPES:
+    unlimited = lease is None and max_attempts is None and retry is None and timeout is None
+    if undelayed and anonymous and unlimited and type(payload) in JSON_TYPES and not ref.sending:
         entry = _plain(ref, payload, priority)
     else:
-        entry = _entry(
-            ref,
-            payload,
+        options = (
             priority,
             delay,
             due_at,
@@ -427,8 +500,34 @@ def send(
             unique,
             unique_states,
             expires,
+            timeout,
         )
+        if ref.sending:
+            return _send_hooked(ref, Draft(payload, *options), durability)
+        entry = _entry(ref, payload, *options)
     careful = id is not None or unique is not None
+    return _sending(
+        ref, [b"1" if careful else b"0", *entry], partial(_parse_sent, ref, entry[0]), (entry[0],), durability
+    )
+
+
+def hooked(ref: Any, draft: Draft) -> Draft:
+    """The draft as the hooks of the queue want it sent, with an id."""
+    if draft.id is None:
+        draft = replace(draft, id=new_id())
+    for sending in ref.sending:
+        draft = sending(ref.name, draft)
+        if not isinstance(draft, Draft):
+            raise InvalidInput(f"the hook {sending.__qualname__} must return the draft to send, not {draft!r}")
+    return draft
+
+
+def _send_hooked(ref: QueueRef, draft: Draft, durability: str | None) -> ScriptCall[MessageId]:
+    """`send` for a queue with hooks that see what is sent."""
+    given = draft.id
+    draft = hooked(ref, draft)
+    careful = given is not None or draft.unique is not None
+    entry = _entry_of(ref, draft, draft.payload)
     return _sending(
         ref, [b"1" if careful else b"0", *entry], partial(_parse_sent, ref, entry[0]), (entry[0],), durability
     )
@@ -475,7 +574,7 @@ def send_many(
     careful = shared.unique is not None
     args: list[Argument] = [b"0"]
     ids = []
-    plain = shared == _PLAIN
+    plain = shared == _PLAIN and not ref.sending
     most = ref.settings.max_payload
     for id, item in zip(new_ids(len(messages)), messages, strict=True):
         if plain and type(item) in JSON_TYPES:
@@ -486,25 +585,13 @@ def send_many(
             args += (id, b"", b"0", stored)
             continue
         draft = item if type(item) is Draft else shared
-        if draft is not shared and (draft.id is not None or draft.unique is not None):
-            careful = True
-        entry = _entry(
-            ref,
-            item.payload if draft is item else item,
-            draft.priority,
-            draft.delay,
-            draft.due_at,
-            draft.id,
-            draft.kind,
-            draft.headers,
-            draft.content_type,
-            draft.lease,
-            draft.max_attempts,
-            draft.retry,
-            draft.unique,
-            draft.unique_states,
-            draft.expires,
-        )
+        careful = careful or draft.id is not None
+        if ref.sending:
+            draft = hooked(ref, draft if draft is item else replace(draft, payload=item))
+            entry = _entry_of(ref, draft, draft.payload)
+        else:
+            entry = _entry_of(ref, draft, item.payload if draft is item else item)
+        careful = careful or draft.unique is not None
         ids.append(entry[0])
         args += entry
     if careful:
@@ -608,6 +695,51 @@ def ack_many(ref: QueueRef, /, messages: Sequence[Message | Ticket]) -> ScriptCa
     )
 
 
+def encode_result(value: Any) -> bytes:
+    """The JSON text of a result. Raises InvalidPayload if it is not JSON, PayloadTooLarge if it is too long to keep."""
+    text, _ = encode_json(value, "result")
+    if len(text) > MAX_RESULT:
+        raise PayloadTooLarge(
+            f"the result has {len(text)} bytes and a queue keeps up to {MAX_RESULT}: store it elsewhere and return "
+            "a reference"
+        )
+    return text
+
+
+def ack_result(ref: QueueRef, /, message: Message | Ticket, result: Any) -> ScriptCall[None]:
+    """Acks a message and keeps its result, any JSON value, if the queue has `keep_done`; otherwise it is dropped."""
+    args: list[Argument] = [encode_result(result), *_pairs((message,))]
+    keys = ref.keys.group(ACK_RESULT.keys)
+    return ScriptCall(ACK_RESULT, keys, args, lambda lost: _settled((message,), lost, "acked"), ref.name)
+
+
+def progress(ref: QueueRef, /, message: Message | Ticket, fraction: float, step: str = "") -> ScriptCall[None]:
+    """Notes how far the handler of a message is. Raises LeaseLost if its lease has ended."""
+    check_progress(fraction, step)
+    text = orjson.dumps([fraction, step.encode("utf-8", "replace").decode()])
+
+    def parse(reply: Any) -> None:
+        if reply != 1:
+            message.cancelled = reply == -1
+            raise lease_lost(message)
+
+    args: list[Argument] = [*_pairs((message,)), text]
+    return ScriptCall(PROGRESS, ref.keys.group(PROGRESS.keys), args, parse, ref.name)
+
+
+def check_progress(fraction: float, step: str) -> None:
+    """Refuses what is no progress."""
+    if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
+        raise InvalidInput(f"progress must be a number from 0 to 1, not {fraction!r}")
+    if not isinstance(step, str) or len(step) > MAX_STEP:
+        raise InvalidInput(f"the step of a progress must be a text of up to {MAX_STEP} characters")
+
+
+def lease_lost(message: Message | Ticket) -> LeaseLost:
+    """The error for a lease that has ended."""
+    return MessageCancelled(ids=(message.id,)) if message.cancelled else LeaseLost(ids=(message.id,))
+
+
 def nack_many(
     ref: QueueRef,
     /,
@@ -686,10 +818,13 @@ def renew(
         args += (message.id, message.lease_token, str(span or message.lease_ms or int(ref.settings.lease * 1000)))
 
     def parse(reply: Any) -> list[str]:
-        for message, until in zip(messages, reply[1:], strict=True):
+        lost, cancelled, *ends = reply
+        for message, until in zip(messages, ends, strict=True):
             if until:
                 message.expires_ms = int(until)
-        return [messages[index - 1].id for index in reply[0]]
+        for index in cancelled:
+            messages[index - 1].cancelled = True
+        return [messages[index - 1].id for index in lost]
 
     return ScriptCall(EXTEND, ref.keys.group(EXTEND.keys), args, parse, ref.name)
 
@@ -698,3 +833,21 @@ def delete(ref: QueueRef, /, ids: Sequence[str], *, operator: str, detail: str) 
     """Deletes messages by id; returns the state of each before, `leased` for one that stays, nothing for an unknown."""
     args: list[Argument] = [operator, detail, *ids]
     return ScriptCall(DELETE, ref.keys.group(DELETE.keys), args, lambda states: states, ref.name)
+
+
+def revoke(ref: QueueRef, /, ids: Sequence[str], *, operator: str, detail: str) -> ScriptCall[list[bool]]:
+    """Takes leased messages back from their consumers; returns which of them were leased."""
+    args: list[Argument] = [operator, detail, *ids]
+    return ScriptCall(
+        REVOKE, ref.keys.group(REVOKE.keys), args, lambda moved: [count == 1 for count in moved], ref.name
+    )
+
+
+def cancel_many(ref: QueueRef, /, ids: Sequence[str], *, operator: str, detail: str) -> ScriptCall[list[State | None]]:
+    """Gives messages up; returns the state of each before, dead or done for one that has ended and stays."""
+    args: list[Argument] = [operator, detail, *ids]
+
+    def parse(states: Any) -> list[State | None]:
+        return [State(state.decode()) if state else None for state in states]
+
+    return ScriptCall(CANCEL, ref.keys.group(CANCEL.keys), args, parse, ref.name)

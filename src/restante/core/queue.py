@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar, Concatenate, Generic, NoReturn, ParamSpec, Self, TypeVar, Unpack, overload
+from weakref import WeakSet
 
 import orjson
 
@@ -25,7 +26,9 @@ from restante.core.errors import InvalidInput
 from restante.core.flow import Flow as Flow
 from restante.core.flow import Wait as Wait
 from restante.core.flow import drive, drive_async
+from restante.core.handle import AsyncHandle, Handle, cancel, status
 from restante.core.handlers import AsyncHandler, Handler, Handlers, register
+from restante.core.hooks import Hooked, QueueHooks
 from restante.core.keys import QUEUES
 from restante.core.keywords import check_keywords, known_keywords, parameters
 from restante.core.leased_message import AsyncLeasedMessage as AsyncLeasedMessage
@@ -34,6 +37,7 @@ from restante.core.message import Message
 from restante.core.names import valid_name
 from restante.core.operations import MAX_BATCH, Operation, QueueRef, Received, Script, ScriptCall
 from restante.core.settings import ClientSettings, QueueOptions, QueueSettings, queue_fields
+from restante.core.task import AsyncTaskMethod, TaskMethod
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -200,7 +204,7 @@ def async_method(
     return shown_as(method, build)
 
 
-class _Named:
+class _Named(QueueHooks):
     """The part that `Queue` and `AsyncQueue` share."""
 
     ref: QueueRef
@@ -222,13 +226,14 @@ class _Named:
         raise TypeError("a queue holds connections: open it by name in the other process")
 
 
-class Queue(_Named):
+class Queue(TaskMethod, _Named):
     """A queue. Open it with `client.queue(name)`; threads may share it."""
 
     def __init__(self, connection: Connection, name: str, consumer: str, options: QueueOptions) -> None:
+        super().__init__()
         self.connection = connection
         self.ref = QueueRef(name, consumer, functools.partial(LeasedMessage, self))
-        self.ref.pending = queue_fields(options)
+        self.ref.give(queue_fields(options))
         self.handlers: Handlers = {}
 
     def ensure_open(self) -> None:
@@ -249,6 +254,14 @@ class Queue(_Named):
     bury_many = sync_method(ops.bury_many)
     release_many = sync_method(ops.release_many)
     extend_many = sync_method(ops.extend_many)
+    ack_result = sync_method(ops.ack_result)
+    progress = sync_method(ops.progress)
+    status = sync_method(status)
+    cancel = sync_method(cancel)
+
+    def handle(self, id: str) -> Handle:
+        """The message with this id, to follow it, to wait for its result, or to cancel it. It calls no server."""
+        return Handle(self, id)
 
     def configure(self, **options: Unpack[QueueOptions]) -> QueueSettings:
         """Changes settings of the queue, for all its clients."""
@@ -287,13 +300,14 @@ class Queue(_Named):
         return register(self.handlers, self.name, function, kind)
 
 
-class AsyncQueue(_Named):
+class AsyncQueue(AsyncTaskMethod, _Named):
     """A queue for asyncio. Open it with `client.queue(name)` on a client of `restante.aio.connect()`."""
 
     def __init__(self, connection: AsyncConnection, name: str, consumer: str, options: QueueOptions) -> None:
+        super().__init__()
         self.connection = connection
         self.ref = QueueRef(name, consumer, functools.partial(AsyncLeasedMessage, self))
-        self.ref.pending = queue_fields(options)
+        self.ref.give(queue_fields(options))
         self.handlers: Handlers = {}
 
     async def ensure_open(self) -> None:
@@ -314,6 +328,14 @@ class AsyncQueue(_Named):
     bury_many = async_method(ops.bury_many)
     release_many = async_method(ops.release_many)
     extend_many = async_method(ops.extend_many)
+    ack_result = async_method(ops.ack_result)
+    progress = async_method(ops.progress)
+    status = async_method(status)
+    cancel = async_method(cancel)
+
+    def handle(self, id: str) -> AsyncHandle:
+        """The message with this id, to follow it, to wait for its result, or to cancel it. It calls no server."""
+        return AsyncHandle(self, id)
 
     async def configure(self, **options: Unpack[QueueOptions]) -> QueueSettings:
         """Changes settings of the queue, for all its clients."""
@@ -402,7 +424,11 @@ def consumer_name() -> str:
     return valid_name(f"{host}:{os.getpid()}", "consumer")
 
 
-class _QueueOpener(Generic[C, Q]):
+#: The open clients of this process: `restante.testing` empties a server under them between two tests.
+CLIENTS: WeakSet[_QueueOpener[Any, Any]] = WeakSet()
+
+
+class _QueueOpener(Hooked, Generic[C, Q]):
     """The part that `Client` and `AsyncClient` share: a connection, and the queues that were opened on it."""
 
     _connect: ClassVar[type[Any]]
@@ -416,21 +442,32 @@ class _QueueOpener(Generic[C, Q]):
         consumer: str | None = None,
         on_close: Callable[[], None] | None = None,
     ) -> None:
+        super().__init__()
         self.connection: C = self._connect(url, settings)
         self.consumer = valid_name(consumer, "consumer") if consumer else consumer_name()
         self.url = url
         self._queues: dict[str, Q] = {}
         self._on_close = on_close
+        CLIENTS.add(self)
 
     def queue(self, name: str, **options: Unpack[QueueOptions]) -> Q:
         """Opens a queue. Options are stored in Redis by its first call, apply to all clients and stay until changed."""
         queue = self._queues.get(name)
         if queue is None:
             queue = self._queues[name] = self._open(self.connection, name, self.consumer, options)
+            queue.opened_by(self)
         elif options:
-            queue.ref.pending.update(queue_fields(options))
-            queue.ref.opened = False
+            queue.ref.give(queue_fields(options))
         return queue
+
+    def reopen(self) -> None:
+        """Lets every queue of this client write its options again at its next use: the server was emptied."""
+        for queue in self._queues.values():
+            queue.ref.reopen()
+
+    def _hooks_changed(self) -> None:
+        for queue in self._queues.values():
+            queue._hooks_changed()
 
     def _closed(self) -> None:
         """Ends what was started together with this client, such as an embedded server."""

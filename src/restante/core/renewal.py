@@ -1,6 +1,8 @@
 """Renews the leases of held messages from a thread of its own.
 
-On failure it logs a warning and tries again at the next tick. A lost lease is marked on its message.
+On failure it logs a warning and tries again at the next tick. A lost lease is marked on its message, and one that was
+lost because the message was cancelled as that. The message of a loop that has passed its time limit is not renewed but
+nacked, so that a loop that hangs does not keep it.
 """
 
 from __future__ import annotations
@@ -13,8 +15,9 @@ from typing import Any
 
 from restante.core import operations as ops
 from restante.core.connection import Connection
-from restante.core.errors import RestanteError
-from restante.core.message import Message
+from restante.core.errors import RestanteError, TimeLimit
+from restante.core.failure_log import FailureLog
+from restante.core.message import Message, State
 from restante.core.operations import MAX_BATCH, QueueRef
 
 log = logging.getLogger("restante")
@@ -88,7 +91,9 @@ class Renewal:
         now = time.monotonic()
         due: dict[QueueRef, list[Any]] = {}
         for ref, message in list(self._held.values()):
-            if message.renew_at <= now:
+            if message.fails_at is not None and message.fails_at <= now:
+                self._fail(ref, message)
+            elif message.renew_at <= now:
                 due.setdefault(ref, []).append(message)
         count = 0
         for ref, messages in due.items():
@@ -99,6 +104,19 @@ class Renewal:
                 except RestanteError as error:
                     log.warning("extend failed queue=%s error=%s", ref.name, error)
         return count
+
+    def _fail(self, ref: QueueRef, message: Any) -> None:
+        """Fails the attempt of a loop that has passed its time limit. Its message is not renewed any more."""
+        self._held.pop(message.lease_token, None)
+        if message.settled:
+            return
+        message.error, message.lease_lost = TimeLimit(seconds=message.limits[0]), True
+        state: State | None = None
+        try:
+            state = message.state = self._connection.run(ops.nack_many(ref, (message,), error=message.error))[0]
+        except RestanteError as failure:
+            log.warning("nack failed queue=%s id=%s error=%s", message.queue, message.id, failure)
+        FailureLog().failed(message, message.error, state)
 
     def _extend(self, ref: QueueRef, messages: list[Any]) -> int:
         """Extends leases of one queue in one call; returns how many were extended."""
@@ -112,5 +130,8 @@ class Renewal:
             # A message settled meanwhile has lost no lease: its handler finished before the reply arrived.
             elif self._held.pop(message.lease_token, None) and not message.settled:
                 message.lease_lost = True
-                log.warning("lease lost queue=%s id=%s", ref.name, message.id)
+                what = "cancelled" if message.cancelled else "lease lost"
+                log.warning("%s queue=%s id=%s", what, ref.name, message.id)
+                if message.cancelled and message.on_cancel is not None:
+                    message.on_cancel()
         return sum(message.id not in lost for message in messages)

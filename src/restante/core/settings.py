@@ -39,6 +39,8 @@ class QueueOptions(TypedDict, total=False):
     rate: float | None
     keep_done: int | None
     dedup: float | timedelta | None
+    timeout: float | timedelta | None
+    soft_timeout: float | timedelta | None
     durability: str | None
     journal: str | None
     journal_keep: int | None
@@ -57,11 +59,15 @@ _FIELDS = {
     "rate": "rate",
     "keep_done": "keep_done",
     "dedup": "dedup_ms",
+    "timeout": "timeout_ms",
+    "soft_timeout": "soft_timeout_ms",
     "durability": "durability",
     "journal": "journal",
     "journal_keep": "journal_keep",
     "journal_cap": "journal_cap",
 }
+#: Options that are durations; Redis stores them in milliseconds.
+DURATIONS = ("lease", "dedup", "timeout", "soft_timeout")
 #: Smallest and largest value of each integer option.
 _WHOLE = {
     "max_attempts": (1, 65535),
@@ -113,7 +119,7 @@ def _field_text(name: str, value: Any) -> str:
     if name in _WHOLE:
         return str(whole(value, name, *_WHOLE[name]))
     match name:
-        case "lease":
+        case "lease" | "timeout" | "soft_timeout":
             return str(milliseconds(value, name, least=0.001))
         case "dedup":
             return str(milliseconds(value, name))
@@ -147,6 +153,8 @@ class QueueSettings:
     rate: float | None = None
     keep_done: int = 0
     dedup: float = 60.0
+    timeout: float | None = None
+    soft_timeout: float | None = None
     durability: str = DEFAULT_DURABILITY
     journal: str = "full"
     journal_keep: int = 100_000
@@ -169,7 +177,7 @@ class QueueSettings:
             text = stored.get(key)
             if not text:
                 continue
-            if name in ("lease", "dedup"):
+            if name in DURATIONS:
                 values[name] = int(text) / 1000
             elif name == "retry":
                 values[name] = RetryPolicy.parse(text)

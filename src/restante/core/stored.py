@@ -7,7 +7,8 @@
     then CRC-32 of the bytes that the client wrote (4 bytes), length of the options (2 bytes), options (JSON), payload
 
 Facts and limits are text because the scripts copy them into the journal; only clients read the options (encoding,
-content type, headers, retry policy). A bit flipped on disk fails the checksum, and the message is buried as Corrupt.
+content type, headers, retry policy, timeout). A bit flipped on disk fails the checksum, and the message is buried as
+Corrupt.
 """
 
 from __future__ import annotations
@@ -197,6 +198,7 @@ def encode(
     retry: RetryPolicy | None = None,
     unique: str | None = None,
     unique_states: str = "",
+    timeout_ms: int | None = None,
 ) -> tuple[bytes, int]:
     """Returns the stored form without sent_at, and the payload's size in bytes."""
     body, options = _encode_body(payload, content_type)
@@ -208,6 +210,8 @@ def encode(
         options["h"] = headers
     if retry is not None:
         options["r"] = retry.text()
+    if timeout_ms is not None:
+        options["t"] = timeout_ms
     extra = encode_json(options, "headers")[0] if options else b""
     if len(extra) > MAX_OPTIONS:
         raise InvalidInput(f"headers take {len(extra)} bytes, more than {MAX_OPTIONS}: move them into the payload")
@@ -359,6 +363,18 @@ class Stored:
             raise Corrupt(DAMAGED) from None
 
     @property
+    def timeout_ms(self) -> int | None:
+        """Milliseconds that a handler may take, if the message was sent with a timeout."""
+        raw = self.raw
+        at = raw.find(b"\n", raw.find(b"\n", raw.find(b"\t")) + 1) + 5
+        if raw[at : at + 2] == b"\0\0":  # asked for each message that a consumer handles, and most have no options
+            return None
+        span = self.options.get("t")
+        if span is not None and (type(span) is not int or span < 1):
+            raise Corrupt(DAMAGED)
+        return span
+
+    @property
     def body(self) -> bytes:
         """The payload's bytes as they were sent."""
         at = self._split()[2]
@@ -398,6 +414,10 @@ class Damaged(Stored):
         return {}
 
     @property
+    def timeout_ms(self) -> int | None:
+        return None
+
+    @property
     def body(self) -> bytes:
         return self.raw
 
@@ -412,6 +432,7 @@ def readable(raw: bytes) -> Stored:
     try:
         held.options  # noqa: B018 (reads all three)
         held.retry  # noqa: B018
+        held.timeout_ms  # noqa: B018
     except Corrupt:
         return Damaged(raw)
     return held

@@ -77,17 +77,20 @@ local function hold_unique(unique, limits, id, state)
   end
 end
 -- A delivery is stored apart from the payload, so that no receive rewrites the payload:
--- lease_expires_at (13 digits), token / facts, attempts, consumer / sequence, received_at, replays / limits
-local DELIVERY = '^(%d+) ([^\n]*)\n([^\t]*\t[^\t]*\t[^\t]*\t[^\t]*)\t(%d+)\t([^\n]*)\n([^\t]*)\t([^\t]*)\t([^\n]*)\n(.*)$'
+-- lease_expires_at (13 digits), token / facts, attempts, consumer / sequence, received_at, replays / limits, and
+-- behind them / when, progress (JSON) where the handler has noted any. `pack` leaves the progress out: it ends with the
+-- lease.
+local DELIVERY = '^(%d+) ([^\n]*)\n([^\t]*\t[^\t]*\t[^\t]*\t[^\t]*)\t(%d+)\t([^\n]*)\n([^\t]*)\t([^\t]*)\t([^\n]*)\n([^\n]*)(.*)$'
 local function parse(text)
-  local expires, token, facts, attempts, consumer, sequence, received, replays, limits = match(text or '', DELIVERY)
+  local expires, token, facts, attempts, consumer, sequence, received, replays, limits, progress = match(text or '',
+    DELIVERY)
   if not limits then
     -- Removed or damaged by hand: the message must still be delivered.
     expires, token, facts, attempts, consumer = 0, '', '0\t\t0\t0', 1, ''
-    sequence, received, replays, limits = '0', '', '0', ''
+    sequence, received, replays, limits, progress = '0', '', '0', '', ''
   end
   return { token = token, expires = tonumber(expires), attempts = tonumber(attempts), sequence = sequence,
-    received = received, consumer = consumer, replays = replays, facts = facts, limits = limits }
+    received = received, consumer = consumer, replays = replays, facts = facts, limits = limits, progress = progress }
 end
 
 local function pack(d)
