@@ -1,6 +1,6 @@
 # Every target does its own set-up: on a fresh machine `make test` or `make run` is the first command to type.
 .DEFAULT_GOAL := help
-.PHONY: help setup dashboard run test prepare lint checks screenshots chaos long soak bench bench-bus bench-celery bench-http bench-ladder bench-rsmq bench-spark conformance coverage mutants mutation audit lock clean
+.PHONY: help setup dashboard run test prepare lint checks screenshots chaos long soak bench bench-bus bench-celery bench-http bench-ladder bench-processes bench-rsmq bench-spark conformance coverage mutants mutation audit lock clean
 MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
 # Tests start hundreds of short programs. Without bytecode files each of them would compile every module again.
@@ -55,6 +55,9 @@ bench-celery: setup ## Measure Celery on Restante beside Celery on Kombu's own R
 
 bench-bus: setup ## Measure the event bus beside plain Celery, on Redis and on RabbitMQ
 	$(BIN)/python -m benchmarks.bus
+
+bench-processes: setup ## Measure CPU-bound handlers in one process and in one per core, on a quiet machine
+	$(BIN)/python -m benchmarks.processes
 
 bench-http: setup dashboard ## Measure the HTTP server and the dashboard
 	$(BIN)/python -m benchmarks.http

@@ -101,6 +101,30 @@ def test_an_interrupted_replay_goes_on_by_its_task(cli: Cli, post: Client, admin
     assert admin.counts("orders").ready == 300
 
 
+def test_revoke_takes_back_what_is_leased_and_tells_why(cli: Cli, post: Client, admin: Admin) -> None:
+    opened = post.queue("orders")
+    first, second = opened.send_many([1, 2])
+    assert opened.receive() is not None
+    taken = cli("revoke", "orders", first, second, "--reason", "the worker hangs")
+    assert (taken.code, taken.err) == (0, "1 revoked\n")
+    assert (admin.counts("orders").ready, admin.counts("orders").leased) == (2, 0)
+    line = next(entry for entry in admin.journal("orders") if entry.event == "revoked")
+    assert line.detail.endswith(", the worker hangs")
+    again = cli.inside("revoke", "orders", first, "--json")
+    assert (again.code, again.json) == (1, {"queue": "orders", "revoked": 0})
+
+
+def test_cancel_gives_up_what_waits_and_what_runs(cli: Cli, post: Client, admin: Admin) -> None:
+    opened = post.queue("orders")
+    first, second = opened.send_many([1, 2])
+    assert opened.receive() is not None
+    done = cli.inside("cancel", "orders", first, second, "nobody", "--json")
+    assert (done.code, done.json) == (0, {"queue": "orders", "cancelled": 2})
+    assert admin.counts("orders").waiting == 0
+    assert cli("cancel", "orders", first).code == 1
+    assert [(entry.verb, entry.count) for entry in admin.audit() if entry.queue == "orders"][:1] == [("cancel", 2)]
+
+
 def test_delete_spares_what_is_held(cli: Cli, post: Client, admin: Admin) -> None:
     opened = post.queue("orders")
     first, second = opened.send_many([1, 2])

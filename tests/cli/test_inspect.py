@@ -130,6 +130,29 @@ def test_show_has_the_payload_and_a_row_per_attempt(cli: Cli, post: Client, admi
     assert '"error":"NotFound"' in missing.err
 
 
+def test_show_prints_the_traceback_of_a_failure_that_is_tried_again(cli: Cli, post: Client) -> None:
+    opened = post.queue("orders", retry=None)
+    id = opened.send("x")
+    message = opened.receive(timeout=PATIENCE)
+    assert message is not None
+    try:
+        raise LookupError("no customer")
+    except LookupError as error:
+        message.nack(error=error)
+    ran = cli.inside("show", "orders", id)
+    for text in ("error of attempt 1", "Traceback (most recent call last)", 'raise LookupError("no customer")'):
+        assert text in ran.out, text
+
+
+def test_consumers_says_how_many_handlers_hang(cli: Cli, post: Client) -> None:
+    opened = post.queue("orders")
+    opened.ref.presence = b'{"host":"h","pid":1,"concurrency":4,"hung":2}'
+    opened.receive()
+    [found] = cli.inside("consumers", "--json").json["consumers"]
+    assert (found["concurrency"], found["hung"]) == (4, 2)
+    assert "hung" in cli("consumers").out
+
+
 def test_the_journal_is_shown_and_followed(cli: Cli, post: Client) -> None:
     assert cli.inside("journal").code == 1
     post.queue("orders").send(1)
@@ -194,7 +217,7 @@ def test_completion_knows_commands_and_queues(cli: Cli, post: Client) -> None:
     script = cli(_RESTANTE_COMPLETE="source_bash")
     assert "complete -o default -F _restante_completion restante" in script.out
     words = cli(_RESTANTE_COMPLETE="complete_bash", COMP_WORDS="restante re", COMP_CWORD="1")
-    assert words.out.split() == ["receive", "replay", "resume"]
+    assert words.out.split() == ["receive", "replay", "revoke", "resume"]
     names = cli(_RESTANTE_COMPLETE="complete_bash", COMP_WORDS="restante show or", COMP_CWORD="2")
     assert names.out.split() == ["orders"]
     away = cli(
@@ -204,3 +227,18 @@ def test_completion_knows_commands_and_queues(cli: Cli, post: Client) -> None:
         RESTANTE_URL="redis://127.0.0.1:1",
     )
     assert away.out.split() == []
+
+
+def test_show_tells_how_far_a_handler_is_and_what_came_out(cli: Cli, post: Client) -> None:
+    opened = post.queue("orders", keep_done=5)
+    id = opened.send("work")
+    message = opened.receive()
+    assert message is not None
+    message.progress(0.4, "reading pages")
+    assert "40 %  reading pages" in cli("show", "orders", id).out
+    assert cli.inside("show", "orders", id, "--json").json["progress"]["fraction"] == 0.4
+    message.ack(result={"total": 7})
+    shown = cli("show", "orders", id).out
+    assert "result" in shown
+    assert '"total": 7' in shown
+    assert cli.inside("show", "orders", id, "--json").json["result"] == {"total": 7}

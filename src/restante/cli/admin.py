@@ -1,4 +1,4 @@
-"""Operator commands: replay, delete, purge, drop, pause, resume, move, edit, configure."""
+"""Operator commands: replay, delete, purge, revoke, cancel, drop, pause, resume, move, edit, configure."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from restante.cli.session import Context, Session, WrongUsage
 from restante.core.admin import ReplayTask
 from restante.core.consume import stopping_by_signal
 from restante.core.inspector import ConsumerInfo
+from restante.core.settings import DURATIONS
 
 Ids = Annotated[list[str], typer.Argument(metavar="IDS…", help="The message ids.")]
 Create = Annotated[bool, typer.Option("--create", help="Create the queue even if its name resembles another.")]
@@ -24,7 +25,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 def add_to(app: typer.Typer) -> None:
     """Registers the commands."""
-    for command in (replay, delete, purge, drop, pause, resume, move, edit, configure):
+    for command in (replay, delete, purge, revoke, cancel, drop, pause, resume, move, edit, configure):
         app.command(rich_help_panel="Operate")(command)
 
 
@@ -125,6 +126,23 @@ def purge(
     _report(session, "purged", queue, count, f"nothing to purge in {queue}")
 
 
+Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="A note for the journal and the audit.")]
+
+
+def revoke(context: Context, queue: QueueName, ids: Ids, reason: Reason = "") -> None:
+    """Take leased messages back: they are ready again at once, and the attempt counts."""
+    session = context.obj
+    count = session.admin.revoke(session.existing(queue), ids, detail=reason)
+    _report(session, "revoked", queue, count, f"{queue} has none of these messages in state leased")
+
+
+def cancel(context: Context, queue: QueueName, ids: Ids, reason: Reason = "") -> None:
+    """Give messages up, whether they wait or run; dead and done ones stay."""
+    session = context.obj
+    count = session.admin.cancel(session.existing(queue), ids, detail=reason)
+    _report(session, "cancelled", queue, count, f"{queue} has none of these messages, or they have ended")
+
+
 def drop(
     context: Context,
     queue: QueueName,
@@ -161,10 +179,13 @@ def _refuse_while_used(session: Session, queue: str, leased: int) -> None:
 
 def is_running(consumer: ConsumerInfo) -> bool:
     """Whether a consumer may still run; certain only for processes of this host."""
-    if consumer.host != platform.node() or not consumer.pid:
-        return True
+    pids = [consumer.pid, *(process.pid for process in consumer.processes)]
+    return consumer.host != platform.node() or any(pid == 0 or _is_alive(pid) for pid in pids)
+
+
+def _is_alive(pid: int) -> bool:
     try:
-        os.kill(consumer.pid, 0)
+        os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
@@ -258,7 +279,7 @@ def _setting(name: str, value: str) -> Any:
     """Converts a value to the type of its setting; core refuses unknown settings by name."""
     if value in ("", "none", "default"):
         return None
-    if name in ("lease", "dedup"):
+    if name in DURATIONS:
         return parse_duration(value)
     if name == "retry":
         return RetryPolicy.parse(value)

@@ -20,6 +20,8 @@ _QUICK: dict[str, Any] = {"connect_timeout": 0.3, "socket_timeout": 0.5, "patien
 
 _UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhd]?)")
+_SIZES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMG]?)(?:I?B)?")
 
 
 def complete_queue(incomplete: str) -> list[str]:
@@ -51,6 +53,16 @@ def parse_duration(text: str | float) -> float:
     if match is None:
         raise WrongUsage(f"not a duration: {text!r}; write 90, 1.5s, 250ms, 10m, 2h or 3d")
     return float(match[1]) * _UNITS[match[2]]
+
+
+def parse_size(text: str | int) -> int:
+    """Bytes from `1048576`, `512K`, `512M` or `2G`; a number, an option's default, is returned as it is."""
+    if not isinstance(text, str):
+        return text
+    match = _SIZE.fullmatch(text.strip().upper())
+    if match is None or (size := int(float(match[1]) * _SIZES[match[2]])) < 1:
+        raise WrongUsage(f"not a size: {text!r}; write 512M, 2G or a number of bytes")
+    return size
 
 
 def _refuse(constant: str) -> NoReturn:

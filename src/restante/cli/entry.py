@@ -17,6 +17,7 @@ from restante.cli import (
     access,
     admin,
     bus,
+    consume,
     inspect,
     long_running,
     messages,
@@ -39,7 +40,20 @@ EPILOG = (
 _VALUED = ("--url", "--directory")
 
 app = typer.Typer(name="restante", rich_markup_mode="rich", pretty_exceptions_enable=False)
-for part in (messages, bus, inspect, admin, access, migrate, rabbitmq, rsmq, rsmq_bridge, long_running, pipeline):
+for part in (
+    messages,
+    consume,
+    bus,
+    inspect,
+    admin,
+    access,
+    migrate,
+    rabbitmq,
+    rsmq,
+    rsmq_bridge,
+    long_running,
+    pipeline,
+):
     part.add_to(app)
 
 

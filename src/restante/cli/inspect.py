@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Annotated
 
 import typer
@@ -131,7 +132,7 @@ def show_queue(session: Session, queue: str) -> None:
 
 
 def show(context: Context, queue: QueueName, id: Annotated[str, typer.Argument(help="The message's id.")]) -> None:
-    """Show a message: its payload and one row per attempt."""
+    """Show a message: its payload, progress or result, and one row per attempt."""
     session = context.obj
     message = session.admin.show(session.existing(queue), id)
     if session.json:
@@ -146,6 +147,7 @@ def show(context: Context, queue: QueueName, id: Annotated[str, typer.Argument(h
         "replays": str(message.replays or ""),
         "sent": render.format_time(message.sent_at),
         "consumer": message.consumer,
+        "progress": render.progress_text(message.last_progress),
         "unique": message.unique or "",
         "headers": Text("  ".join(f"{name}={value}" for name, value in message.headers.items())),
         "content": f"{message.content_type}, {message.size:,} bytes",
@@ -153,6 +155,9 @@ def show(context: Context, queue: QueueName, id: Annotated[str, typer.Argument(h
     session.out.print(Text(message.id, style="bold"))
     session.out.print(render.key_values({name: value for name, value in rows.items() if value}))
     session.out.print(Panel.fit(render.payload(message), title="payload", title_align="left", border_style="dim"))
+    if message.result is not None:
+        result = render.json_value(message.result)
+        session.out.print(Panel.fit(result, title="result", title_align="left", border_style="dim"))
     if message.history:
         columns = ("attempt", "received", "took", "event", "consumer", "error")
         attempts = render.table(*columns, right=("attempt", "took"), shrinking=("consumer", "error"))
@@ -174,7 +179,7 @@ def show(context: Context, queue: QueueName, id: Annotated[str, typer.Argument(h
             )
         session.out.print(attempts)
         last = message.history[-1]
-        if message.state is State.DEAD and "\n" in last.error.strip():
+        if "\n" in last.error.strip():
             text = Text("\n".join(render.one_line(line, 400) for line in last.error.strip().splitlines()))
             session.out.print(Panel.fit(text, title=f"error of attempt {last.attempt}", title_align="left"))
     return None
@@ -245,20 +250,35 @@ def consumers(context: Context) -> None:
         session.emit({"consumers": [render.consumer_dict(consumer) for consumer in alive]})
     elif alive:
         now = render.utcnow()
-        columns = ("consumer", "queues", "concurrency", "host", "pid", "seen")
-        table = render.table(*columns, right=("concurrency", "pid"), shrinking=("queues", "host"))
+        columns = ("consumer", "queues", "concurrency", "hung", "host", "pid", "seen")
+        table = render.table(*columns, right=("concurrency", "hung", "pid"), shrinking=("queues", "host"))
         for consumer in alive:
             table.add_row(
                 Text(consumer.name, style="bold"),
                 render.cell(", ".join(consumer.queues)),
                 str(consumer.concurrency),
+                Text(str(consumer.hung), style="bold red") if consumer.hung else "",
                 render.cell(consumer.host),
                 str(consumer.pid),
-                f"{render.format_duration(max(0.0, (now - consumer.last_seen).total_seconds()))} ago",
+                _ago(now, consumer.last_seen),
             )
+            for process in consumer.processes:
+                table.add_row(
+                    Text(f"  {process.name}", style="dim"),
+                    "",
+                    str(process.concurrency),
+                    Text(str(process.hung), style="bold red") if process.hung else "",
+                    "",
+                    str(process.pid),
+                    _ago(now, process.last_seen),
+                )
         session.out.print(table)
     if not alive:
         session.nothing("no consumer was seen within the last minute")
+
+
+def _ago(now: datetime, moment: datetime) -> str:
+    return f"{render.format_duration(max(0.0, (now - moment).total_seconds()))} ago"
 
 
 def doctor(context: Context) -> None:

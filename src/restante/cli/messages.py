@@ -1,15 +1,11 @@
-"""Commands that send, receive and consume messages; on failure `send` reports how many messages were sent."""
+"""Commands that send and receive messages; on failure `send` reports how many messages were sent."""
 
 from __future__ import annotations
 
-import importlib
-import logging
 import os
 import sys
-import threading
 import time
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -18,24 +14,16 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-import restante
 from restante import (
-    Admin,
-    Consumer,
-    InvalidInput,
     InvalidPayload,
     LeasedMessage,
-    Queue,
     QueueFull,
-    RestanteError,
     RetryPolicy,
     Unavailable,
 )
-from restante.aio import AsyncQueue
 from restante.cli import render
 from restante.cli.arguments import QueueName, parse_duration, parse_json, parse_pair
-from restante.cli.session import QUICK, Context, Session, WrongUsage
-from restante.core.consume import stopping_by_signal
+from restante.cli.session import Context, Session, WrongUsage
 from restante.core.keywords import resembling
 from restante.core.operations import MAX_BATCH
 
@@ -47,7 +35,7 @@ READ_SIZE = 1 << 16
 
 def add_to(app: typer.Typer) -> None:
     """Registers the commands."""
-    for command in (send, receive, consume):
+    for command in (send, receive):
         app.command(rich_help_panel="Send and receive")(command)
 
 
@@ -75,6 +63,9 @@ def send(
         float | None, typer.Option(parser=parse_duration, metavar="TIME", help="A lease for this message.")
     ] = None,
     max_attempts: Annotated[int | None, typer.Option(metavar="N", help="A limit of attempts for this message.")] = None,
+    timeout: Annotated[
+        float | None, typer.Option(parser=parse_duration, metavar="TIME", help="A time limit for its handler.")
+    ] = None,
     retry: Annotated[
         str | None,
         typer.Option(metavar="POLICY", help="A retry policy: fixed:1,5,30 or exponential:1:2:600:0.1."),
@@ -91,6 +82,7 @@ def send(
         "lease": lease,
         "headers": dict(parse_pair(text, "--header") for text in header or ()) or None,
         "max_attempts": max_attempts,
+        "timeout": timeout,
         "retry": RetryPolicy.parse(retry) if retry else None,
     }
     if content_type is not None and raw is None:
@@ -103,12 +95,17 @@ def send(
     elif payload is not None and payload != "-":
         value = parse_json(payload, "the payload")
     else:
-        if id is not None or unique is not None:
-            raise WrongUsage("--id and --unique are for one message, not for every line of standard input")
-        if sys.stdin.isatty():
-            raise WrongUsage("give PAYLOAD, or lines of JSON on standard input")
+        _check_lines(id, unique)
         return send_lines(session, queue, cast(BufferedReader, sys.stdin.buffer), options, durability)
     return _send_one(session, queue, value, id, durability, options)
+
+
+def _check_lines(id: str | None, unique: str | None) -> None:
+    """Refuses to send the lines of standard input if there are none, or with options for one message."""
+    if id is not None or unique is not None:
+        raise WrongUsage("--id and --unique are for one message, not for every line of standard input")
+    if sys.stdin.isatty():
+        raise WrongUsage("give PAYLOAD, or lines of JSON on standard input")
 
 
 def _send_one(
@@ -234,132 +231,3 @@ def _print_received(session: Session, message: LeasedMessage) -> None:
     session.out.print(head.append(about, style="dim"))
     session.out.print(render.payload(message))
     return None
-
-
-def consume(
-    context: Context,
-    names: Annotated[
-        list[str],
-        typer.Argument(metavar="MODULE:QUEUE…", help="Queue objects, or modules: all their queues with handlers."),
-    ],
-    concurrency: Annotated[
-        int, typer.Option("-c", "--concurrency", min=1, help="How many handlers run at a time.")
-    ] = 1,
-    prefetch: Annotated[int, typer.Option(min=0, max=MAX_BATCH, help="The most messages received ahead.")] = 100,
-    grace: Annotated[
-        float, typer.Option(parser=parse_duration, metavar="TIME", help="How long a stop waits for running handlers.")
-    ] = 30.0,
-    stop_when_empty: Annotated[bool, typer.Option("--stop-when-empty", help="Exit when the queues are empty.")] = False,
-) -> None:
-    """Run the handlers of queues in a module of this directory.
-
-    The first Ctrl-C or SIGTERM waits for running handlers and releases other messages; the second releases all.
-    """
-    session = context.obj
-    if session.url is not None:
-        os.environ["RESTANTE_URL"] = session.url
-    elif session.directory is not None:
-        os.environ.pop("RESTANTE_URL", None)
-        os.environ["RESTANTE_DIRECTORY"] = session.directory
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr, level=logging.INFO)
-    sys.path.insert(0, str(Path.cwd()))
-    groups: dict[int, list[Queue | AsyncQueue]] = {}
-    for queue in dict.fromkeys(queue for name in names for queue in find_queues(name)):
-        groups.setdefault(id(queue.connection), []).append(queue)
-    for url in {group[0].connection.url for group in groups.values()}:
-        _check_server(url)
-    # A consumer has one connection, so each client's queues get a consumer.
-    consumers = [
-        Consumer(group, concurrency=concurrency, prefetch=prefetch, grace=grace, stop_when_empty=stop_when_empty)
-        for group in groups.values()
-    ]
-
-    def announce() -> None:
-        for group in groups.values():
-            names_ = ", ".join(queue.name for queue in group)
-            server = group[0].connection.endpoint.shown
-            session.note(f"consuming {names_} on {server} with concurrency {concurrency}; Ctrl-C to stop")
-
-    try:
-        run_all(consumers, announce)
-    finally:
-        handled, failed = sum(each.handled for each in consumers), sum(each.failed for each in consumers)
-        if session.json:
-            session.emit({"handled": handled, "failed": failed})
-        session.note(f"stopped: {handled:,} handled, {failed:,} failed")
-
-
-def _check_server(url: str) -> None:
-    """Raises soon if the server is away; the consumers themselves would wait for it."""
-    with restante.connect(url, **QUICK) as post:
-        Admin(post).queues()
-
-
-def find_queues(name: str) -> list[Queue | AsyncQueue]:
-    """Returns the queues that `module:queue` or `module` names."""
-    module_name, _, path = name.partition(":")
-    try:
-        module: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
-            raise WrongUsage(f"no module {module_name} in this directory or installed") from None
-        raise WrongUsage(f"importing {module_name} failed: {_error_with_line(error)}") from None
-    except RestanteError:
-        raise
-    except Exception as error:
-        raise WrongUsage(f"importing {module_name} failed: {_error_with_line(error)}") from None
-    if not path:
-        queues = [value for value in vars(module).values() if isinstance(value, Queue | AsyncQueue) and value.handlers]
-        if not queues:
-            raise WrongUsage(f"{module_name} has no queue with a handler: register one with @queue.handler")
-        return queues
-    value = module
-    for part in path.split("."):
-        if not hasattr(value, part):
-            raise WrongUsage(f"{module_name} has no {path}")
-        value = getattr(value, part)
-    if not isinstance(value, Queue | AsyncQueue):
-        raise WrongUsage(f"{name} is a {type(value).__name__}, not a queue opened by restante.connect().queue(…)")
-    if not value.handlers:
-        raise InvalidInput(f"{name} has no handler: register one with @{path}.handler")
-    return [value]
-
-
-def _error_with_line(error: Exception) -> str:
-    """The error and the line that raised it, for one line of output instead of a traceback."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} ({Path(last.filename).name} line {last.lineno})"
-
-
-def run_all(consumers: list[Consumer], announce: Callable[[], None]) -> None:
-    """Runs each consumer in a thread; a signal stops all of them, and so does the first failure.
-
-    `announce` is called once signals are handled, before the first consumer starts.
-    """
-    failures: list[BaseException] = []
-    ended = threading.Semaphore(0)
-
-    def stop() -> None:
-        for consumer in consumers:
-            consumer.stop()
-
-    def serve(consumer: Consumer) -> None:
-        try:
-            consumer.run()
-        except BaseException as error:
-            failures.append(error)
-            stop()
-        finally:
-            ended.release()
-
-    threads = [threading.Thread(target=serve, args=(one,), name="restante-consumer", daemon=True) for one in consumers]
-    with stopping_by_signal(stop):
-        announce()
-        for thread in threads:
-            thread.start()
-        for _ in threads:
-            # With a timeout, because on some systems an unbounded wait in the main thread blocks signals.
-            while not ended.acquire(timeout=1.0):
-                pass
-    if failures:
-        raise failures[0]

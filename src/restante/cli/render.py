@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,6 +16,8 @@ from rich.text import Text
 from restante import JournalEntry, Message, QueueSettings, State
 from restante.core.inspector import ConsumerInfo, Counts
 from restante.core.message import Attempt
+from restante.core.message import Progress as HandlerProgress
+from restante.core.settings import DURATIONS
 from restante.rsmq.inspector import RsmqCounts
 from restante.rsmq.reader import RsmqMessage
 
@@ -113,7 +116,7 @@ def settings_rows(settings: QueueSettings) -> dict[str, RenderableType]:
     """A queue's effective settings, one per line."""
     hidden = ("paused", "version")  # the counts show `paused`; `version` only matters to clients
     return {
-        name: Text(f"{value:g} s" if name in ("lease", "dedup") else str(value))
+        name: Text(f"{value:g} s" if name in DURATIONS else str(value))
         for name, value in settings.as_dict().items()
         if value is not None and name not in hidden
     }
@@ -166,6 +169,16 @@ def payload(message: Message) -> RenderableType:
         return Text(body.decode())
     except UnicodeDecodeError:
         return Text(f"{len(body)} bytes of {message.content_type}: {body[:32].hex(' ')}{' …' if body[32:] else ''}")
+
+
+def json_value(value: Any) -> RenderableType:
+    """A JSON value for people."""
+    return JSON(json.dumps(value, ensure_ascii=False), indent=2)
+
+
+def progress_text(progress: HandlerProgress | None) -> str:
+    """How far a handler is: "40 %  reading pages"."""
+    return f"{int(progress.fraction * 100)} %  {one_line(progress.step)}".rstrip() if progress else ""
 
 
 def timing(message: Message, now: datetime) -> str:
@@ -351,6 +364,11 @@ def message_dict(message: Message) -> dict[str, Any]:
             document["payload_base64"] = base64.b64encode(message.payload).decode()
         else:
             document["payload"] = message.payload
+    if message.last_progress is not None:
+        noted = message.last_progress
+        document["progress"] = {"fraction": noted.fraction, "step": noted.step, "at": _iso(noted.at)}
+    if message.result is not None:
+        document["result"] = message.result
     document["history"] = [
         {
             "attempt": attempt.attempt,
@@ -375,6 +393,17 @@ def consumer_dict(consumer: ConsumerInfo) -> dict[str, Any]:
         "host": consumer.host,
         "pid": consumer.pid,
         "concurrency": consumer.concurrency,
+        "hung": consumer.hung,
+        "processes": [
+            {
+                "name": process.name,
+                "pid": process.pid,
+                "concurrency": process.concurrency,
+                "hung": process.hung,
+                "last_seen_at": process.last_seen.isoformat(),
+            }
+            for process in consumer.processes
+        ],
     }
 
 
