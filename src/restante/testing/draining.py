@@ -1,0 +1,261 @@
+"""Runs handlers in the test's own thread, one message after the other, with the queue's hooks and verdicts.
+
+On failure: as in a consumer, an error of a handler nacks its message; then it is raised in the test, unless
+`raises=False`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import time
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from restante.core.connection_aio import AsyncConnection
+from restante.core.errors import InvalidInput
+from restante.core.flow import drive, drive_async
+from restante.core.handlers import with_every_kind
+from restante.core.hooks import Listeners, distinct
+from restante.core.leased_message import AsyncLeasedMessage, Leased, LeasedMessage
+from restante.core.message import Message, State
+from restante.core.queue import AsyncQueue, Client, Queue
+from restante.core.sources import Handling
+from restante.testing.sent import note_handled
+
+if TYPE_CHECKING:
+    from restante.bus.app import Bus
+
+#: Default of `most`: a handler that sends to its own queue for ever fails the test instead of hanging it.
+MOST = 1000
+
+
+class Failure(NamedTuple):
+    """A failed attempt: the message, the handler's error, and the state in which the message is now."""
+
+    message: Message
+    error: Exception
+    state: State | None
+
+
+@dataclass(slots=True)
+class Drained:
+    """What `drain` did: the messages whose handlers succeeded, and the attempts that failed, each in order."""
+
+    handled: list[Message] = field(default_factory=list)
+    failed: list[Failure] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.handled) + len(self.failed)
+
+
+class Attempt(NamedTuple):
+    """One call of a handler, for the runner to make."""
+
+    function: Callable[[Any], Any]
+    message: Message
+    asynchronous: bool
+
+
+class Drainable:
+    """One queue to drain: takes its next message, and runs an attempt as steps of a flow."""
+
+    #: Whether a handler is a coroutine function.
+    awaits = False
+
+    def take(self) -> LeasedMessage | None:
+        """The next message, leased; None if none is ready."""
+        raise NotImplementedError
+
+    def attempt(self, message: LeasedMessage, drained: Drained) -> Generator[Attempt, Any, None]:
+        """Yields the call of the handler, then settles the message. Raises the handler's error after the nack."""
+        raise NotImplementedError
+
+    @property
+    def name(self) -> str:
+        """The name of the queue, for texts."""
+        raise NotImplementedError
+
+
+class DrainableQueue(Drainable):
+    """A native queue, whose handlers were registered with `@queue.handler`."""
+
+    def __init__(self, queue: Queue | AsyncQueue, client: Client, loop_connection: AsyncConnection | None) -> None:
+        if not queue.handlers:
+            raise InvalidInput(f"{queue.name} has no handler: register one with @{queue.name}.handler")
+        self._queue = queue if isinstance(queue, Queue) else client.queue(queue.name)
+        hooks = distinct(queue.hooks)
+        self._listeners = Listeners(hooks)
+        known = with_every_kind(queue.handlers, queue.name)
+        self._handlers = {kind: Handling.of(function, hooks) for kind, function in known.items()}
+        self.awaits = any(handling.asynchronous for handling in self._handlers.values())
+        self._verbs: AsyncQueue | None = None
+        if isinstance(queue, AsyncQueue) and loop_connection is not None:
+            self._queue.ref.give(queue.ref.given)
+            self._verbs = AsyncQueue(loop_connection, queue.name, queue.ref.consumer, {})
+            self._verbs.ref = self._queue.ref
+
+    @property
+    def name(self) -> str:
+        return self._queue.name
+
+    def take(self) -> LeasedMessage | None:
+        return self._queue.receive()
+
+    def attempt(self, message: LeasedMessage, drained: Drained) -> Generator[Attempt, Any, None]:
+        handling = self._handlers.get(message.kind) or self._handlers[None]
+        given: Leased = message
+        if handling.asynchronous and self._verbs is not None:
+            given = AsyncLeasedMessage.of(self._verbs, message)
+        self._listeners.tell(self._listeners.started, given)
+        started = time.perf_counter()
+        try:
+            result = yield Attempt(handling.function, given, handling.asynchronous)
+            if not given.settled:
+                self._ack(handling, message, result)
+                given.settled, given.verdict = True, "acked"
+        except Exception as error:
+            state = None if given.settled else self._queue.nack_many((message,), error=error)[0]
+            drained.failed.append(Failure(given, error, state))
+            self._listeners.tell_failed(given, error, state)
+            raise
+        note_handled(self._queue.connection.url, given)
+        drained.handled.append(given)
+        self._listeners.tell(self._listeners.finished, given, time.perf_counter() - started)
+
+    def _ack(self, handling: Handling, message: LeasedMessage, result: Any) -> None:
+        """Acks a message; what a task returned is kept with it where the queue keeps results."""
+        if result is None or not handling.returns:
+            self._queue.ack_many((message,))
+        else:
+            self._queue.ack_result(message, result)
+
+
+def _drainables(
+    queues: tuple[Queue | AsyncQueue | Bus, ...], client: Callable[[str, Any], Client], link: AsyncConnection | None
+) -> Iterator[Drainable]:
+    for queue in queues:
+        if isinstance(queue, Queue | AsyncQueue):
+            yield DrainableQueue(queue, client(queue.connection.url, queue.connection.settings), link)
+        elif hasattr(queue, "subscriptions"):
+            from restante.testing.bus import drainable_subscriptions
+
+            yield from drainable_subscriptions(queue)
+        else:
+            raise InvalidInput(f"drain takes queues and buses, such as drain(orders), not {queue!r}")
+
+
+def _work(sources: list[Drainable], drained: Drained, most: int, raises: bool) -> Generator[Attempt, Any, Drained]:
+    """Attempts every ready message, a queue after the other, until all are empty."""
+    quiet = 0
+    while quiet < len(sources):
+        source = sources.pop(0)
+        sources.append(source)
+        message = source.take()
+        if message is None:
+            quiet += 1
+            continue
+        quiet = 0
+        if len(drained) >= most:
+            message.release()
+            raise AssertionError(
+                f"drain has handled {len(drained)} messages and {source.name} is not empty: does a handler send to its "
+                "own queue? Or give most="
+            )
+        try:
+            yield from source.attempt(message, drained)
+        except Exception:
+            if raises:
+                raise
+    return drained
+
+
+class _Opened:
+    """The connections of one drain, and how it calls handlers."""
+
+    def __init__(self, queues: tuple[Any, ...]) -> None:
+        if not queues:
+            raise InvalidInput("name at least one queue, such as drain(orders)")
+        self._clients: dict[str, Client] = {}
+        first = next((queue for queue in queues if isinstance(queue, AsyncQueue)), None)
+        self.link = None if first is None else AsyncConnection(first.connection.url, first.connection.settings)
+
+    def client(self, url: str, settings: Any) -> Client:
+        """A client for blocking calls to the server of an `AsyncQueue`."""
+        if url not in self._clients:
+            self._clients[url] = Client(url, settings)
+        return self._clients[url]
+
+    def close(self) -> None:
+        for client in self._clients.values():
+            client.close()
+
+    async def close_link(self) -> None:
+        if self.link is not None:
+            await self.link.close()
+
+
+def drain(*queues: Queue | AsyncQueue | Bus, raises: bool = True, most: int = MOST) -> Drained:
+    """Handles every ready message of these queues in this thread, until none is ready; returns what it did.
+
+    Messages that handlers send to these queues meanwhile are handled too; delayed ones and retries wait for their time
+    (see `Clock.move`). The first error of a handler is raised, after its message was nacked; with `raises=False` errors
+    are only returned. Coroutine handlers run on an event loop of this call. Time limits are not enforced.
+    """
+    opened = _Opened(queues)
+    drained = Drained()
+    runner = asyncio.Runner()  # makes its loop when it first runs a coroutine
+
+    def perform(attempt: Attempt) -> Any:
+        if not attempt.asynchronous:
+            return _refuse_coroutine(attempt.function(attempt.message))
+        return runner.run(attempt.function(attempt.message), context=contextvars.copy_context())
+
+    awaits = False
+    try:
+        sources = list(_drainables(queues, opened.client, opened.link))
+        if any(source.awaits for source in sources):
+            _refuse_running_loop()
+            awaits = True
+        return drive(_work(sources, drained, most, raises), perform)
+    finally:
+        opened.close()
+        if awaits:
+            runner.run(opened.close_link())
+        runner.close()
+
+
+async def drain_async(*queues: Queue | AsyncQueue | Bus, raises: bool = True, most: int = MOST) -> Drained:
+    """`drain` for coroutine tests: coroutine handlers run on the test's event loop, plain handlers block it."""
+    opened = _Opened(queues)
+    drained = Drained()
+
+    async def perform(attempt: Attempt) -> Any:
+        result = attempt.function(attempt.message)
+        return await result if attempt.asynchronous else _refuse_coroutine(result)
+
+    try:
+        sources = list(_drainables(queues, opened.client, opened.link))
+        return await drive_async(_work(sources, drained, most, raises), perform)
+    finally:
+        opened.close()
+        await opened.close_link()
+
+
+def _refuse_running_loop() -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise InvalidInput("an event loop runs in this thread: await drain_async(…) in a coroutine test")
+
+
+def _refuse_coroutine(result: Any) -> Any:
+    """A handler that returns a coroutine has done nothing; a consumer fails it too."""
+    if inspect.isawaitable(result):
+        if inspect.iscoroutine(result):
+            result.close()
+        raise TypeError("the handler returned a coroutine that nobody awaits: use async def")
+    return result
