@@ -6,7 +6,7 @@ import { ask } from "./parts/Dialog";
 import { attempt, say } from "./parts/Toasts";
 import { filterText, runReplay, whileReplaying } from "./replays";
 import { queueApi, rsmqApi } from "./router";
-import type { DeadEvent, Deleted, Dropped, Moved, Purged, QueueOut, ReplayedEvents, SettingsOut } from "./types";
+import type { Cancelled, DeadEvent, Deleted, Dropped, Moved, Purged, QueueOut, ReplayedEvents, Revoked, SettingsOut } from "./types";
 
 const messages = (n: number): string => plural(n, "message");
 
@@ -84,6 +84,39 @@ export async function deleteIds(queue: string, ids: string[]): Promise<boolean> 
   return attempt(async () => {
     const { deleted } = await post<Deleted>(queueApi(queue, "/delete"), { ids });
     return `Deleted ${messages(deleted)} from ${queue}.`;
+  });
+}
+
+export async function revokeIds(queue: string, ids: string[]): Promise<boolean> {
+  const yes = await ask({
+    title: `Take ${messages(ids.length)} of ${queue} back from ${ids.length === 1 ? "its consumer" : "their consumers"}?`,
+    text: "They are ready again immediately, and the attempt counts. A handler that runs now cannot settle its message any more; what it has done may be done twice.",
+    yes: `Take back ${count(ids.length)}`,
+    danger: true,
+  });
+  if (!yes) return false;
+  return attempt(async () => {
+    const { revoked } = await post<Revoked>(queueApi(queue, "/revoke"), { ids });
+    const missing = ids.length - revoked;
+    const done = `Took back ${messages(revoked)} of ${queue}.`;
+    return missing > 0 ? `${done} ${count(missing)} were no longer leased.` : done;
+  });
+}
+
+export async function cancelIds(queue: string, ids: string[]): Promise<boolean> {
+  const yes = await ask({
+    title: `Cancel ${messages(ids.length)} of ${queue}?`,
+    text: "Cancelled messages cannot be restored. A handler that runs one now is told when it next renews its lease. The journal keeps one line per message.",
+    yes: `Cancel ${messages(ids.length)}`,
+    no: "Keep",
+    danger: true,
+  });
+  if (!yes) return false;
+  return attempt(async () => {
+    const { cancelled } = await post<Cancelled>(queueApi(queue, "/cancel"), { ids });
+    const missing = ids.length - cancelled;
+    const done = `Cancelled ${messages(cancelled)} of ${queue}.`;
+    return missing > 0 ? `${done} ${count(missing)} had ended already.` : done;
   });
 }
 

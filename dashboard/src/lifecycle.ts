@@ -7,7 +7,7 @@ export type { State };
 
 export const EVENTS = [
   "sent", "received", "acked", "nacked", "buried", "released", "extended", "promoted",
-  "expired", "replayed", "deleted", "purged", "edited", "configured", "paused", "resumed",
+  "expired", "replayed", "deleted", "purged", "revoked", "cancelled", "edited", "configured", "paused", "resumed",
 ] as const satisfies readonly JournalEvent[];
 
 /** A state, or "gone" before a message is sent and after it is settled or removed. */
@@ -15,7 +15,7 @@ export type Place = State | "gone";
 
 export type Transition = { from: Place; event: JournalEvent; to: Place };
 
-/** The transitions that the diagram shows. Deletes and purges, which are possible in most states, would clutter it. */
+/** The transitions that the diagram shows. Deletes, purges and cancels, which are possible in most states, would clutter it. */
 export const TRANSITIONS: readonly Transition[] = [
   { from: "scheduled", event: "promoted", to: "ready" },
   { from: "ready", event: "received", to: "leased" },
@@ -31,6 +31,9 @@ export const isState = (text: string): text is State => (STATES as readonly stri
 
 /** Whether a message in this state may be edited. A dead message can be corrected before it is replayed. */
 export const isEditable = (state: State): boolean => state !== "leased" && state !== "done";
+
+/** Whether a message in this state may be cancelled: it waits, or a handler runs it. */
+export const isCancellable = (state: State): boolean => state !== "dead" && state !== "done";
 
 /** "Ready" for headings and tabs. */
 export const title = (word: string): string => word.charAt(0).toUpperCase() + word.slice(1);

@@ -127,6 +127,17 @@ class Stream:
             assert time.monotonic() < deadline, f"no {name} within {seconds} s"
         raise AssertionError(f"the stream ended without {name}")
 
+    def first(self, *names: str, seconds: float = PATIENCE) -> list[Told]:
+        """The first event of each of these names, in whatever order they come."""
+        deadline = time.monotonic() + seconds
+        found: dict[str, Told] = {}
+        for told in self:
+            found.setdefault(told.name, told)
+            if found.keys() >= set(names):
+                return [found[name] for name in names]
+            assert time.monotonic() < deadline, f"only {sorted(found)} within {seconds} s"
+        raise AssertionError(f"the stream ended with only {sorted(found)}")
+
     def rest(self, seconds: float = PATIENCE) -> list[str]:
         """The names of what still comes until the server ends the stream."""
         deadline = time.monotonic() + seconds

@@ -75,6 +75,8 @@ def test_every_route_with_a_body_is_found() -> None:
     assert [path for _, path, fields in with_bodies() if not fields] == [
         "/api/queues/orders/pause",
         "/api/queues/orders/resume",
+        "/api/queues/orders/messages/m1/revoke",
+        "/api/queues/orders/messages/m1/cancel",
     ]
 
 

@@ -213,8 +213,7 @@ class TestFollowing:
         post.queue("orders").send("x")
         known(serving, post, "orders")
         stream = api.events("/api/journal?counts=1")
-        hello, counts = stream.until("hello").data, stream.until("counts").data
-        stream.until("position")
+        hello, counts, _ = (told.data for told in stream.first("hello", "counts", "position"))
         post.queue("orders").send("y")
         lines = stream.until("journal").data
         while not counts["queues"]:  # the first may be older than the queue

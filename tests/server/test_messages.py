@@ -16,6 +16,7 @@ from restante.core.journal import JournalEntry
 from restante.core.keys import QueueKeys
 from restante.core.message import JournalEvent
 from restante.server import Serving
+from tests.faults.rows import count_from_journal, verdict
 from tests.harness.deadlines import PATIENCE, at_most, took_at_most, wait_until
 from tests.harness.servers import RedisServer
 from tests.server.calls import Api, Up
@@ -365,8 +366,11 @@ class TestKilled:
             for future in futures:
                 future.result()
         assert len(confirmed) == wanted
-        stored = {message.id: message.payload for message in admin.walk("orders", State.READY)}
-        assert stored == {id: number for number, id in confirmed.items()}
+        stored = [(message.id, message.payload) for message in admin.walk("orders", State.READY)]
+        answered = [(id, number) for number, id in confirmed.items()]
+        missed, phantoms = set(answered) - set(stored), set(stored) - set(answered)
+        verdict(48, n=wanted, lost=len(missed), phantom=len(phantoms), dup=len(stored) - len(set(stored)))
+        count_from_journal(post, "orders")
 
     @pytest.mark.timed
     def test_sigterm_lets_requests_finish_and_ends_live_connections(self, up: Any, post: Client) -> None:

@@ -229,6 +229,17 @@ class TestFigures:
         assert figures['restante_paused{queue="orders"}'] == "1.0"
         assert figures['restante_events_total{event="sent",queue="orders"}'] == "3.0"
 
+    def test_handlers_that_hang_are_counted_and_are_trouble(self, api: Api, post: Client) -> None:
+        queue = post.queue("orders")
+        queue.ref.presence = b'{"host":"h","pid":1,"concurrency":4,"hung":2}'
+        queue.receive()
+        (consumer,) = api.get("/api/consumers").json["consumers"]
+        assert consumer["hung"] == 2
+        api.get("/api/topics")  # counts consumers anew
+        assert 'restante_hung_handlers{queue="orders"} 2.0' in api.get("/metrics").body.decode()
+        (shown,) = api.get("/api/queues").json["queues"]
+        assert {"level": "bad", "text": "2 hung handlers"} in shown["trouble"]
+
     def test_a_message_whose_consumer_is_no_longer_seen_is_named(
         self, api: Api, post: Client, redis: RedisServer
     ) -> None:

@@ -12,7 +12,7 @@ import pytest
 import restante
 from restante import Admin, Client, ReadOnly
 from restante.server import ServerSettings, Serving
-from tests.faults.rows import verdict
+from tests.faults.rows import count_from_journal, verdict
 from tests.harness.deadlines import wait_until
 from tests.harness.servers import HOST, RedisServer, call
 from tests.server.calls import Api
@@ -104,6 +104,7 @@ def test_a_dashboard_on_a_replica_shows_queues_and_never_takes_a_lease(
     assert [entry.event for entry in after if entry.position not in before] == ["sent"]
     assert admin.counts("orders").overdue == 1
     verdict(30, n=4, lost=4 - sum(getattr(admin.counts("orders"), state) for state in ("ready", "leased", "dead")))
+    count_from_journal(post, "orders")
 
 
 def test_looking_at_a_replica_works_and_everything_else_is_refused(

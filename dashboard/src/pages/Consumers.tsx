@@ -55,6 +55,16 @@ function Card({ consumer }: { consumer: Holder }) {
             concurrency <b class="num">{count(consumer.concurrency)}</b>
           </span>
         )}
+        {consumer.processes.length > 0 && (
+          <span title={consumer.processes.map((process) => `${process.name}: pid ${process.pid}`).join("\n")}>
+            <b class="num">{count(consumer.processes.length)}</b> {consumer.processes.length === 1 ? "process" : "processes"}
+          </span>
+        )}
+        {consumer.hung > 0 && (
+          <span class="badge badge-bad" title="Handlers that did not end at their time limit and still run. Others took their places.">
+            {plural(consumer.hung, "handler hangs", "handlers hang")}
+          </span>
+        )}
       </p>
       <p class="facts-line">
         {consumer.queues.map((queue) => (

@@ -1,18 +1,19 @@
 // One message: its details, states, payload, attempts and journal, and the actions on it.
 import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
-import { deleteIds, replayIds } from "../actions";
+import { cancelIds, deleteIds, replayIds, revokeIds } from "../actions";
 import { patch } from "../api";
 import { parseExact, pretty } from "../exactjson";
 import { bytes, instant } from "../format";
 import { useKeys } from "../keys";
-import { isEditable } from "../lifecycle";
+import { isCancellable, isEditable } from "../lifecycle";
 import { useFeed, useJournal } from "../live";
 import { Modal } from "../parts/Dialog";
 import { FactList } from "../parts/FactList";
 import { JournalTable } from "../parts/JournalTable";
 import { AnomalyMarks, Copy, Crumbs, Empty, EventMark, StateMark } from "../parts/Marks";
 import { Json, Payload, Source } from "../parts/Payload";
+import { ProgressPanel } from "../parts/Progress";
 import { JsonField, MoveDialog } from "../parts/QueueDialogs";
 import { StateDiagram } from "../parts/StateDiagram";
 import { MessageTime, TIME_TITLES } from "../parts/Times";
@@ -27,12 +28,17 @@ export function MessagePage({ queue, id }: { queue: string; id: string }) {
   useFeed({ journal: "one", queue });
   const path = queueApi(queue, `/messages/${encodeURIComponent(id)}`);
   const found = useResource<OneMessage>(path, 0, true);
-  const missing = found.error?.status === 404;
+  const [ended, setEnded] = useState("");
+  const missing = found.error?.status === 404 || ended === path;
   const life = useResource<Journal>(
     missing ? `/api/journal${search({ queue, message_id: id, limit: 200 })}` : null,
   );
   useJournal((entries) => {
-    if (entries.some((entry) => entry.message_id === id)) found.reloadSoon();
+    const last = entries.filter((entry) => entry.message_id === id).at(-1);
+    if (last === undefined) return;
+    // What the journal says is gone need not be asked for.
+    setEnded(last.state === "gone" ? path : "");
+    if (last.state !== "gone") found.reloadSoon();
   }, [path]);
   const message = found.stale || missing ? null : (found.data?.message ?? null);
   if (message !== null) return <Existing message={message} reload={found.reload} />;
@@ -51,7 +57,7 @@ function Gone({ queue, id, journal }: { queue: string; id: string; journal: Jour
       <header class="page-head">
         <Crumbs links={crumbs(queue)} />
         <h1 class="mono">{id}</h1>
-        <p class="muted">This message no longer exists: it was acked, deleted or purged. The journal shows its history.</p>
+        <p class="muted">This message no longer exists: it was acked, cancelled, deleted or purged. The journal shows its history.</p>
       </header>
       {journal === null ? (
         <Loading />
@@ -81,6 +87,12 @@ function Existing({ message, reload }: { message: WholeMessage; reload: () => vo
   const erase = (): void => {
     if (operate && state !== "leased") void deleteIds(queue, [id]).then((done) => done && go(queueHref(queue)));
   };
+  const revoke = (): void => {
+    if (operate && state === "leased") void revokeIds(queue, [id]).then(then);
+  };
+  const cancel = (): void => {
+    if (operate && isCancellable(state)) void cancelIds(queue, [id]).then((done) => done && go(queueHref(queue)));
+  };
   useKeys({ R: replay, "#": erase, Delete: erase, Escape: () => go(queueHref(queue, { state })) });
   return (
     <>
@@ -101,6 +113,16 @@ function Existing({ message, reload }: { message: WholeMessage; reload: () => vo
               {isEditable(state) && (
                 <button type="button" onClick={() => setForm("edit")}>
                   Edit
+                </button>
+              )}
+              {state === "leased" && (
+                <button type="button" data-part="revoke" onClick={revoke}>
+                  Take back
+                </button>
+              )}
+              {isCancellable(state) && (
+                <button type="button" class="danger-quiet" data-part="cancel" onClick={cancel}>
+                  Cancel message
                 </button>
               )}
               {state !== "leased" && (
@@ -125,6 +147,13 @@ function Existing({ message, reload }: { message: WholeMessage; reload: () => vo
                 {message.error_class || "Last error"} <small class="muted">attempt {message.history.at(-1)?.attempt ?? message.attempts}</small>
               </h2>
               <p class="error-line">{message.error}</p>
+            </section>
+          )}
+          {state === "leased" && <ProgressPanel message={message} />}
+          {message.result !== null && (
+            <section class="panel" aria-label="Result">
+              <h2>Result</h2>
+              <Json value={message.result} what="result" />
             </section>
           )}
           <section class="panel" aria-label="Payload">

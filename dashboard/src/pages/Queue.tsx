@@ -1,14 +1,14 @@
 // A queue: its states as tabs, and one live table of the messages in the selected state.
 import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { deleteIds, replayIds } from "../actions";
+import { cancelIds, deleteIds, replayIds, revokeIds } from "../actions";
 import type { ApiError } from "../api";
 import { count, plural } from "../format";
 import { focusFilter } from "../keys";
-import { title } from "../lifecycle";
+import { isCancellable, title } from "../lifecycle";
 import { useCounts, useFeed, useJournal } from "../live";
 import { apply, useMoved } from "../moved";
-import { BulkBar, BulkMoveDelete, BulkReplay } from "../parts/BulkBar";
+import { BulkBar, BulkCancel, BulkMoveDelete, BulkReplay, BulkRevoke } from "../parts/BulkBar";
 import { Empty } from "../parts/Marks";
 import { messageColumns } from "../parts/messageColumns";
 import { cursorShown, Pager } from "../parts/Pager";
@@ -29,6 +29,8 @@ const PAGE = 50;
 const FACTS_EVERY = 5_000;
 /** Milliseconds between two reads of a filtered page: each costs the server a scan. */
 const FILTERED_GAP = 3_000;
+/** Milliseconds between two reads of a list with progress: the journal has no line about it. */
+const PROGRESS_EVERY = 2_000;
 const NONE: MessageOut[] = [];
 
 export function QueuePage({ name }: { name: string }) {
@@ -54,7 +56,8 @@ export function QueuePage({ name }: { name: string }) {
   // The server counts before it reads the page, and messages may have arrived in between.
   const total = Math.max(shown?.total ?? 0, messages.length);
   const moved = useMoved(name, messages, shown?.now ?? 0);
-  const columns = messageColumns(state, moved);
+  const noted = state === "leased" && messages.some(({ progress }) => progress !== null);
+  const columns = messageColumns(state, moved, noted);
   const rows = sorted(messages, columns, value("sort"));
   const selection = useSelection(listing, rows.map((message) => message.id));
   const [moving, setMoving] = useState<string[] | null>(null);
@@ -78,6 +81,11 @@ export function QueuePage({ name }: { name: string }) {
     [listing, queue?.states[state]],
   );
   useEffect(() => setCounted({}), [name, facts.data]);
+  useEffect(() => {
+    if (!noted) return;
+    const timer = window.setInterval(refresh, PROGRESS_EVERY);
+    return () => window.clearInterval(timer);
+  }, [noted, listing]);
 
   const reload = (): void => {
     facts.reload();
@@ -119,11 +127,9 @@ export function QueuePage({ name }: { name: string }) {
         </Filters>
         <BulkBar chosen={selection.chosen.size} label="Selected messages" onClear={selection.clear}>
           {state === "dead" && <BulkReplay onClick={replay} />}
-          {state === "leased" ? (
-            <span class="muted">Leased messages cannot be deleted or moved.</span>
-          ) : (
-            <BulkMoveDelete onMove={() => setMoving(selection.targets())} onDelete={erase} />
-          )}
+          {state === "leased" && <BulkRevoke onClick={() => void revokeIds(name, selection.targets()).then(after)} />}
+          {isCancellable(state) && <BulkCancel onClick={() => void cancelIds(name, selection.targets()).then(after)} />}
+          {state !== "leased" && <BulkMoveDelete onMove={() => setMoving(selection.targets())} onDelete={erase} />}
         </BulkBar>
         {page.error && shown === null && <Failed error={page.error} what="the messages" />}
         {rows.length > 0 && (

@@ -2,6 +2,9 @@
 import type { ComponentChildren } from "preact";
 import { count } from "../format";
 
+/** "Cancel" alone would be read as leaving the selection. */
+const CANCEL_MESSAGES = "Cancel messages";
+
 type Props = { chosen: number; label: string; onClear: () => void; children?: ComponentChildren };
 
 export function BulkBar({ chosen, label, onClear, children }: Props) {
@@ -21,6 +24,20 @@ export function BulkBar({ chosen, label, onClear, children }: Props) {
 export const BulkReplay = ({ onClick }: { onClick: () => void }) => (
   <button type="button" class="primary" data-part="bulk-replay" onClick={onClick}>
     Replay <kbd>R</kbd>
+  </button>
+);
+
+/** Takes the selected messages back from their consumers. */
+export const BulkRevoke = ({ onClick }: { onClick: () => void }) => (
+  <button type="button" data-part="bulk-revoke" onClick={onClick}>
+    Take back
+  </button>
+);
+
+/** Gives the selected messages up. */
+export const BulkCancel = ({ onClick }: { onClick: () => void }) => (
+  <button type="button" class="danger-quiet" data-part="bulk-cancel" onClick={onClick}>
+    {CANCEL_MESSAGES}
   </button>
 );
 

@@ -7,6 +7,8 @@ type ModalProps = {
   title: string;
   /** The label of the confirming button. Without it the dialog can only be closed. */
   yes?: string;
+  /** The label of the button that closes the dialog without an action; "Cancel" by default. */
+  no?: string;
   danger?: boolean;
   part?: string;
   wide?: boolean;
@@ -16,7 +18,7 @@ type ModalProps = {
   children?: ComponentChildren;
 };
 
-export function Modal({ title, yes, danger, part, wide, onYes, onClose, children }: ModalProps) {
+export function Modal({ title, yes, no, danger, part, wide, onYes, onClose, children }: ModalProps) {
   const dialog = useRef<HTMLDialogElement>(null);
   const heading = useId();
   const [busy, setBusy] = useState(false);
@@ -59,7 +61,7 @@ export function Modal({ title, yes, danger, part, wide, onYes, onClose, children
         <footer>
           {yes !== undefined && (
             <button type="button" onClick={onClose}>
-              Cancel
+              {no ?? "Cancel"}
             </button>
           )}
           <button
@@ -76,7 +78,7 @@ export function Modal({ title, yes, danger, part, wide, onYes, onClose, children
   );
 }
 
-type Question = { title: string; text?: string; yes: string; danger?: boolean };
+type Question = { title: string; text?: string; yes: string; no?: string; danger?: boolean };
 const asked = signal<(Question & { answer: (yes: boolean) => void }) | null>(null);
 
 /** Asks for a yes or a no; Enter is yes, Escape is no. */
@@ -100,6 +102,7 @@ export function Asked() {
     <Modal
       title={question.title}
       yes={question.yes}
+      no={question.no ?? "Cancel"}
       danger={question.danger ?? false}
       part="confirm-dialog"
       onYes={() => {

@@ -155,6 +155,8 @@ const SETTING_TEXTS: Record<keyof SettingsOut, string> = {
   rate: "Maximum received per second",
   keep_done: "Done messages kept",
   dedup_seconds: "Deduplication (seconds)",
+  timeout_seconds: "Time limit of handlers (seconds)",
+  soft_timeout_seconds: "Soft time limit of handlers (seconds)",
   durability: "Durability",
   journal: "Journal level",
   journal_keep: "Journal lines kept",
@@ -164,7 +166,7 @@ const SETTING_TEXTS: Record<keyof SettingsOut, string> = {
 const JOURNAL_LEVELS = ["full", "payloads", "terminal", "off"];
 const TEXT_SETTINGS = new Set<string>(["retry", "durability", "journal"]);
 /** Settings whose empty field means "no limit"; an empty field of any other changes nothing. */
-const LIMITS = new Set<string>(["max_length", "max_dead", "max_leased", "rate"]);
+const LIMITS = new Set<string>(["max_length", "max_dead", "max_leased", "rate", "timeout_seconds", "soft_timeout_seconds"]);
 
 export function SettingsDialog({ queue, settings, onClose, onDone }: Props & { settings: SettingsOut }) {
   const names = Object.keys(SETTING_TEXTS) as (keyof SettingsOut)[];

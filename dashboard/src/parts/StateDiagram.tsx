@@ -26,23 +26,27 @@ const DRAWN: Record<string, { d: string; x: number; y: number }> = {
   "dead>ready": { d: "M380 228Q350 276 180 276Q8 276 26 152", x: 200, y: 270 },
 };
 
-/** How often each transition happened. Acked messages end in "done", whether they are kept or not. */
-function taken(journal: JournalLine[]): { ways: Map<string, number>; seen: Set<Place> } {
+/** How often each transition happened, and by which events. Acked messages end in "done", whether they are kept or not. */
+function taken(journal: JournalLine[]): { ways: Map<string, number>; names: Map<string, Set<string>>; seen: Set<Place> } {
   const ways = new Map<string, number>();
+  const names = new Map<string, Set<string>>();
   const seen = new Set<Place>();
   let before: Place | null = null;
   for (const entry of [...journal].sort((a, b) => a.position - b.position)) {
     const to: Place = entry.event === "acked" ? "done" : entry.state;
     const way: string = `${before}>${to}`;
-    if (before !== null && before !== to) ways.set(way, (ways.get(way) ?? 0) + 1);
+    if (before !== null && before !== to) {
+      ways.set(way, (ways.get(way) ?? 0) + 1);
+      names.set(way, (names.get(way) ?? new Set()).add(entry.event));
+    }
     seen.add(to);
     before = to;
   }
-  return { ways, seen };
+  return { ways, names, seen };
 }
 
 export function StateDiagram({ journal, state }: { journal: JournalLine[]; state: Place }) {
-  const { ways, seen } = taken(journal);
+  const { ways, names, seen } = taken(journal);
   const story = [...ways].map(([way, times]) => `${way.replace(">", " to ")}${times > 1 ? ` ${times} times` : ""}`).join(", ");
   return (
     <svg class="diagram" viewBox="0 0 440 288" role="img" aria-label={`States of this message: ${story || state}`}>
@@ -62,7 +66,7 @@ export function StateDiagram({ journal, state }: { journal: JournalLine[]; state
           <g key={key} class={times > 0 ? "way way-taken" : "way"}>
             <path d={drawn.d} marker-end={`url(#arrow-${times > 0 ? "bold" : "plain"})`} />
             <text x={drawn.x} y={drawn.y}>
-              {event}
+              {[...(names.get(key) ?? [event])].join(", ")}
               {times > 1 ? ` ×${times}` : ""}
             </text>
           </g>

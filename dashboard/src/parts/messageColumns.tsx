@@ -5,6 +5,7 @@ import type { Moved } from "../moved";
 import { messageHref, rsmqHref } from "../router";
 import type { MessageOut, RsmqMessageOut } from "../types";
 import { AnomalyMarks, Copy, Dash, EventMark, Link, StateMark } from "./Marks";
+import { ProgressBar } from "./Progress";
 import type { Column } from "./Table";
 import { Ago, Available, MessageTime, TIME_TITLES, timeOf } from "./Times";
 
@@ -24,8 +25,16 @@ const Failure = ({ error_class, error }: MessageOut) => (
   </>
 );
 
-/** The columns in one state. A message that has left the state since the last fetch shows where it went. */
-export function messageColumns(state: State, moved: ReadonlyMap<string, Moved>): Column<MessageOut>[] {
+/** The columns in one state, with progress if any is `noted`. A message that has left the state since the last fetch shows where it went. */
+export function messageColumns(state: State, moved: ReadonlyMap<string, Moved>, noted = false): Column<MessageOut>[] {
+  const progress: Column<MessageOut> = {
+    id: "progress",
+    title: "Progress",
+    class: "progress-cell",
+    value: (m) => m.progress?.fraction ?? -1,
+    cell: (m) => (m.progress ? <ProgressBar progress={m.progress} /> : <Dash />),
+    cellHint: (m) => m.progress?.step || undefined,
+  };
   return [
     {
       id: "id",
@@ -54,6 +63,7 @@ export function messageColumns(state: State, moved: ReadonlyMap<string, Moved>):
     { id: "priority", title: "Priority", class: "right num wide-only", value: (m) => m.priority, cell: (m) => m.priority },
     { id: "size", title: "Size", class: "right num wide-only", value: (m) => m.size, cell: (m) => bytes(m.size) },
     { id: "consumer", title: "Consumer", class: "clip mid-only", value: (m) => m.consumer, cell: (m) => m.consumer || <Dash /> },
+    ...(noted ? [progress] : []),
     {
       id: "error",
       title: "Error",

@@ -14,11 +14,28 @@ from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar, Unpack
 from urllib.parse import quote
 
-from restante.core.errors import InvalidInput, InvalidPayload, LeaseLost, Unavailable, Unconfirmed
+from restante.core.attempts import Status
+from restante.core.errors import (
+    InvalidInput,
+    InvalidPayload,
+    LeaseLost,
+    MessageCancelled,
+    NotFound,
+    Unavailable,
+    Unconfirmed,
+)
 from restante.core.keywords import check_keywords
 from restante.core.message import Draft, Message, MessageId, State, new_id
 from restante.core.names import valid_name
-from restante.core.operations import JSON_TYPES, SendOptions, check_batch, check_messages
+from restante.core.operations import (
+    JSON_TYPES,
+    SendOptions,
+    check_batch,
+    check_messages,
+    check_progress,
+    encode_result,
+    hooked,
+)
 from restante.core.queue import check_count, check_timeout, queue_names
 from restante.core.retry import RetryPolicy, seconds
 from restante.core.settings import QueueOptions, QueueSettings, queue_fields
@@ -30,6 +47,7 @@ from restante.http.serializers import (
     options_out,
     problem_in,
     settings_in,
+    status_in,
     tickets_out,
 )
 
@@ -84,7 +102,7 @@ Call = Generator[Request | Pause, Any, T]
 class HttpQueueRef:
     """The facts of a queue that calls need: its path, the options still to be stored, and the consumer."""
 
-    __slots__ = ("address", "consumer", "make", "name", "path", "pending")
+    __slots__ = ("address", "consumer", "make", "name", "path", "pending", "sending")
 
     def __init__(
         self, name: str, address: str, consumer: str, options: QueueOptions, make: Callable[[dict[str, Any]], Any]
@@ -96,6 +114,8 @@ class HttpQueueRef:
         self.consumer = consumer
         queue_fields(options)
         self.pending = options
+        #: What hooks do to each message that is sent.
+        self.sending: tuple[Callable[[str, Draft], Draft], ...] = ()
         #: Creates a received message from its JSON.
         self.make = make
 
@@ -214,12 +234,12 @@ def send_many(
         raise InvalidInput("send_many cannot give every message the same id: use Draft(payload, id=…) per message")
     check_keywords(options, (*SendOptions.__annotations__, "durability", "id"), "send_many()")
     items: list[dict[str, Any]]
-    if not options and all(type(item) in JSON_TYPES for item in messages):
+    if not options and not ref.sending and all(type(item) in JSON_TYPES for item in messages):
         items = [{"id": new_id(), "payload": item} for item in messages]
         ours = [item["id"] for item in items]
     else:
         drafts = [item if type(item) is Draft else Draft(item, **options) for item in messages]
-        items = [draft_out(draft) for draft in drafts]
+        items = [draft_out(hooked(ref, draft) if ref.sending else draft) for draft in drafts]
         ours = [item["id"] if draft.id is None else None for item, draft in zip(items, drafts, strict=True)]
     body: dict[str, Any] = {"messages": items}
     if durability is not None:
@@ -292,6 +312,52 @@ def _settle(ref: HttpQueueRef, verb: str, messages: Sequence[Message], **body: A
     return answer
 
 
+def ack_result(ref: HttpQueueRef, /, message: Message, result: Any) -> Call[None]:
+    """Acks a message and keeps its result, any JSON value, if the queue has `keep_done`; otherwise it is dropped."""
+    encode_result(result)
+    yield from ask(
+        ref.address,
+        "POST",
+        f"{_message_path(ref, message.id)}/ack",
+        {"lease_token": message.lease_token, "result": result},
+    )
+    message.settled, message.verdict = True, "acked"
+
+
+def progress(ref: HttpQueueRef, /, message: Message, fraction: float, step: str = "") -> Call[None]:
+    """Notes how far the handler of a message is. Raises LeaseLost if its lease has ended."""
+    check_progress(fraction, step)
+    body = {"lease_token": message.lease_token, "fraction": fraction, "step": step}
+    try:
+        yield from ask(ref.address, "POST", f"{_message_path(ref, message.id)}/progress", body)
+    except MessageCancelled:
+        message.cancelled = True
+        raise
+
+
+def status(ref: HttpQueueRef, /, id: str, *, wait: float = 0) -> Call[Status]:
+    """Reads where a message is, once it has ended or after `wait` seconds; needs the role read."""
+    span = min(max(wait, 0.0), POLL)
+    path = f"{_message_path(ref, valid_name(id, 'message id'))}/status"
+    query = f"?wait_seconds={span:g}" if span else ""
+    return status_in((yield from ask(ref.address, "GET", path + query, wait=span)))
+
+
+def cancel(ref: HttpQueueRef, /, id: str) -> Call[bool]:
+    """Gives a message up; returns False if it has ended already. Needs the role operate."""
+    path = f"{_message_path(ref, valid_name(id, 'message id'))}/cancel"
+    try:
+        answer = yield from ask(ref.address, "POST", path, {}, safe=True)
+    except NotFound:
+        return False
+    return bool(answer["cancelled"])
+
+
+def _message_path(ref: HttpQueueRef, id: str) -> str:
+    # A segment of dots alone would be taken for a relative path.
+    return f"{ref.path}/messages/{quote(id, safe='') if id.strip('.') else '%2E' * len(id)}"
+
+
 def ack_many(ref: HttpQueueRef, /, messages: Sequence[Message]) -> Call[None]:
     """Acks messages. LeaseLost lists those whose lease is lost; the others are acked."""
     yield from _settle(ref, "ack", messages)
@@ -333,8 +399,10 @@ def extend_many(
     try:
         answer = yield from _settle(ref, "extend", messages, lease_seconds=span)
     except LeaseLost as error:
+        messages[0].cancelled = isinstance(error, MessageCancelled)
         return list(error.ids)
     for message, until in zip(messages, answer["lease_expires_at"], strict=True):
         if until is not None:
             message.expires_ms = until
+        message.cancelled = message.cancelled or message.id in answer.get("cancelled", ())
     return list(answer["lost"])

@@ -10,7 +10,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
+from restante.core.attempts import Status
 from restante.core.flow import drive, drive_async
+from restante.core.handle import AsyncHandle, Handle
+from restante.core.hooks import Hooked, QueueHooks
 from restante.core.keywords import check_keywords, parameters
 from restante.core.leased_message import AsyncLeasedMessage, LeasedMessage
 from restante.core.message import Message
@@ -84,6 +87,24 @@ class AsyncHttpMessage(AsyncLeasedMessage):
         self.replays, self.suspect = fields["replays"], fields["suspect"]
 
 
+class HttpHandle(Handle):
+    """A message that was sent, by its id; the server waits for its end."""
+
+    def status(self, wait: float = 0) -> Status:
+        """All that the properties show, read by one request, once the message has ended or after `wait` seconds."""
+        found: Status = self.queue.status(self.id, wait=wait)
+        return found
+
+
+class AsyncHttpHandle(AsyncHandle):
+    """An `HttpHandle` for asyncio."""
+
+    async def status(self, wait: float = 0) -> Status:
+        """All that the other methods show, read by one request, once the message has ended or after `wait` seconds."""
+        found: Status = await self.queue.status(self.id, wait=wait)
+        return found
+
+
 def _parts(fields: dict[str, Any]) -> tuple[Any, ...]:
     """What a leased message is made of, after its queue."""
     return (
@@ -96,12 +117,14 @@ def _parts(fields: dict[str, Any]) -> tuple[Any, ...]:
     )
 
 
-class _Queue:
+class _Queue(QueueHooks):
     """The part that `HttpQueue` and `AsyncHttpQueue` share."""
 
     _message: ClassVar[type]
+    ref: HttpQueueRef
 
     def __init__(self, connection: Any, address: str, name: str, consumer: str, options: QueueOptions) -> None:
+        super().__init__()
         self.connection = connection
         self.ref = HttpQueueRef(name, address, consumer, options, functools.partial(self._message, self))
 
@@ -132,6 +155,14 @@ class HttpQueue(_Queue):
     bury_many = sync_method(calls.bury_many)
     release_many = sync_method(calls.release_many)
     extend_many = sync_method(calls.extend_many)
+    ack_result = sync_method(calls.ack_result)
+    progress = sync_method(calls.progress)
+    status = sync_method(calls.status)
+    cancel = sync_method(calls.cancel)
+
+    def handle(self, id: str) -> HttpHandle:
+        """The message with this id, to follow it, to wait for its result, or to cancel it. It calls no server."""
+        return HttpHandle(self, id)
 
     @property
     def settings(self) -> QueueSettings:
@@ -164,6 +195,14 @@ class AsyncHttpQueue(_Queue):
     bury_many = async_method(calls.bury_many)
     release_many = async_method(calls.release_many)
     extend_many = async_method(calls.extend_many)
+    ack_result = async_method(calls.ack_result)
+    progress = async_method(calls.progress)
+    status = async_method(calls.status)
+    cancel = async_method(calls.cancel)
+
+    def handle(self, id: str) -> AsyncHttpHandle:
+        """The message with this id, to follow it, to wait for its result, or to cancel it. It calls no server."""
+        return AsyncHttpHandle(self, id)
 
     async def receive(self, timeout: float = 0, *, lease: float | timedelta | None = None) -> AsyncHttpMessage | None:
         """Receives and leases the next message; returns None if none arrives within `timeout` seconds."""
@@ -177,12 +216,13 @@ class AsyncHttpQueue(_Queue):
         return await drive_async(self._receiving(count, timeout, lease, acks), self.connection.perform)
 
 
-class _Client:
+class _Client(Hooked):
     """The part that `HttpClient` and `AsyncHttpClient` share."""
 
     queue: Callable[..., _Queue]
 
     def __init__(self, address: str, options: HttpOptions) -> None:
+        super().__init__()
         check_keywords(options, HttpOptions.__annotations__, "connect()")
         self._endpoint = HttpEndpoint(address, options)
         #: The server's address, without a login.
@@ -212,7 +252,7 @@ class HttpClient(_Client):
 
     def queue(self, name: str, **options: Unpack[QueueOptions]) -> HttpQueue:
         """The queue with this name. Options are stored at its first use, which needs the role operate."""
-        return HttpQueue(self.connection, self.address, name, self.consumer, options)
+        return HttpQueue(self.connection, self.address, name, self.consumer, options).opened_by(self)
 
     def receive_many(
         self, queues: Sequence[str], count: int = 1, timeout: float = 0, *, lease: float | timedelta | None = None
@@ -244,7 +284,7 @@ class AsyncHttpClient(_Client):
 
     def queue(self, name: str, **options: Unpack[QueueOptions]) -> AsyncHttpQueue:
         """The queue with this name. Options are stored at its first use, which needs the role operate."""
-        return AsyncHttpQueue(self.connection, self.address, name, self.consumer, options)
+        return AsyncHttpQueue(self.connection, self.address, name, self.consumer, options).opened_by(self)
 
     async def receive_many(
         self, queues: Sequence[str], count: int = 1, timeout: float = 0, *, lease: float | timedelta | None = None

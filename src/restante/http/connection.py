@@ -23,6 +23,7 @@ import httpx
 
 from restante.core.errors import InvalidInput, MissingExtra, Unavailable
 from restante.core.retry import seconds
+from restante.core.trace import current_trace
 from restante.http.calls import Lost, Pause, Reply, Request
 
 DEFAULT_ADDRESS = "http://localhost:8025"
@@ -77,7 +78,7 @@ class HttpEndpoint:
 
     def build(self, request: Request) -> httpx.Request:
         """The request for the wire."""
-        headers = self._headers
+        headers = {**self._headers, **current_trace()}
         if request.idempotency_key is not None:
             headers = {**headers, "Idempotency-Key": request.idempotency_key}
         timeout = self._timeout

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import traceback
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -11,16 +10,18 @@ from typing import Any
 import orjson
 
 from restante.core import errors
+from restante.core.attempts import Status
 from restante.core.errors import InvalidInput, LeaseLost, RestanteError, Unavailable, Unconfirmed
-from restante.core.message import MAX_ERROR, Draft, Message, State, new_id
+from restante.core.message import EPOCH, MAX_ERROR, Draft, Message, Progress, State, moment, new_id
 from restante.core.names import valid_name
 from restante.core.operations import JSON_TYPES
 from restante.core.retry import RetryPolicy, seconds
-from restante.core.settings import QueueOptions, QueueSettings, whole
+from restante.core.settings import DURATIONS, QueueOptions, QueueSettings, whole
 from restante.core.stored import Stored, encode, encode_json
+from restante.core.tracebacks import error_text
 
 #: The core's name of a setting → HTTP's.
-_RENAMED = {"lease": "lease_seconds", "dedup": "dedup_seconds", "max_payload": "max_payload_bytes"}
+_RENAMED = {**{name: f"{name}_seconds" for name in DURATIONS}, "max_payload": "max_payload_bytes"}
 _OURS = {theirs: ours for ours, theirs in _RENAMED.items()}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -61,6 +62,7 @@ def draft_out(draft: Draft) -> dict[str, Any]:
         "lease_seconds": None if draft.lease is None else seconds(draft.lease, "lease", least=0.001),
         "expires_seconds": None if draft.expires is None else seconds(draft.expires, "expires"),
         "unique_states": _unique_states(draft),
+        "timeout_seconds": None if draft.timeout is None else seconds(draft.timeout, "timeout", least=0.001),
     }
     given = {name: value for name, value in plain.items() if value is not None}
     return {"id": new_id() if draft.id is None else draft.id, **_content(draft), **given, **_due(draft)}
@@ -126,8 +128,23 @@ def stored_in(fields: dict[str, Any]) -> Stored:
         max_attempts=fields["max_attempts"],
         unique=fields["unique"],
         expires_ms=None if expires_at is None else expires_at - sent_at,
+        timeout_ms=round(fields["timeout_seconds"] * 1000) if fields.get("timeout_seconds") else None,
     )
     return Stored(b"0\n%d\t%b" % (sent_at, body))
+
+
+def status_in(answer: dict[str, Any]) -> Status:
+    """Where a message is, from a response."""
+    noted = answer["progress"]
+    return Status(
+        State(answer["state"]) if answer["state"] else None,
+        answer["acked"],
+        answer["attempts"],
+        Progress(noted["fraction"], noted["step"], moment(noted["at"]) or EPOCH) if noted else None,
+        answer["result"],
+        answer["error_class"],
+        answer["error"],
+    )
 
 
 def tickets_out(messages: Sequence[Message]) -> list[dict[str, str]]:
@@ -144,7 +161,7 @@ def failure_out(error: BaseException | str | None) -> dict[str, Any]:
         return {}
     if isinstance(error, BaseException):
         name = "".join(ch for ch in type(error).__name__ if ch.isalnum() or ch in "._")[:80]
-        return {"error_class": name, "error": _encodable("".join(traceback.format_exception(error))[-MAX_ERROR:])}
+        return {"error_class": name, "error": _encodable(error_text(error, MAX_ERROR))}
     return {"error": _encodable(str(error)[:MAX_ERROR])}
 
 

@@ -30,7 +30,7 @@ async def journal_stream(
     woken = state.monitor.watch() if counts else None
     source = state.hub.follow(queues, after)
     news = _News(state, source if lines else None, woken)
-    seen = -1
+    seen = 0  # the monitor's number before its first count: then there is nothing to report yet
     clock = asyncio.get_running_loop()
     check_at, hello_at = clock.time() + CHECKED_EVERY, clock.time() + HELLO_EVERY
     try:

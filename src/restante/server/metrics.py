@@ -45,6 +45,7 @@ class _Counts(Collector):
         overdue = _gauge("overdue", "Expired leases that wait to be reclaimed.", "queue")
         paused = _gauge("paused", "1 while the queue is paused.", "queue")
         polled = _gauge("last_poll_seconds", "Time since a consumer of the queue was last seen.", "queue")
+        hung = _gauge("hung_handlers", "Handlers that did not end at their time limit and still run.", "queue")
         events = _counter("events", "Journal lines by event.", "queue", "event")
         lost = _counter("journal_lost", "Journal lines trimmed before a reader had read them.", "queue")
         for row in self._rows:
@@ -59,10 +60,11 @@ class _Counts(Collector):
             paused.add_metric((row.queue,), float(row.paused))
             if row.queue in self._state.monitor.seen:
                 polled.add_metric((row.queue,), self._state.monitor.seen[row.queue])
+            hung.add_metric((row.queue,), float(self._state.monitor.hung[row.queue]))
             for event, count in row.totals.items():
                 events.add_metric((row.queue, event), count)
             lost.add_metric((row.queue,), row.journal_lost)
-        yield from (depth, oldest, ahead, overdue, paused, polled, events, lost)
+        yield from (depth, oldest, ahead, overdue, paused, polled, hung, events, lost)
         unroutable = _counter(
             "unroutable", "Messages of Celery or Kombu programs dropped because no queue was bound.", "exchange"
         )

@@ -63,7 +63,8 @@ _TIMED = (State.SCHEDULED.value, State.LEASED.value, State.RETRYING.value)
 _FAILURES = (JournalEvent.NACKED, JournalEvent.BURIED, JournalEvent.EXPIRED)
 #: Events with which a handler ends an attempt, and all that end one.
 _VERDICTS = (JournalEvent.ACKED, JournalEvent.NACKED, JournalEvent.BURIED)
-_ENDS = (*_VERDICTS, JournalEvent.EXPIRED, JournalEvent.RELEASED)
+_ENDS = (*_VERDICTS, JournalEvent.EXPIRED, JournalEvent.RELEASED, JournalEvent.REVOKED, JournalEvent.CANCELLED)
+_REMOVALS = (JournalEvent.DELETED, JournalEvent.PURGED, JournalEvent.CANCELLED)
 
 
 @dataclass(slots=True)
@@ -154,6 +155,8 @@ class Monitor:
         #: Queue → seconds since a consumer was last seen there.
         self.seen: dict[str, float] = {}
         self.consumers: frozenset[str] = frozenset()
+        #: Queue → handlers of its consumers that did not end at their time limit and still run.
+        self.hung: Counter[str] = Counter()
         #: The latest counts as sent to clients, the number of the change, and the change as an event.
         self.sent: dict[str, dict[str, Any]] = {}
         self.number = 0
@@ -203,9 +206,10 @@ class Monitor:
         rows, holders = await self._state.call(self._look)
         self.rows, self.taken_at = rows, time.monotonic()
         now = max((row.at.timestamp() for row in rows), default=0.0)
-        self.consumers = frozenset(holder.name for holder in holders)
-        self.seen = {}
+        self.consumers = frozenset(name for holder in holders for name in holder.names)
+        self.seen, self.hung = {}, Counter()
         for holder in holders:
+            self.hung.update(holder.hung_by_queue)
             for queue in holder.queues:
                 age = max(0.0, now - holder.last_seen.timestamp())
                 self.seen[queue] = min(self.seen.get(queue, CONSUMER_GONE), age)
@@ -272,6 +276,8 @@ class Monitor:
             problems.append(("bad", f"{counts.overdue:,} overdue"))
         if counts.ready and not attended and not counts.paused and counts.waited > UNATTENDED:
             problems.append(("bad", f"no consumers, next message waiting for {_span(counts.waited)}"))
+        if self.hung[counts.queue]:
+            problems.append(("bad", _number(self.hung[counts.queue], "hung handler")))
         limit = counts.settings.max_length
         if limit is not None and counts.waiting >= 0.8 * limit:
             problems.append(
@@ -295,7 +301,7 @@ class Monitor:
                 self._begin(entry)
             elif entry.event in _ENDS:
                 self._end(entry)
-            elif entry.event in (JournalEvent.DELETED, JournalEvent.PURGED) and entry.error_class != "Lapsed":
+            if entry.event in _REMOVALS and entry.error_class != "Lapsed":
                 removed.setdefault((entry.event, entry.queue, entry.consumer), []).append(entry)
         self._expect(lines)
         for (event, queue, who), entries in removed.items():
@@ -339,7 +345,7 @@ class Monitor:
             self._remember(Anomaly("lease_lost", entry.queue, round(at * 1000), text, entry.message_id, entry.consumer))
 
     def _remove(self, event: JournalEvent, queue: str, who: str, entries: list[JournalEntry]) -> None:
-        kind, word = ("purge", "purged") if event is JournalEvent.PURGED else ("bulk_delete", "deleted")
+        kind, word = ("purge" if event is JournalEvent.PURGED else "bulk_delete"), event.value
         at = ms(entries[-1].at) or 0
         for past in self._past:
             if (past.kind, past.queue, past.who) == (kind, queue, who) and at - past.at < 5000:

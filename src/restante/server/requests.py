@@ -15,9 +15,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Fiel
 
 from restante.core.errors import InvalidInput, InvalidPayload
 from restante.core.message import Draft, State
-from restante.core.operations import MAX_BATCH
+from restante.core.operations import MAX_BATCH, MAX_STEP
 from restante.core.retry import LONGEST_DELAY, RetryPolicy
-from restante.core.settings import JOURNAL_LEVELS
+from restante.core.settings import DURATIONS, JOURNAL_LEVELS
 
 #: Seconds a receive may wait. Longer polls run into the timeouts of proxies.
 MAX_WAIT = 60.0
@@ -97,6 +97,7 @@ class SendOne(Strict):
     unique: str | None = Field(None, min_length=1, max_length=200, pattern=r"^[^\t\n]*$")
     unique_states: list[AnyState] | None = Field(None, max_length=6)
     expires_seconds: Seconds | None = None
+    timeout_seconds: Lease | None = None
 
     @model_validator(mode="after")
     def _one_payload(self) -> SendOne:
@@ -127,6 +128,7 @@ class SendOne(Strict):
             self.unique,
             frozenset(self.unique_states) if self.unique_states else None,
             self.expires_seconds,
+            self.timeout_seconds,
         )
 
 
@@ -189,6 +191,17 @@ class Failure(Strict):
 
 class Verdict(Strict):
     lease_token: str = Field(max_length=100_000)
+
+
+class Ack(Verdict):
+    result: Any = Field(None, description="What came out, kept with a done message if the queue has keep_done.")
+
+
+class Note(Verdict):
+    """How far the handler of a leased message is."""
+
+    fraction: float = Field(ge=0, le=1, allow_inf_nan=False)
+    step: str = Field("", max_length=MAX_STEP)
 
 
 class Nack(Verdict, Failure):
@@ -300,6 +313,8 @@ class Configure(Strict):
     rate: float | None = Field(None, ge=0.001, le=1e6, allow_inf_nan=False)
     keep_done: Results | None = None
     dedup_seconds: Seconds | None = None
+    timeout_seconds: Lease | None = None
+    soft_timeout_seconds: Lease | None = None
     durability: Durability | None = None
     journal: str | None = Field(None, pattern=f"^({'|'.join(JOURNAL_LEVELS)})$")
     journal_keep: Lines | None = None
@@ -342,7 +357,7 @@ class SignIn(Strict):
 
 
 #: HTTP's name of a setting → the core's.
-RENAMED = {"lease_seconds": "lease", "dedup_seconds": "dedup", "max_payload_bytes": "max_payload"}
+RENAMED = {**{f"{name}_seconds": name for name in DURATIONS}, "max_payload_bytes": "max_payload"}
 
 
 def from_ms(value: int | None) -> datetime | None:

@@ -47,6 +47,7 @@ class ReceivedMessage(BaseModel):
     expires_at: int | None
     unique: str | None
     retry: str | None
+    timeout_seconds: float | None
     payload: Any = None
     payload_base64: str | None = None
 
@@ -68,6 +69,29 @@ class Nacked(BaseModel):
 class Extended(BaseModel):
     lease_expires_at: list[int | None] = Field(description="null: the lease was lost")
     lost: list[str]
+    cancelled: list[str] = Field(description="IDs among `lost` whose message was cancelled")
+
+
+class ProgressOut(BaseModel):
+    fraction: float
+    step: str
+    at: int
+
+
+class StatusOut(BaseModel):
+    id: str
+    queue: str
+    state: State | None = Field(description="null: it has ended and was not kept, or was never sent")
+    acked: bool = Field(description="a message that is gone was acked within dedup_seconds")
+    attempts: int
+    progress: ProgressOut | None
+    result: Any
+    error_class: str
+    error: str
+
+
+class Noted(BaseModel):
+    noted: bool
 
 
 class SettingsOut(BaseModel):
@@ -81,6 +105,8 @@ class SettingsOut(BaseModel):
     rate: float | None
     keep_done: int
     dedup_seconds: float
+    timeout_seconds: float | None
+    soft_timeout_seconds: float | None
     durability: str
     journal: str
     journal_keep: int
@@ -245,6 +271,7 @@ class MessageOut(BaseModel):
     whole: bool
     error_class: str
     error: str
+    progress: ProgressOut | None
     anomalies: list[str]
 
 
@@ -252,6 +279,8 @@ class WholeMessage(MessageOut):
     payload: Any = None
     payload_base64: str | None = None
     retry: str | None
+    result: Any = Field(description="What a done message was acked with.")
+    timeout_seconds: float | None
     history: list[AttemptOut]
     journal: list[JournalLine]
     journal_complete: bool
@@ -309,6 +338,14 @@ class DeadGroups(BaseModel):
     groups: list[DeadGroup]
 
 
+class HolderProcess(BaseModel):
+    name: str
+    pid: int
+    concurrency: int
+    hung: int
+    last_seen_at: int
+
+
 class Holder(BaseModel):
     name: str
     queues: list[str]
@@ -316,6 +353,8 @@ class Holder(BaseModel):
     host: str
     pid: int
     concurrency: int
+    hung: int = Field(description="handlers that did not end at their time limit and still run")
+    processes: list[HolderProcess]
     held: list[MessageOut]
     held_count: int
 
@@ -396,6 +435,14 @@ class Session(BaseModel):
 
 class Purged(BaseModel):
     purged: int
+
+
+class Revoked(BaseModel):
+    revoked: int
+
+
+class Cancelled(BaseModel):
+    cancelled: int
 
 
 class Deleted(BaseModel):

@@ -10,9 +10,10 @@ from typing import Any
 import orjson
 
 from restante.core.admin import ReplayTask
+from restante.core.attempts import Status
 from restante.core.inspector import AuditEntry, Counts
 from restante.core.journal import JournalEntry
-from restante.core.message import Attempt, Message, State
+from restante.core.message import Attempt, Message, Progress, State
 from restante.core.settings import DEFAULT_MAX_ATTEMPTS, QueueSettings
 from restante.rsmq.inspector import RsmqCounts
 from restante.rsmq.reader import RsmqMessage
@@ -105,6 +106,7 @@ def received_out(message: Message, settings: QueueSettings) -> dict[str, Any]:
         "expires_at": ms(message.expires_at),
         "unique": message.unique,
         "retry": message.retry.text() if message.retry else None,
+        "timeout_seconds": message.timeout,
         **_content(message),
     }
 
@@ -137,6 +139,7 @@ def message_out(message: Message, settings: QueueSettings | None, anomalies: lis
         "whole": message.whole,
         "error_class": last.error_class if last else "",
         "error": lines[-1][:500] if lines else "",
+        "progress": progress_out(message.last_progress),
         "anomalies": anomalies,
     }
 
@@ -149,9 +152,32 @@ def whole_out(
         **message_out(message, settings, anomalies),
         **_content(message, checked=False),
         "retry": message.retry.text() if message.retry else None,
+        "result": message.result,
+        "timeout_seconds": message.timeout,
         "history": [attempt_out(attempt) for attempt in message.history],
         "journal": [journal_out(entry) for entry in journal],
         "journal_complete": complete,
+    }
+
+
+def progress_out(progress: Progress | None) -> dict[str, Any] | None:
+    if progress is None:
+        return None
+    return {"fraction": progress.fraction, "step": progress.step, "at": ms(progress.at)}
+
+
+def status_out(queue: str, id: str, status: Status) -> dict[str, Any]:
+    """Where a message is, for its sender."""
+    return {
+        "id": id,
+        "queue": queue,
+        "state": status.state.value if status.state else None,
+        "acked": status.acked,
+        "attempts": status.attempts,
+        "progress": progress_out(status.progress),
+        "result": status.result,
+        "error_class": status.error_class,
+        "error": status.error,
     }
 
 
@@ -225,5 +251,6 @@ def export_out(message: Message) -> dict[str, Any]:
         "max_attempts": message.max_attempts,
         "retry": message.retry.text() if message.retry else None,
         "unique": message.unique,
+        "timeout_seconds": message.timeout,
     }
     return line | {name: value for name, value in optional.items() if value is not None}

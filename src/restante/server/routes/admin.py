@@ -1,4 +1,4 @@
-"""Routes for operators: settings, pause, purge, replay, delete, move, edit, import and export.
+"""Routes for operators: settings, pause, purge, replay, delete, revoke, cancel, move, edit, import and export.
 
 Each calls the verb of `core.admin` under the caller's name, which the journal and the audit record. An import is
 read and checked completely before the first message is stored.
@@ -91,6 +91,20 @@ async def delete_many(state: StateDep, caller: Operator, queue: QueueName, body:
     return Json({"deleted": await state.call(state.admin(caller).delete, queue, body.ids)})
 
 
+@json_route(api.post, "/queues/{queue:name}/revoke", responses.Revoked, summary="Take leased messages back")
+async def revoke_many(state: StateDep, caller: Operator, queue: QueueName, body: requests.Some) -> Json:
+    """They are ready again, and the attempt counts. Their lease tokens die at once; messages not leased stay."""
+    await state.existing(queue)
+    return Json({"revoked": await state.call(state.admin(caller).revoke, queue, body.ids)})
+
+
+@json_route(api.post, "/queues/{queue:name}/cancel", responses.Cancelled, summary="Give messages up by ID")
+async def cancel_many(state: StateDep, caller: Operator, queue: QueueName, body: requests.Some) -> Json:
+    """Removes waiting and leased messages; dead and done ones stay. Consumers learn it by their next extend."""
+    await state.existing(queue)
+    return Json({"cancelled": await state.call(state.admin(caller).cancel, queue, body.ids)})
+
+
 @json_route(api.post, "/queues/{queue:name}/move", responses.Moved, summary="Move messages to another queue")
 async def move(state: StateDep, caller: Operator, queue: QueueName, body: requests.Move) -> Json:
     """Leased and done messages stay."""
@@ -148,6 +162,32 @@ async def edit(state: StateDep, caller: Operator, queue: QueueName, id: MessageN
     await state.existing(queue)
     await state.call(state.admin(caller).edit, queue, id, **requests.changes_of(body))
     return Json(await state.call(one_message, state, caller, queue, id))
+
+
+@json_route(
+    api.post, "/queues/{queue:name}/messages/{id:name}/revoke", responses.Revoked, summary="Take a leased message back"
+)
+async def revoke(
+    state: StateDep, caller: Operator, queue: QueueName, id: MessageName, body: requests.Empty | None = None
+) -> Json:
+    """Returns 404 if it is not leased."""
+    await state.existing(queue)
+    if not await state.call(state.admin(caller).revoke, queue, [id]):
+        raise NotFound(f"{queue} has no leased message {id}: nobody holds it now")
+    return Json({"revoked": 1})
+
+
+@json_route(
+    api.post, "/queues/{queue:name}/messages/{id:name}/cancel", responses.Cancelled, summary="Give a message up"
+)
+async def cancel(
+    state: StateDep, caller: Operator, queue: QueueName, id: MessageName, body: requests.Empty | None = None
+) -> Json:
+    """Returns 404 if it has ended: it is done, dead or gone."""
+    await state.existing(queue)
+    if not await state.call(state.admin(caller).cancel, queue, [id]):
+        raise NotFound(f"{queue} has no message {id} that waits or runs: it has ended, or was never sent")
+    return Json({"cancelled": 1})
 
 
 @json_route(api.delete, "/queues/{queue:name}/messages/{id:name}", responses.Deleted, summary="Delete a message")

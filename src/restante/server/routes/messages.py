@@ -1,4 +1,4 @@
-"""Routes for messages: send, receive, and the verdicts ack, nack, bury, release and extend.
+"""Routes for messages: send, receive, the verdicts ack, nack, bury, release and extend, progress and status.
 
 A receive that waits holds its own Redis connection and no thread. If its client disconnects meanwhile, or the token
 is revoked, messages received for it are released without counting the attempt.
@@ -8,27 +8,35 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 import orjson
-from fastapi import Header, Request
+from fastapi import Header, Query, Request
 
-from restante.core.errors import LeaseLost
+from restante.core.attempts import Status
+from restante.core.handle import FIRST_PAUSE, GROWTH, LONGEST_PAUSE
 from restante.core.inspector import SHOW, parse_message
 from restante.core.keys import idempotency_key
-from restante.core.message import Message, MessageId, RemoteError, State
-from restante.core.operations import Received, ScriptCall, Ticket
+from restante.core.message import Draft, Message, MessageId, RemoteError, State
+from restante.core.operations import Received, ScriptCall, Ticket, lease_lost
 from restante.core.queue import AsyncQueue, Flow, Wait, receiving, run_flow_async
+from restante.core.trace import TRACE
 from restante.server import requests, responses
 from restante.server.access import Caller, Role
-from restante.server.routing import MessageName, QueueName, Sender, StateDep, Taker, json_route, router
-from restante.server.serializers import received_out
+from restante.server.routing import MessageName, QueueName, Reader, Sender, StateDep, Taker, json_route, router
+from restante.server.serializers import received_out, status_out
 from restante.server.state import MAX_WAITING, Json, Refused, ServerState
 
 #: Seconds for which an Idempotency-Key is remembered after its send. A retry that comes later stores a second message.
 REMEMBERED = 86400
 _LETTERS = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+#: Characters of a tracestate, as many as the W3C asks for at least. A longer one is dropped with its trace.
+LONGEST_TRACE = 512
 
 api = router("messages")
 
@@ -46,6 +54,7 @@ api = router("messages")
 async def send(
     state: StateDep,
     caller: Sender,
+    request: Request,
     queue: QueueName,
     body: requests.Sending,
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=200)] = None,
@@ -54,18 +63,39 @@ async def send(
     many = isinstance(body, requests.SendMany)
     items: Sequence[requests.SendOne] = body.messages if isinstance(body, requests.SendMany) else [body]
     to = state.queue(queue, _consumer(state, caller))
+    trace = _trace_of(request)
     if idempotency_key is None:
-        ids = await _send(to, [item.draft() for item in items], body.durability)
+        ids = await _send(to, [_traced(item.draft(), trace) for item in items], body.durability)
         return _sent(ids, many)
-    return await _send_once(state, to, idempotency_key, items, many, body.durability)
+    return await _send_once(state, to, idempotency_key, items, many, body.durability, trace)
 
 
-async def _send(to: AsyncQueue, drafts: list[Any], durability: str | None) -> list[MessageId]:
+def _trace_of(request: Request) -> dict[str, str]:
+    """The trace of a request that has one, for the headers of the messages that it sends."""
+    found = {name: value for name in TRACE if (value := request.headers.get(name))}
+    valid = _TRACEPARENT.fullmatch(found.get("traceparent", "")) and len(found.get("tracestate", "")) <= LONGEST_TRACE
+    return found if valid else {}
+
+
+def _traced(draft: Draft, trace: Mapping[str, str]) -> Draft:
+    """The draft with the request's trace, unless the sender gave the message one of its own."""
+    if not trace or "traceparent" in (draft.headers or {}):
+        return draft
+    return replace(draft, headers={**(draft.headers or {}), **trace})
+
+
+async def _send(to: AsyncQueue, drafts: list[Draft], durability: str | None) -> list[MessageId]:
     return await to.send_many(drafts, durability=durability)
 
 
 async def _send_once(
-    state: ServerState, to: AsyncQueue, key: str, items: Sequence[requests.SendOne], many: bool, durability: str | None
+    state: ServerState,
+    to: AsyncQueue,
+    key: str,
+    items: Sequence[requests.SendOne],
+    many: bool,
+    durability: str | None,
+    trace: Mapping[str, str],
 ) -> Json:
     """Derives the IDs from the key, so a repeated send finds what the first stored; then remembers the response."""
     digest = hashlib.sha256(f"{to.name}\n{key}".encode()).digest()
@@ -79,7 +109,7 @@ async def _send_once(
                 409, "KeyUsed", "this Idempotency-Key was used with another body", "use a new key for each new send"
             )
         return _sent([MessageId.of_earlier(id) for id in kept["ids"]], many)
-    drafts = [item.draft(_id_from(digest, number)) for number, item in enumerate(items)]
+    drafts = [_traced(item.draft(_id_from(digest, number)), trace) for number, item in enumerate(items)]
     ids = await _send(to, drafts, durability)
     kept_text = orjson.dumps({"said": body_digest, "ids": ids}, option=orjson.OPT_PASSTHROUGH_SUBCLASS, default=str)
     await state.async_client.connection.command("SET", place, kept_text, "EX", REMEMBERED, key=place)
@@ -300,9 +330,10 @@ async def _extend(
     held = await _tickets(state, to, tickets, look=body.lease_seconds is None)
     lost = await to.extend_many(held, lease=body.lease_seconds)
     if lost and len(tickets) == 1:
-        raise LeaseLost(ids=lost)
+        raise lease_lost(held[0])
     ends = [None if ticket.id in lost else ticket.expires_ms for ticket in held]
-    return Json({"lease_expires_at": ends, "lost": lost})
+    cancelled = [ticket.id for ticket in held if ticket.cancelled]
+    return Json({"lease_expires_at": ends, "lost": lost, "cancelled": cancelled})
 
 
 def _one(id: str, body: requests.Verdict) -> list[requests.Ticket]:
@@ -313,9 +344,66 @@ _MESSAGE = "/queues/{queue:name}/messages/{id:name}"
 
 
 @json_route(api.post, f"{_MESSAGE}/ack", responses.Settled, summary="Ack a message")
-async def ack(state: StateDep, caller: Taker, queue: QueueName, id: MessageName, body: requests.Verdict) -> Json:
-    """Removes the message, or keeps it as done if the queue keeps results."""
-    return await _ack(state, caller, queue, _one(id, body))
+async def ack(state: StateDep, caller: Taker, queue: QueueName, id: MessageName, body: requests.Ack) -> Json:
+    """Removes the message, or keeps it as done with its `result` if the queue has `keep_done`."""
+    if body.result is None:
+        return await _ack(state, caller, queue, _one(id, body))
+    to = await _opened(state, queue, caller)
+    await to.ack_result(Ticket(id, body.lease_token), body.result)
+    return Json({"settled": 1})
+
+
+@json_route(api.post, f"{_MESSAGE}/progress", responses.Noted, summary="Note how far a handler is")
+async def progress(state: StateDep, caller: Taker, queue: QueueName, id: MessageName, body: requests.Note) -> Json:
+    """Shown as `progress` while the message is leased. The error of a 409 is `MessageCancelled` if it was cancelled."""
+    to = await _opened(state, queue, caller)
+    await to.progress(Ticket(id, body.lease_token), body.fraction, body.step)
+    return Json({"noted": True})
+
+
+@json_route(api.get, f"{_MESSAGE}/status", responses.StatusOut, summary="Follow a message until it has ended")
+async def status(
+    state: StateDep,
+    caller: Reader,
+    request: Request,
+    queue: QueueName,
+    id: MessageName,
+    wait_seconds: Annotated[float, Query(ge=0, le=requests.MAX_WAIT, allow_inf_nan=False)] = 0,
+) -> Json:
+    """State, progress, result and last error, without the payload. Answers at once, or with `wait_seconds` when the
+    message has ended: it is done, dead or gone.
+    """
+    to = await _opened(state, queue, caller)
+    found = await to.status(id)
+    if wait_seconds and not found.ended:
+        found = await _ended(state, request, to, id, wait_seconds) or found
+    return Json(status_out(queue, id, found))
+
+
+async def _ended(state: ServerState, request: Request, to: AsyncQueue, id: str, seconds: float) -> Status | None:
+    """Looks until the message has ended, the time is over, the client disconnects or the server closes."""
+    if state.waiting >= MAX_WAITING:
+        raise Refused(
+            503, "Busy", f"{MAX_WAITING} requests are already waiting", "retry later, or without wait_seconds"
+        )
+    state.waiting += 1
+    until, pause, found = time.monotonic() + seconds, FIRST_PAUSE, None
+    leaving = asyncio.ensure_future(_gone(request))
+    closing = asyncio.ensure_future(state.closing.wait())
+    try:
+        while (left := until - time.monotonic()) > 0:
+            done, _ = await asyncio.wait(
+                (leaving, closing), timeout=min(pause, left), return_when=asyncio.FIRST_COMPLETED
+            )
+            pause = min(pause * GROWTH, LONGEST_PAUSE)
+            found = await to.status(id)
+            if done or found.ended:
+                break
+        return found
+    finally:
+        state.waiting -= 1
+        for task in (leaving, closing):
+            task.cancel()
 
 
 @json_route(api.post, f"{_MESSAGE}/nack", responses.Nacked, summary="Nack a message")

@@ -280,15 +280,18 @@ async def consumers(state: StateDep, caller: Reader) -> Json:
         known = admin.consumers()
         held: dict[str, list[dict[str, Any]]] = {}
         counted: dict[str, int] = {}
+        # The processes of a consumer hold messages under names of their own.
+        family = {name: consumer.name for consumer in known for name in consumer.names}
         for name in sorted({queue for consumer in known for queue in consumer.queues}):
             counts = admin.counts(name)
             if not counts.leased:
                 continue
             for message in admin.messages(name, State.LEASED, limit=1000, preview=200).messages:
-                counted[message.consumer] = counted.get(message.consumer, 0) + 1
-                if counted[message.consumer] <= HELD:
+                holder = family.get(message.consumer, message.consumer)
+                counted[holder] = counted.get(holder, 0) + 1
+                if counted[holder] <= HELD:
                     flags = state.monitor.flags(message, counts.settings, now)
-                    held.setdefault(message.consumer, []).append(message_out(message, counts.settings, flags))
+                    held.setdefault(holder, []).append(message_out(message, counts.settings, flags))
         listed = [
             {
                 "name": consumer.name,
@@ -297,6 +300,17 @@ async def consumers(state: StateDep, caller: Reader) -> Json:
                 "host": consumer.host,
                 "pid": consumer.pid,
                 "concurrency": consumer.concurrency,
+                "hung": consumer.hung,
+                "processes": [
+                    {
+                        "name": process.name,
+                        "pid": process.pid,
+                        "concurrency": process.concurrency,
+                        "hung": process.hung,
+                        "last_seen_at": ms(process.last_seen),
+                    }
+                    for process in consumer.processes
+                ],
                 "held": held.get(consumer.name, []),
                 "held_count": counted.get(consumer.name, 0),
             }
