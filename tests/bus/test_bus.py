@@ -409,6 +409,7 @@ class TestArchive:
 
             wait_for(lambda: place.channel(on_ladder) == 2)
             assert {one.id for one in kept} < ids
+            verdict(55, n=len(ids), lost=len(ids) - len(kept) - place.channel(on_ladder))
 
     def test_the_command_is_the_same_for_both_brokers(self, place: Place, service: Start) -> None:
         service("billing", "celery_style", "paid", options={"retry": "fixed:"})

@@ -108,6 +108,7 @@ def test_a_verdict_on_an_event_that_was_acked_early_is_told_until_the_broker_has
     request._app = SimpleNamespace(worker_backend=Backend())
     request.name = "s.h"
     request.acknowledged = True
+    request._task = SimpleNamespace(reject_on_worker_lost=True)
     from celery.exceptions import Retry
 
     request._verdict(Retry("x", exc=KeyError("x"), when=0.5), None)

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from restante import InvalidInput
-from restante.bus.envelope import RESERVED, Envelope, Malformed, current_trace, new_envelope
+from restante.bus.envelope import RESERVED, Envelope, Malformed, new_envelope
 from restante.core.message import new_id
+from restante.core.trace import current_trace
 
 AT = datetime(2026, 2, 3, 4, 5, 6, 789000, tzinfo=UTC)
 

@@ -18,6 +18,7 @@ import pytest
 import restante
 from restante import Admin
 from tests.celery.workers import Worker
+from tests.faults.rows import verdict
 from tests.harness.ledger import read_ledger
 from tests.harness.servers import RedisServer, call
 
@@ -132,13 +133,26 @@ def settled(server: RedisServer, scheme: str) -> bool:
 @pytest.mark.timeout(400)
 def test_nothing_is_lost_and_no_double_is_unexplained(tmp_path: Path) -> None:
     outcome = run("restante", tmp_path / "ours", messages=1500, kills=8, every=1.5, seed=3, seconds=0.02)
-    assert (outcome.lost, outcome.unexplained) == (0, 0), outcome
+    verdict(57, n=outcome.messages, lost=outcome.lost, dup=outcome.unexplained, doubled=outcome.doubled)
 
 
 @pytest.mark.chaos
 @pytest.mark.timeout(3000)
 def test_sixty_kills_and_twenty_thousand_messages_beside_kombus_own(tmp_path: Path) -> None:
     ours = run("restante", tmp_path / "ours", messages=20_000, kills=60, every=2.0, seed=5, seconds=0.015)
-    stock = run("redis", tmp_path / "stock", messages=20_000, kills=60, every=2.0, seed=5, seconds=0.015)
-    assert (ours.lost, ours.unexplained) == (0, 0), ours
+    # One kill in twenty hits the moment at which the stock transport loses a message: a run without is possible.
+    for seed in range(5, 8):
+        folder = tmp_path / f"stock-{seed}"
+        stock = run("redis", folder, messages=20_000, kills=60, every=2.0, seed=seed, seconds=0.015)
+        if stock.lost:
+            break
     assert stock.lost > 0, "the control lost nothing: the harness does not kill at the right moments"
+    verdict(
+        57,
+        n=ours.messages,
+        lost=ours.lost,
+        dup=ours.unexplained,
+        doubled=ours.doubled,
+        stock_lost=stock.lost,
+        stock_doubled=stock.doubled,
+    )

@@ -53,6 +53,7 @@ class BusyQueues:
             (self._edit, 1),
             (self._move, 1),
             (self._replay, 1),
+            (self._take_back, 2),
             (self._configure, 1),
         ]
         for _ in range(steps):
@@ -102,6 +103,12 @@ class BusyQueues:
             )
         )
         verb()
+
+    def _take_back(self, _: str) -> None:
+        if self._held:
+            message = self.random.choice(self._held)
+            verb = self.random.choice((self.admin.revoke, self.admin.cancel))
+            verb(message.queue, [message.id])
 
     def _extend(self, _: str) -> None:
         if self._held:

@@ -20,7 +20,7 @@ from restante.spark.schemas import COUNTED, JOURNAL
 Row = dict[str, Any]
 
 WAITING = ("ready", "scheduled", "retrying", "leased")
-ENDS = ("acked", "nacked", "buried", "released", "expired")
+ENDS = ("acked", "nacked", "buried", "released", "expired", "revoked", "cancelled")
 PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
@@ -61,6 +61,18 @@ def before(line: Row) -> str:
     return str(line["detail"]).split(",")[0]
 
 
+def ends(line: Row) -> bool:
+    """Whether the line ends a lease: of the cancelled messages only some were leased."""
+    return line["event"] in ENDS and (line["event"] != "cancelled" or before(line) == "leased")
+
+
+def holder(life: list[Row]) -> str:
+    """Who held the message last; an operator who stops it does not."""
+    marks = [line for line in life if line["event"] == "received" or ends(line)][-2:]
+    told = [line["consumer"] for line in marks if line["event"] not in ("revoked", "cancelled")]
+    return str(told[-1]) if told else ""
+
+
 def leases(life: list[Row]) -> list[tuple[Row, Row]]:
     """Beginnings and ends that belong together: neighbours among their kind, of the same delivery."""
     found = []
@@ -68,7 +80,7 @@ def leases(life: list[Row]) -> list[tuple[Row, Row]]:
     for line in life:
         if line["event"] == "received":
             begun = line
-        elif line["event"] in ENDS:
+        elif ends(line):
             number = line["attempts"] + (line["event"] == "released")
             if begun is not None and begun["attempts"] == number:
                 found.append((begun, line))
@@ -85,7 +97,7 @@ def fate_and_time(life: list[Row]) -> tuple[str, datetime | None]:
     line = (telling or life)[-1]
     if line["state"] in WAITING:
         return "waiting", None
-    if line["event"] in ("deleted", "purged"):
+    if line["event"] in ("deleted", "purged", "cancelled"):
         if before(line) != "done":
             return "deleted", line["at"]
         return "acked", max((one["at"] for one in life if one["event"] == "acked"), default=line["at"])
@@ -99,7 +111,6 @@ def message(life: list[Row]) -> Row:
     events = [line["event"] for line in life]
     received = [line["at"] for line in life if line["event"] == "received"]
     due = [line["due_at"] for line in life if line["event"] == "sent" and line["state"] == "scheduled"]
-    holders = [line["consumer"] for line in life if line["event"] in ("received", *ENDS)]
     errors = [line["error_class"] for line in life if line["error_class"]]
     fate, settled_at = fate_and_time(life)
     awaited = max(due) if due else last["sent_at"]
@@ -122,7 +133,7 @@ def message(life: list[Row]) -> Row:
         "wait_seconds": max(0.0, seconds(awaited, min(received))) if received and awaited else None,
         "run_seconds": sum((end["at"] - begin["at"] for begin, end in leases(life)), timedelta()).total_seconds(),
         "total_seconds": seconds(last["sent_at"], settled_at) if settled_at and last["sent_at"] else None,
-        "consumer": holders[-1] if holders else "",
+        "consumer": holder(life),
         "error_class": errors[-1] if errors else "",
         "dt": last["dt"],
     }
@@ -135,7 +146,8 @@ def messages(journal: list[Row]) -> list[Row]:
 def attempts(journal: list[Row]) -> list[Row]:
     return [
         {
-            **{name: end[name] for name in ("queue", "incarnation", "message_id", "kind", "sent_at", "consumer")},
+            **{name: end[name] for name in ("queue", "incarnation", "message_id", "kind", "sent_at")},
+            "consumer": begin["consumer"],
             "attempt": begin["attempts"],
             "received_at": begin["at"],
             "ended_at": end["at"],
@@ -192,14 +204,14 @@ def died(line: Row) -> bool:
 def waiting_delta(line: Row) -> int:
     if line["event"] in ("sent", "replayed"):
         return 1
-    removed = line["event"] in ("deleted", "purged") and before(line) not in ("dead", "done")
+    removed = line["event"] in ("deleted", "purged", "cancelled") and before(line) not in ("dead", "done")
     return -1 if line["event"] == "acked" or died(line) or removed else 0
 
 
 def dead_delta(line: Row) -> int:
     if died(line):
         return 1
-    removed = line["event"] in ("deleted", "purged") and before(line) == "dead"
+    removed = line["event"] in ("deleted", "purged", "cancelled") and before(line) == "dead"
     return -1 if line["event"] == "replayed" or removed else 0
 
 
@@ -475,13 +487,19 @@ class Story:
         by = {"consumer": one.consumer}
         error = {"error_class": self.chance.choice(("", "ValueError", "KeyError"))}
         spent = one.attempts >= 3 or self.chance.random() < 0.1
-        event = self.chance.choice(("acked", "acked", "acked", "nacked", "buried", "released", "expired", "extended"))
+        event = self.chance.choice(
+            ("acked", "acked", "acked", "nacked", "buried", "released", "expired", "extended", "revoked", "cancelled")
+        )
         if event == "acked":
             self.write(desk, event, one, "done" if desk.keeps_results else "gone", **by)
         elif event == "nacked":
             self.write(desk, event, one, "dead" if spent else "retrying", **by, **error)
         elif event == "buried":
             self.write(desk, event, one, "dead", **by, **error)
+        elif event == "revoked":
+            self.write(desk, event, one, "ready", consumer="operator", error_class="Revoked", detail=one.consumer)
+        elif event == "cancelled":
+            self.write(desk, event, one, "gone", consumer="operator", detail="leased")
         elif event == "released":
             one.attempts -= 1
             self.write(desk, event, one, self.chance.choice(("ready", "scheduled")), **by)
@@ -501,6 +519,8 @@ class Story:
             moved = Held(one.id, one.sent_at, one.kind, one.priority, one.size)
             self.put(target, moved, state in ("scheduled", "retrying"), f"moved from {desk.name}")
             self.write(desk, "deleted", one, "gone", consumer="operator", detail=f"{state}, moved to {target.name}")
+        elif how == 3 and state not in ("dead", "done"):
+            self.write(desk, "cancelled", one, "gone", consumer="operator", detail=f"{state}, ordered twice")
         elif how == 2 and state in WAITING:
             self.write(desk, "deleted", one, "gone", error_class="PayloadMissing")
         else:
@@ -525,7 +545,7 @@ class Story:
             return journal[begin:]
         if case < 0.9:
             return journal[:begin] + journal[end:]
-        return [line for line in journal if line["event"] in ("acked", "deleted", "purged") or died(line)]
+        return [line for line in journal if line["event"] in ("acked", "deleted", "purged", "cancelled") or died(line)]
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 from restante import Client
 from restante.core import lease_journal
 from restante.core.admin import Admin
-from restante.core.errors import InUse, InvalidInput, JournalLost
+from restante.core.errors import InUse, InvalidInput, JournalLost, Unavailable
 from restante.core.message import moment
 from restante.core.retry import fixed
 from restante.spark.leases import DEFAULT_ROWS
@@ -244,6 +244,26 @@ class TestKeeping:
             wait_until(lambda before=before: min(map(str, ends())) > max(map(str, before)), "leases are not renewed")  # type: ignore[misc]
         assert work.settle(rows) == Written(done=3)
         assert desk.events()["expired"] == 0
+
+    def test_a_renewal_that_fails_is_not_the_last(self, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+        own = lease_journal.LeaseJournal.own
+        failed: list[float] = []
+
+        def failing(journal: lease_journal.LeaseJournal, lasts: float) -> Any:
+            if threading.current_thread().name == "restante-leases" and not failed:
+                failed.append(lasts)
+                raise Unavailable("away")
+            return own(journal, lasts)
+
+        monkeypatch.setattr(lease_journal.LeaseJournal, "own", failing)
+        (sent,) = desk.send(1)
+        work = desk.work(leaseSeconds=1)
+        assert work.query.plan()
+        wait_until(lambda: failed)
+        before = Admin(desk.post).show(desk.queue.name, sent).lease_expires_at
+        desk.clock.advance(0.5)
+        wait_until(lambda: Admin(desk.post).show(desk.queue.name, sent).lease_expires_at != before)
+        work.stop()
 
     def test_leases_are_no_longer_renewed_once_the_query_stopped(self, desk: Desk) -> None:
         (sent,) = desk.send(1)

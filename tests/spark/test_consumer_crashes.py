@@ -21,6 +21,7 @@ from restante.core.errors import InUse
 from restante.core.lease_journal import LeaseJournal
 from restante.core.retry import fixed
 from restante.spark.writer import Written
+from tests.faults.rows import missing, verdict
 from tests.harness.deadlines import PATIENCE
 from tests.harness.processes import PythonProcess
 from tests.spark import scoring_program
@@ -215,4 +216,5 @@ def test_killed_with_all_its_processes_it_goes_on_without_loss_or_doubles(
     assert sorted(found) == sorted((id, number * 2, "ack") for number, id in enumerate(sent))
     assert Admin(post).counts(queue.name).waiting == 0
     entries = Admin(post).journal(queue.name, limit=100_000)
-    assert Counter(entry.message_id for entry in entries if entry.event == "acked") == Counter(sent)
+    acked = Counter(entry.message_id for entry in entries if entry.event == "acked")
+    verdict(58, n=len(sent), lost=missing(sent, acked), phantom=missing(acked, sent), dup=acked.total() - len(acked))

@@ -18,7 +18,7 @@ from restante.core.errors import JournalLost
 from restante.spark.journal import share
 from tests.harness.servers import RedisServer, call
 from tests.spark.busy_queues import BusyQueues, facts, place, rows
-from tests.spark.driving import Query, Row, fresh_name, stream_reader
+from tests.spark.driving import Query, Row, batch_reader, fresh_name, rows_of, stream_reader
 
 
 def query(post: Client, **told: Any) -> Query:
@@ -315,6 +315,18 @@ class TestLossOfAPlannedBatch:
         queue, reading = self.planned(post, failOnDataLoss=False)
         made_anew(post, queue, 150)
         assert facts(reading.drained()) == rows(post, queue)
+
+    @pytest.mark.parametrize("goes_on", [False, True])
+    def test_a_queue_made_anew_between_plan_and_read_is_not_read(self, post: Client, goes_on: bool) -> None:
+        queue = fill(post, fresh_name("planned"), 100)
+        reader = batch_reader(post.url, queues=queue, failOnDataLoss=not goes_on)
+        parts = reader.partitions()
+        made_anew(post, queue, 150)
+        if goes_on:
+            assert [row for part in parts for row in rows_of(reader.read(part))] == []
+        else:
+            with pytest.raises(JournalLost, match=queue):
+                rows_of(reader.read(parts[0]))
 
     def test_trimmed_lines_end_the_query(self, post: Client, server: RedisServer) -> None:
         queue, reading = self.planned(post)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import random
 import threading
@@ -28,6 +27,7 @@ from restante.spark import pipeline as module
 from restante.spark.lake import Lake
 from restante.spark.pipeline import Pipeline, PipelineOptions, Summary
 from restante.spark.schemas import GOLD, JOURNAL, SILVER
+from tests.faults.rows import verdict
 from tests.harness.clock import FrozenClock
 from tests.harness.servers import RedisServer
 from tests.spark.lake_proof import (
@@ -497,6 +497,15 @@ class TestKilled:
         options |= {"batch_rows": 100_000, "refresh_seconds": 1000.0}
         summary = Pipeline(spark, PipelineOptions(**options)).run_continuously(stop=caught_up)
         assert summary.rows > 0
-        assert_every_line_once(spark, lake, written(post))
+        wanted, found = written(post), by_arrow(lake)
+        verdict(
+            58,
+            n=len(wanted),
+            lost=(wanted - found).total(),
+            phantom=len(found.keys() - wanted.keys()),
+            dup=found.total() - len(found),
+            folded=left.folded,
+            compacted=left.compacted,
+        )
+        assert_every_line_once(spark, lake, wanted)
         assert_tables_follow(lake)
-        print(json.dumps({"lines": len(written(post)), "folded": left.folded, "compacted": left.compacted}))

@@ -33,6 +33,7 @@ class Traffic:
             (self.send, 8),
             (self.work, 10),
             (self.hold, 2),
+            (self.take_back, 1),
             (self.replay, 1),
             (self.delete, 1),
             (self.purge, 1),
@@ -66,6 +67,12 @@ class Traffic:
                     getattr(message, end)()
             except LeaseLost:
                 pass  # the machine was busy for longer than the lease
+
+    def take_back(self, queue: Queue) -> None:
+        """Takes some messages; an operator takes one of them back and gives up the others."""
+        for place, message in enumerate(queue.receive_many(3)):
+            verb = self.admin.cancel if place else self.admin.revoke
+            verb(queue.name, [message.id])
 
     def hold(self, queue: Queue) -> None:
         """Takes messages and forgets them: their leases run out."""

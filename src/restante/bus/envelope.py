@@ -17,6 +17,7 @@ from restante.core.message import new_id
 from restante.core.names import valid_name
 from restante.core.stored import encode_json
 from restante.core.topics import valid_topic
+from restante.core.trace import TRACE, current_trace
 
 SPECVERSION = "1.0"
 #: Attributes that the bus sets; a caller's own headers may not have these names.
@@ -92,7 +93,7 @@ class Envelope:
                 source=str(headers.get("source") or ""),
                 time=_moment(headers.get("time")),
                 version=str(headers.get("schemaversion") or ""),
-                trace={name: str(headers[name]) for name in ("traceparent", "tracestate") if headers.get(name)},
+                trace={name: str(headers[name]) for name in TRACE if headers.get(name)},
                 headers={name: value for name, value in headers.items() if name not in RESERVED and name[:2] != "x-"},
                 attempts=attempts,
                 expires_at=_moment(headers.get("expires_at")),
@@ -127,17 +128,6 @@ class _Trace:
         from opentelemetry import context
 
         context.detach(self._token)
-
-
-def current_trace() -> dict[str, str]:
-    """The trace context of this thread, if OpenTelemetry is in use."""
-    if "opentelemetry" not in sys.modules:
-        return {}
-    from opentelemetry import propagate
-
-    carrier: dict[str, str] = {}
-    propagate.inject(carrier)
-    return {name: value for name, value in carrier.items() if name in ("traceparent", "tracestate")}
 
 
 def new_envelope(

@@ -9,7 +9,6 @@ import gc
 import itertools
 import logging
 import time
-import traceback
 from typing import TYPE_CHECKING, Any
 
 from billiard.exceptions import WorkerLostError
@@ -22,6 +21,7 @@ from restante.bus.schema import encode
 from restante.core.errors import Declined, RestanteError
 from restante.core.journal import Taken
 from restante.core.message import MAX_ERROR, JournalEvent, State
+from restante.core.tracebacks import error_text
 
 if TYPE_CHECKING:
     from restante.bus.app import Bus
@@ -81,7 +81,7 @@ def handle(bus: Bus, handler: Handler, task: Any, delivery: Delivery, text: str)
         delay = handler.retry_rule.delay(envelope.attempts, error)
         if delay is None:
             raise
-        text = "".join(traceback.format_exception(error))[-MAX_ERROR:]
+        text = error_text(error, MAX_ERROR)
         # Without its traceback, whose frames would keep themselves and their variables alive until the next collection.
         raise Retry(text, exc=error.with_traceback(None), when=delay) from None
     try:

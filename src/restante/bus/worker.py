@@ -22,8 +22,10 @@ from celery.exceptions import WorkerLostError as CeleryWorkerLost
 from celery.worker import request as celery_request
 
 from restante.bus.broker import Answer
+from restante.bus.delivery import Delivery
 from restante.bus.envelope import Malformed
 from restante.bus.executor import release
+from restante.bus.handler import Handler
 from restante.core.errors import RestanteError
 from restante.core.message import RemoteError
 
@@ -126,6 +128,21 @@ def prepare(bus: Any, queue: str, message: Any) -> None:
     }
 
 
+def decide(
+    error: BaseException, delivery: Delivery, handler: Handler, *, again_when_lost: bool
+) -> tuple[float | None, str]:
+    """Seconds until the next attempt of an event that failed, or None for dead; and the error's name."""
+    attempts = delivery.envelope.attempts
+    if isinstance(error, Retry):
+        delay = error.when if isinstance(error.when, int | float) else 0.0
+        return delay, type(error.exc).__name__ if error.exc is not None else "Retry"
+    if isinstance(error, Reject) and error.requeue and attempts < handler.retry_rule.max_attempts:
+        return 0.0, type(error).__name__
+    if isinstance(error, TimeLimitExceeded) or (isinstance(error, _LOST) and again_when_lost):
+        return handler.retry_rule.delay(attempts, RuntimeError(str(error))), type(error).__name__
+    return None, type(error).__name__
+
+
 class Request(celery_request.Request):
     """A delivery in the worker's main process, which settles it with the broker.
 
@@ -159,7 +176,8 @@ class Request(celery_request.Request):
             bus.reply(delivery, failed)
             self.acknowledge()
             return
-        delay, name = self._decide(error, delivery, handler)
+        again = bool(self.task.reject_on_worker_lost) and not handler.early
+        delay, name = decide(error, delivery, handler, again_when_lost=again)
         reason = RemoteError(name, str(info.traceback if info is not None else f"{name}: {error}"))
         try:
             self._settle(delay, reason)
@@ -174,20 +192,6 @@ class Request(celery_request.Request):
             else:
                 # The broker still has it and delivers it again: at once, or if that fails too, when its lease ends.
                 self.reject(requeue=True)
-
-    def _decide(self, error: BaseException, delivery: Any, handler: Any) -> tuple[float | None, str]:
-        """Seconds until the next attempt, or None for dead; and the error's name."""
-        attempts = delivery.envelope.attempts
-        if isinstance(error, Retry):
-            delay = error.when if isinstance(error.when, int | float) else 0.0
-            return delay, type(error.exc).__name__ if error.exc is not None else "Retry"
-        if isinstance(error, Reject) and error.requeue and attempts < handler.retry_rule.max_attempts:
-            return 0.0, type(error).__name__
-        if isinstance(error, TimeLimitExceeded):
-            return handler.retry_rule.delay(attempts, RuntimeError(str(error))), type(error).__name__
-        if isinstance(error, _LOST) and self.task.reject_on_worker_lost and not handler.early:
-            return handler.retry_rule.delay(attempts, RuntimeError(str(error))), type(error).__name__
-        return None, type(error).__name__
 
     def _settle(self, delay: float | None, reason: RemoteError) -> None:
         message = self._message

@@ -26,12 +26,21 @@ DAY = 24 * HOUR
 FATES = ("waiting", "acked", "dead", "expired", "deleted")
 #: States of a message that still has work to do.
 WAITING = (State.READY, State.SCHEDULED, State.RETRYING, State.LEASED)
-#: Events that end a lease.
-ENDINGS = (JournalEvent.ACKED, JournalEvent.NACKED, JournalEvent.BURIED, JournalEvent.RELEASED, JournalEvent.EXPIRED)
+#: Events by which an operator ends a lease: their author is not the consumer that held it.
+STOPPED = (JournalEvent.REVOKED, JournalEvent.CANCELLED)
+#: Events that end a lease. Of the cancelled messages only some were leased.
+ENDINGS = (
+    JournalEvent.ACKED,
+    JournalEvent.NACKED,
+    JournalEvent.BURIED,
+    JournalEvent.RELEASED,
+    JournalEvent.EXPIRED,
+    *STOPPED,
+)
 #: Events that end a failed attempt.
 FAILED = (JournalEvent.NACKED, JournalEvent.BURIED, JournalEvent.EXPIRED)
 #: Events by which an operator removes a message; `detail` begins with its state before.
-REMOVED = (JournalEvent.DELETED, JournalEvent.PURGED)
+REMOVED = (JournalEvent.DELETED, JournalEvent.PURGED, JournalEvent.CANCELLED)
 #: Events that do not change the fate.
 PASSING = (JournalEvent.EDITED, JournalEvent.EXTENDED)
 

@@ -141,7 +141,7 @@ JOURNAL: Final = _table(
     message_id, sent_at, kind, priority, size, attempts, consumer
     due_at              timestamp  due_at or lease_expires_at, whichever the event sets
     error_class
-    detail              string     the state before (deleted, purged), a replay's task, or the queue a message moved to
+    detail              string     the state before a removal, the holder before a revoke, a replay's task, or a queue
     payload, headers, content_type
     """,
 )
@@ -327,7 +327,7 @@ AUDIT: Final = _table(
     acked               bigint     acked
     dead                bigint     dead because an attempt failed or was buried
     expired             bigint     dead because the last lease expired
-    deleted             bigint     removed by an operator (deleted, purged, moved)
+    deleted             bigint     removed by an operator (deleted, purged, cancelled, moved)
     waiting             bigint     none of these
     unsent              bigint     in the lake without their sent event
     """,

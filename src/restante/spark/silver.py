@@ -19,6 +19,7 @@ from restante.spark.columns import (
     PASSING,
     REMOVED,
     SECOND,
+    STOPPED,
     WAITING,
     Keep,
     as_table,
@@ -106,6 +107,10 @@ def _lines(journal: DataFrame) -> DataFrame:
             _number(state, _STATES).alias("state"),
             _number(fate, FATES).alias("fate"),
             F.when((event == JournalEvent.SENT) & (state == State.SCHEDULED), F.col("due_at")).alias("due_at"),
+            (
+                event.isin(*ENDINGS)
+                & ((event != JournalEvent.CANCELLED) | (state_before(F.col("detail")) == State.LEASED))
+            ).alias("ends"),
         )
     )
 
@@ -128,8 +133,9 @@ def _lives(journal: DataFrame) -> DataFrame:
     last = F.struct("position", "event", "state", "fate", "at", "kind", "priority", "size")
     # A released line no longer counts the delivery that it gives back.
     attempt = F.when(one_of(JournalEvent.RELEASED), F.col("attempts") + 1).otherwise(F.col("attempts")).alias("attempt")
-    ended_by = F.when(one_of(*ENDINGS), event).alias("ended_by")
-    mark = F.struct("position", "at", ended_by, attempt, "consumer", "error_class")
+    ended_by = F.when(F.col("ends"), event).alias("ended_by")
+    holder = F.when(~one_of(*STOPPED), F.col("consumer")).alias("consumer")
+    mark = F.struct("position", "at", ended_by, attempt, holder, "error_class")
     return (
         _lines(journal)
         .repartition("message_id")
@@ -149,7 +155,7 @@ def _lives(journal: DataFrame) -> DataFrame:
             how_many(one_of(JournalEvent.EXPIRED)).alias("expiries"),
             how_many(one_of(JournalEvent.RELEASED)).alias("releases"),
             how_many(one_of(JournalEvent.REPLAYED)).alias("replays"),
-            F.sort_array(F.collect_list(F.when(one_of(JournalEvent.RECEIVED, *ENDINGS), mark))).alias("marks"),
+            F.sort_array(F.collect_list(F.when(one_of(JournalEvent.RECEIVED) | F.col("ends"), mark))).alias("marks"),
         )
     )
 
@@ -202,7 +208,9 @@ def _messages(lives: DataFrame) -> DataFrame:
         F.when(wait < 0, 0.0).otherwise(wait).alias("wait_seconds"),
         (_run() / SECOND).alias("run_seconds"),
         seconds_between(F.col("sent_at"), settled_at).alias("total_seconds"),
-        F.coalesce(F.get(marks, F.size(marks) - 1)["consumer"], F.lit("")).alias("consumer"),
+        F.coalesce(
+            F.get(marks, F.size(marks) - 1)["consumer"], F.get(marks, F.size(marks) - 2)["consumer"], F.lit("")
+        ).alias("consumer"),
         F.coalesce("error_class", F.lit("")).alias("error_class"),
     )
     return as_table(schemas.MESSAGES, rows)
@@ -214,7 +222,7 @@ def _attempts(lives: DataFrame) -> DataFrame:
     rows = pairs.select(
         *_LIFE,
         "kind",
-        "ended.consumer",
+        "begun.consumer",
         "ended.attempt",
         "ended.error_class",
         F.col("begun.at").alias("received_at"),
