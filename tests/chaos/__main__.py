@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tests.chaos import table
 from tests.chaos.matrix import ROWS, Row
-from tests.chaos.running import ROOT, run_all, slowness
+from tests.chaos.running import ROOT, Part, run_all, slowness
 from tests.harness.servers import debian_binary
 
 RESULTS = ROOT / "benchmarks" / "results" / "chaos.jsonl"
@@ -54,13 +54,12 @@ def main(words: Sequence[str] | None = None) -> int:
     results = []
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("", total=len(rows))
-        for result in run_all(
-            rows, slower=slower, told=lambda row: progress.update(task, description=f"{row.number} {row.fault}")
-        ):
+        for result in run_all(rows, slower=slower, told=lambda parts: progress.update(task, description=files(parts))):
             results.append(result)
             sys.stdout.write(result.line() + "\n")
             sys.stdout.flush()
             progress.advance(task)
+    results.sort(key=lambda result: result.row)
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text("".join(f"{result.line()}\n" for result in results))
     failed = [result for result in results if result.verdict != "pass"]
@@ -72,6 +71,11 @@ def main(words: Sequence[str] | None = None) -> int:
         table.write(ROOT / "docs/explain/guarantees.md", table.whole(results, about))
         table.write(ROOT / "README.md", table.short(results, about))
     return 1 if failed else 0
+
+
+def files(running: Iterable[Part]) -> str:
+    """The files of parts, for the bar of progress."""
+    return ", ".join(Path(part[0].partition("::")[0]).stem.removeprefix("test_") for part in running)
 
 
 def _servers() -> dict[str, str]:

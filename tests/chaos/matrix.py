@@ -24,6 +24,17 @@ def _row(number: int, fault: str, *tests: str) -> Row:
     return Row(number, fault, tuple(f"tests/{test}" for test in tests))
 
 
+#: Files whose tests measure the machine or need all of it: nothing runs beside them.
+ALONE: Final = (
+    "tests/chaos/test_soak.py",
+    "tests/faults/test_backlog.py",
+    "tests/faults/test_many_clients.py",
+    "tests/server/test_connections.py",
+    "tests/server/test_hostile.py",
+    "tests/server/test_journal_feed.py",
+    "tests/spark/",
+)
+
 _CONSUMERS, _CONNECTIONS, _SERVERS, _CLOCKS, _DISK, _WAKING, _INPUT, _STATES, _SENTINEL = (
     f"faults/test_{name}.py::test_"
     for name in (
@@ -78,6 +89,7 @@ ROWS: Final = (
         7,
         "messages whose handler always raises",
         f"{_CONSUMERS}poison_that_raises_is_dead_after_exactly_its_attempts_and_the_others_are_served",
+        f"{_CONSUMERS}poison_that_raises_delays_the_others_no_more_than_twice",
         f"{_SCENARIO}Poison::test_every_kind_of_poison_reaches_the_archive_and_the_rest_goes_on",
     ),
     _row(

@@ -1,12 +1,12 @@
-"""`make soak MINUTES=60`: load over every door of one Redis for a long time, with faults at random.
+"""`make soak MINUTES=60`: load over every door of one Redis and one RabbitMQ for a long time, with faults at random.
 
     python -m tests.chaos.soak [--minutes 60] [--seed 1] [--plot FILE]
 
-Producers send by the native client, HTTP, RSMQ, Celery and the bus, at `LOAD` of the capacity that was measured just
-before. A ledger outside the broker records what was confirmed and what was done. Meanwhile consumers are killed,
-connections are reset and Redis is killed. Then everything is drained: nothing confirmed may be missing, no key may be
-left that was not there before, and memory, connections, descriptors and threads must not have grown. The exit code is 1
-otherwise.
+Producers send by the native client, HTTP, RSMQ, Celery and the bus on both brokers, at `LOAD` of the capacity that was
+measured just before. A ledger outside the brokers records what was confirmed and what was done. Meanwhile consumers are
+killed, connections are reset and the brokers are killed. Then everything is drained: nothing confirmed may be missing,
+no key may be left that was not there before, and memory, connections, descriptors and threads must not have grown. The
+exit code is 1 otherwise.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ import restante
 import restante.http
 from restante import Admin, RestanteError
 from restante.rsmq import Rsmq
-from tests.bus.places import OnRedis, Service
+from tests.bus.places import OnRabbitMQ, OnRedis, Place, Service
 from tests.celery.workers import Worker as CeleryWorker
 from tests.chaos.plot import plot
 from tests.faults.workers import Worker
@@ -45,9 +45,12 @@ from tests.harness.deadlines import PATIENCE, wait_until
 from tests.harness.ledger import read_ledger
 from tests.harness.processes import PythonProcess
 from tests.harness.proxy import FaultProxy
+from tests.harness.rabbitmq import RabbitServer
 from tests.harness.servers import RedisServer, call
 from tests.server.calls import Up
 
+#: Seconds of a lease: what a killed consumer held is free again soon, also before the end is judged.
+LEASE: Final = 3.0
 #: Lines of a journal: as few as may be, so that journals are full after seconds and memory can be compared.
 KEPT, CAP = 1000, 2000
 #: Share of the measured capacity at which the soak sends. Above it, nothing is left to catch up with after a fault.
@@ -74,6 +77,7 @@ GROWTH: Final = 0.25
 FREE: Final = {
     "redis_mb": 8.0,
     "server_mb": 15.0,
+    "rabbitmq_mb": 60.0,
     "keys": 10.0,
     "connections": 15.0,
     "descriptors": 15.0,
@@ -113,30 +117,34 @@ class Outcome:
 
 
 class Doors:
-    """Every way to send and to consume, on one Redis behind a proxy."""
+    """Every way to send and to consume, on one Redis behind a proxy and one RabbitMQ."""
 
-    NAMES: Final = ("native", "http", "rsmq", "celery", "bus")
+    NAMES: Final = ("native", "http", "rsmq", "celery", "bus", "rabbitmq")
 
-    def __init__(self, server: RedisServer, proxy: FaultProxy, folder: Path, running: ExitStack) -> None:
-        self.server, self.proxy, self.folder, self._running = server, proxy, folder, running
+    def __init__(
+        self, server: RedisServer, proxy: FaultProxy, rabbit: RabbitServer, folder: Path, running: ExitStack
+    ) -> None:
+        self.server, self.proxy, self.rabbit, self.folder, self._running = server, proxy, rabbit, folder, running
         self.ledgers = {name: Ledger() for name in self.NAMES}
         self.stopping = threading.Event()
         self.post = running.enter_context(restante.connect(proxy.url, patience=60))
         for name in ("orders", "web"):
-            self.post.queue(name, lease=3, max_attempts=1000, journal_keep=KEPT, journal_cap=CAP)
+            self.post.queue(name, lease=LEASE, max_attempts=1000, journal_keep=KEPT, journal_cap=CAP)
         self.up = running.enter_context(Up(self.post))
         self.web = running.enter_context(restante.http.connect(self.up.address))
         self.rsmq = running.enter_context(Rsmq(proxy.url))
         self.rsmq.create_queue("letters", vt=5)
-        self._place = OnRedis(folder, server)
-        self.client = running.enter_context(self._place.client())
+        (folder / "rabbitmq").mkdir()
+        self._places = {"bus": OnRedis(folder, server), "rabbitmq": OnRabbitMQ(folder / "rabbitmq", rabbit, server)}
+        self.clients = {name: running.enter_context(place.client()) for name, place in self._places.items()}
         self._began: list[PythonProcess] = []
         self.natives = [self._native(), self._native()]
         self.celery = self._celery()
         self.app = self.celery.app  # one for all, as a producer has: those of later workers stay unused
-        self.service = self._service()
+        self.services = {name: self._service(place) for name, place in self._places.items()}
         self.celery.wait_ready()
-        self.service.wait_ready()
+        for service in self.services.values():
+            service.wait_ready()
         self.threads = [threading.Thread(target=one, daemon=True) for one in (self._take_web, self._take_rsmq)]
         for thread in self.threads:
             thread.start()
@@ -145,14 +153,16 @@ class Doors:
         return self._keep(Worker(self.proxy.url, "orders", seconds=0.01, concurrency=4, client={"patience": 60.0}))
 
     def _celery(self) -> CeleryWorker:
-        options = {"visibility_timeout": 3.0}
+        options = {"visibility_timeout": LEASE}
         conf = {"task_acks_late": True, "task_reject_on_worker_lost": True, "task_ignore_result": True}
         return self._keep(
             CeleryWorker(self.server, self.folder, options=options, conf=conf, name=f"w{len(self._began)}", wait=False)
         )
 
-    def _service(self) -> Service:
-        return self._keep(Service(self._place, "billing", ["paid"], options={"window": WINDOW}, wait=False))
+    def _service(self, place: Place) -> Service:
+        # What a killed service had handled and not acked stays until its lease ends.
+        conf = {"broker_transport_options": {"visibility_timeout": LEASE}} if place.kind == "redis" else {}
+        return self._keep(Service(place, "billing", ["paid"], options={"dedup": WINDOW}, conf=conf, wait=False))
 
     def _keep(self, process: P) -> P:
         self._began.append(process)
@@ -161,7 +171,7 @@ class Doors:
 
     def kill_a_consumer(self, chance: random.Random) -> str:
         """SIGKILL to one of the consumers, and another in its place."""
-        which = chance.choice(("native", "celery", "bus"))
+        which = chance.choice(("native", "celery", *self.services))
         if which == "native":
             self.natives.pop(0).kill9()
             self.natives.append(self._native())
@@ -169,8 +179,8 @@ class Doors:
             self.celery.kill9()
             self.celery = self._celery()
         else:
-            self.service.kill9()
-            self.service = self._service()
+            self.services[which].kill9()
+            self.services[which] = self._service(self._places[which])
         return f"{which} consumer killed"
 
     def send(self, door: str, number: int) -> None:
@@ -189,8 +199,8 @@ class Doors:
                 case "celery":
                     self.app.send_task("shop.note", args=(key, 0), ignore_result=True)
                     ledger.sent.add(key)
-                case "bus":
-                    ledger.sent.add(self.client.publish("shop.order.paid", {"order": number}).id)
+                case _:
+                    ledger.sent.add(self.clients[door].publish("shop.order.paid", {"order": number}).id)
         except (RestanteError, OSError, OperationalError):
             ledger.failures += 1
 
@@ -224,8 +234,8 @@ class Doors:
         for row in read_ledger(self.folder / "ledger"):
             if row["kind"] == "done":
                 self.ledgers["celery"].done.add(str(row["number"]))
-            elif row["kind"] == "paid":
-                self.ledgers["bus"].done.add(row["id"])
+        for name, place in self._places.items():
+            self.ledgers[name].done |= {row["id"] for row in place.rows("paid")}
 
     def left(self) -> dict[str, int]:
         """How many of each door are not done yet, or done and not gone yet."""
@@ -245,16 +255,16 @@ class Doors:
         self.stopping.set()
         for thread in self.threads:
             thread.join(PATIENCE)
-        for process in (*self.natives, self.celery, self.service):
+        for process in (*self.natives, self.celery, *self.services.values()):
             process.terminate()
             process.wait(PATIENCE)
 
 
 class Sampler:
-    """What the server and the HTTP server hold, sampled while a block runs."""
+    """What the brokers and the HTTP server hold, sampled while a block runs."""
 
-    def __init__(self, server: RedisServer, up: Up) -> None:
-        self._server, self._up = server, Path("/proc", str(up.pid))
+    def __init__(self, server: RedisServer, rabbit: RabbitServer, up: Up) -> None:
+        self._server, self._rabbit, self._up = server, rabbit, Path("/proc", str(up.pid))
         self.samples: list[dict[str, float]] = []
         self._over = threading.Event()
 
@@ -276,15 +286,17 @@ class Sampler:
                 memory, clients = call(client, "INFO", "memory"), call(client, "INFO", "clients")
                 keys = call(client, "INFO", "keyspace")["db0"]
                 client.close()
+                rabbitmq_mb = resident_mb(Path("/proc", str(self._rabbit.pid)))
             except (OSError, redis.ConnectionError):
-                continue  # Redis was just killed, or loads its data
+                continue  # a broker was just killed, or loads its data
             self.samples.append(
                 {
                     "seconds": time.monotonic() - begun,
                     "redis_mb": memory["used_memory"] / 1e6,
                     "keys": float(keys["keys"] - keys["expires"]),
                     "connections": float(clients["connected_clients"]),
-                    "server_mb": int((self._up / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6,
+                    "server_mb": resident_mb(self._up),
+                    "rabbitmq_mb": rabbitmq_mb,
                     "descriptors": float(len(os.listdir(self._up / "fd"))),
                     "threads": float(len(os.listdir(self._up / "task"))),
                 }
@@ -303,6 +315,11 @@ class Sampler:
         return found
 
 
+def resident_mb(process: Path) -> float:
+    """The resident memory of a process, given its folder in /proc."""
+    return int((process / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
 def lasting(server: RedisServer) -> Counter[str]:
     """The keys that do not end by themselves; names of workers are made equal, since others took their places."""
     with closing(server.client()) as client:
@@ -318,7 +335,8 @@ def soak(
         folder = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="restante-soak-")))
         server = running.enter_context(RedisServer(appendonly="always"))
         proxy = running.enter_context(FaultProxy(server.port))
-        doors = Doors(server, proxy, folder, running)
+        rabbit = running.enter_context(RabbitServer())
+        doors = Doors(server, proxy, rabbit, folder, running)
         number = 0
 
         def send_all() -> None:
@@ -337,7 +355,7 @@ def soak(
         wait_until(lambda: not any(doors.left().values()), doors.left)
         pace = LOAD * (number - first) / (time.monotonic() - begun)
         before, faults = lasting(server), dict[str, int]()
-        sampler = Sampler(server, doors.up)
+        sampler = Sampler(server, rabbit, doors.up)
         with sampler.sampling():
             begun, first = time.monotonic(), number
             next_fault = begun + chance.uniform(1, EVERY)
@@ -370,14 +388,18 @@ def soak(
 
 
 def _fault(doors: Doors, chance: random.Random) -> str:
-    match chance.choice(("kill", "kill", "reset", "reset", "server")):
+    match chance.choice(("kill", "kill", "kill", "reset", "reset", "reset", "Redis", "Redis", "RabbitMQ")):
         case "reset":
             doors.proxy.reset_all()
             return "connections reset"
-        case "server":
+        case "Redis":
             doors.server.kill9()
             doors.server.restart()
             return "Redis killed"
+        case "RabbitMQ":
+            doors.rabbit.kill()
+            doors.rabbit.start()
+            return "RabbitMQ killed"
         case _:
             return doors.kill_a_consumer(chance)
 

@@ -1,4 +1,4 @@
-"""The fault matrix is whole: every row has tests that are there, and results become tables."""
+"""The fault matrix is whole: every row has tests that are there, each runs once, and results become tables."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from tests.chaos import table
 from tests.chaos.__main__ import chosen, main
-from tests.chaos.matrix import ROWS, Row
-from tests.chaos.running import ROOT, Result, summed
+from tests.chaos.matrix import ALONE, ROWS, Row
+from tests.chaos.running import ROOT, Ended, Part, Result, run_all, summed
 
 
 @cache
@@ -53,6 +53,7 @@ def test_rows_are_chosen_by_numbers_and_spans() -> None:
 @pytest.mark.parametrize(
     ("code", "output", "lines", "verdict"),
     [
+        (0, "1 passed in 1s", ['{"n": 0, "lost": 0}'], "fail"),
         (0, "2 passed in 1s", ['{"n": 5}'], "pass"),
         (0, "2 passed in 1s", ['{"n": 5, "lost": 1}'], "fail"),
         (0, "2 passed in 1s", ['{"n": 5, "stale": 1}'], "fail"),
@@ -64,15 +65,42 @@ def test_rows_are_chosen_by_numbers_and_spans() -> None:
 def test_a_row_passes_only_if_its_tests_did_and_counted_nothing_bad(
     code: int, output: str, lines: list[str], verdict: str
 ) -> None:
-    assert summed(1, code, output, lines, 1.0).verdict == verdict
+    assert summed(1, [Ended(code, output, lines, 1.0)]).verdict == verdict
 
 
 def test_counts_are_added_up_and_the_slowest_recovery_is_kept() -> None:
     lines = ['{"n": 5, "dup": 1, "max_recovery_s": 0.5}', '{"n": 7, "early": 2, "max_recovery_s": 0.25}']
-    result = summed(9, 1, "FAILED tests/a.py::test_b - x\n3 passed", lines, 2.0)
-    assert (result.n, result.doubled, result.early, result.max_recovery_s) == (13, 1, 2, 0.5)
+    parts = [Ended(1, "FAILED tests/a.py::test_b - x\n3 passed", lines, 2.0), Ended(0, "2 passed", [], 1.5)]
+    result = summed(9, parts)
+    assert (result.n, result.doubled, result.early, result.max_recovery_s, result.seconds) == (15, 1, 2, 0.5, 3.5)
     assert (result.lost, result.stale) == (None, None)
     assert result.failed == ["tests/a.py::test_b"]
+
+
+def test_a_row_of_which_one_part_failed_fails() -> None:
+    assert (
+        summed(9, [Ended(0, "2 passed", [], 1.0), Ended(1, "FAILED tests/a.py::test_b - x", [], 1.0)]).verdict == "fail"
+    )
+
+
+def test_tests_of_two_rows_run_once_and_those_that_measure_the_machine_run_alone() -> None:
+    alone = f"{ALONE[0]}::test_b"
+    rows = [
+        Row(1, "one", ("tests/a.py::test_a", "tests/b.py", "tests/a.py::test_c")),
+        Row(2, "two", ("tests/b.py",)),
+        Row(3, "three", (alone, "tests/b.py")),
+    ]
+    ran: list[Part] = []
+
+    def run(part: Part, slower: float) -> Ended:
+        if part == (alone,):
+            assert len(ran) == 2
+        ran.append(part)
+        return Ended(0, "1 passed", [], slower)
+
+    results = {result.row: result for result in run_all(rows, slower=2.0, run=run)}
+    assert sorted(ran) == sorted([("tests/a.py::test_a", "tests/a.py::test_c"), ("tests/b.py",), (alone,)])
+    assert [(row, results[row].n, results[row].seconds) for row in (1, 2, 3)] == [(1, 2, 4.0), (2, 1, 2.0), (3, 2, 4.0)]
 
 
 def test_a_part_of_the_rows_is_not_published_as_a_full_run() -> None:

@@ -10,6 +10,8 @@ from typing import Final
 ROOT: Final = Path(__file__).parents[2]
 #: Says, before a block, that it is only to be read, and why.
 _READ_ONLY: Final = re.compile(r"<!-- no-run\b.*?-->\s*$")
+#: The first line of a block that is a file of a reader's project.
+_FILE: Final = re.compile(r"# (\S+\.(?:py|toml))\n")
 _FENCE: Final = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK: Final = re.compile(r"(?<!`)\[[^\]\n]*\]\(([^)\s]+)\)")
 _HEADING: Final = re.compile(r"^#+ +(.+)$", re.MULTILINE)
@@ -24,6 +26,12 @@ class Block:
     #: Line of the page its text begins on.
     line: int
     runs: bool
+
+    @property
+    def file(self) -> str | None:
+        """The name of the file that the block shows, if it is one: such blocks are the parts of a project."""
+        found = _FILE.match(self.text)
+        return found[1] if found else None
 
 
 @dataclass(frozen=True)
@@ -63,10 +71,18 @@ class Page:
         """The Python blocks that run, as one program whose line numbers are the page's."""
         lines: list[str] = []
         for block in self.blocks("python"):
-            if block.runs:
+            if block.runs and block.file is None:
                 lines += [""] * (block.line - 1 - len(lines))
                 lines += block.text.splitlines()
         return "\n".join(lines) + "\n" if lines else ""
+
+    def project(self) -> dict[str, str]:
+        """Its blocks that are files, by name; several blocks of one name are one file."""
+        files: dict[str, str] = {}
+        for block in (*self.blocks("toml"), *self.blocks("python")):
+            if block.file is not None:
+                files[block.file] = files.get(block.file, "") + block.text
+        return files
 
     def commands(self) -> list[tuple[str, int]]:
         """The commands `restante …` of its console blocks that run, with the exit code each must have."""

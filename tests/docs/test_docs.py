@@ -134,6 +134,17 @@ def test_the_programs_of_a_page_run_in_their_order(page: Page, place: Path) -> N
     assert code == 0, f"{page.name} ended with {code}:\n{said[-4000:]}"
 
 
+@pytest.mark.parametrize("page", [named(page) for page in PAGES if page.project()])
+def test_the_tests_of_a_project_on_a_page_pass(page: Page, place: Path) -> None:
+    for name, text in page.project().items():
+        (place / name).parent.mkdir(exist_ok=True)
+        (place / name).write_text(text)
+    plugins = [f"-pno:{name}" for name in ("asyncio", "cacheprovider", "valkey")]  # not those of a reader
+    warnings = ["-Werror", "-Wignore:Using `httpx` with"]  # Starlette's client prefers the successor of httpx
+    said = run([sys.executable, "-m", "pytest", "-q", *warnings, *plugins, "."], place)
+    assert " passed" in said
+
+
 @pytest.fixture
 def in_session(spark: Any, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """This process as a program finds its own, with a Spark session that is active and stays so."""

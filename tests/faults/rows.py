@@ -19,7 +19,9 @@ from tests.harness.deadlines import PATIENCE, took_at_most
 from tests.harness.servers import RedisServer
 
 #: What may lie between two deliveries of a message, and by how much the second one's attempts must then be higher.
-CAUSES: Final = {JournalEvent.EXPIRED: 1, JournalEvent.NACKED: 1, JournalEvent.RELEASED: 0}
+CAUSES: Final = {JournalEvent.EXPIRED: 1, JournalEvent.NACKED: 1, JournalEvent.RELEASED: 0, JournalEvent.REVOKED: 1}
+#: Events after which nobody holds the message and only a replay, or nothing at all, brings it back.
+ENDINGS: Final = (JournalEvent.ACKED, JournalEvent.REPLAYED, JournalEvent.BURIED, JournalEvent.CANCELLED)
 
 #: Verdicts: only who holds the message may give one.
 VERDICTS: Final = (
@@ -98,10 +100,11 @@ def count_from_journal(post: Client, queue: str) -> None:
             "early": early_deliveries(view, queue),
         }
     except (Corrupt, JournalTrimmed):
-        return  # the row is about a damaged or a short journal
+        uncounted.clear()  # the row is about a damaged or a short journal
     for row, left in uncounted:
         _tell(json.dumps({"row": row, "n": 0, **{name: faults[name] for name in sorted(left)}}))
         assert not any(faults[name] for name in left), faults
+    uncounted.clear()
 
 
 def lost_messages(view: Admin, queue: str) -> int:
@@ -177,9 +180,9 @@ def history_faults(
     `runs` are the message id and attempts that each handler saw when it started.
 
     - `dup`: second deliveries and runs without a cause. A message is delivered again only after its lease expired, a
-      nack, a release or a replay, and its attempts say so. A handler runs once per delivery; a message that was
-      released had not begun. `excused` says which leases may have run out: where only killed consumers lose leases,
-      another consumer's expired lease is a double of its own.
+      nack, a release, a revoke or a replay, and its attempts say so. A handler runs once per delivery; a message
+      that was released had not begun. `excused` says which leases may have run out: where only killed
+      consumers lose leases, another consumer's expired lease is a double of its own.
     - `phantom`: deliveries and runs of messages that nobody sent.
     - `stale`: verdicts on a message that nobody held, or that another consumer held.
     """
@@ -202,7 +205,7 @@ def history_faults(
             allowed[id, line.attempts] = 1 + replays[id]
         if line.event in VERDICTS:
             found["stale"] += _without_lease(line, held.get(id))
-        if line.event in CAUSES or line.event in (JournalEvent.ACKED, JournalEvent.REPLAYED, JournalEvent.BURIED):
+        if line.event in CAUSES or line.event in ENDINGS:
             ended[id] = line
             held.pop(id, None)
             replays[id] += line.event is JournalEvent.REPLAYED

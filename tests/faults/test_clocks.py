@@ -9,7 +9,7 @@ import pytest
 
 import restante
 from restante import Admin, Client, LeaseLost, Sweeper
-from tests.faults.rows import early_deliveries, missing, verdict, wait_until
+from tests.faults.rows import count_from_journal, early_deliveries, missing, verdict, wait_until
 from tests.faults.workers import Worker
 from tests.harness.clock import FrozenClock
 from tests.harness.servers import RedisServer, debian_binary
@@ -52,6 +52,7 @@ def test_a_jump_ahead_ends_leases_and_delays_and_nothing_is_lost_or_early(
     queue.ack_many(last)
     assert Admin(frozen).counts(name).waiting == 0
     verdict(33, n=7, lost=missing([*sent, soon, later], [m.id for m in [*taken, *last]]), jump_s=JUMP)
+    count_from_journal(frozen, name)
 
 
 def test_a_jump_back_delays_by_at_most_the_jump_and_nothing_is_stuck_after(
@@ -82,6 +83,7 @@ def test_a_jump_back_delays_by_at_most_the_jump_and_nothing_is_stuck_after(
     queue.ack_many([*back, due])
     assert Admin(frozen).counts(name).waiting == 0
     verdict("33b", n=7, lost=missing(sent, [m.id for m in [*back, held[0]]]), jump_s=-JUMP)
+    count_from_journal(frozen, name)
 
 
 def test_a_rate_is_not_stuck_for_the_length_of_a_jump_back(clock: FrozenClock, frozen: Client, name: str) -> None:
@@ -112,6 +114,7 @@ def test_a_clock_that_swings_every_second_makes_nothing_early(clock: FrozenClock
         clock.advance(0.2)
         assert clock.now_ms - base < 600_000
     verdict(35, n=40, lost=missing(due, seen), early=early)
+    count_from_journal(frozen, name)
 
 
 def test_more_than_a_year_away_is_delivered(clock: FrozenClock, frozen: Client, name: str) -> None:
@@ -125,6 +128,7 @@ def test_more_than_a_year_away_is_delivered(clock: FrozenClock, frozen: Client, 
     message = queue.receive()
     assert message is not None
     verdict(47, n=1, lost=int(message.id != id))
+    count_from_journal(frozen, name)
 
 
 @pytest.mark.parametrize("offset", [-3600.0, 3600.0])

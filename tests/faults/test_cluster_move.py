@@ -13,7 +13,15 @@ import pytest
 import restante
 from restante import Admin
 from restante.core.keys import QueueKeys
-from tests.faults.rows import history_faults, keep_whole_journal, missing, never_run, verdict, wait_until
+from tests.faults.rows import (
+    count_from_journal,
+    history_faults,
+    keep_whole_journal,
+    missing,
+    never_run,
+    verdict,
+    wait_until,
+)
 from tests.harness.cluster import RedisCluster3
 from tests.harness.deadlines import PATIENCE
 from tests.harness.servers import RedisServer
@@ -142,3 +150,4 @@ def test_a_slot_that_moves_under_load_loses_nothing(cluster: RedisCluster3, move
             max_recovery_s=drained,
             moves=moves,
         )
+        count_from_journal(post, name)

@@ -6,13 +6,14 @@ import contextlib
 import random
 import time
 from collections import Counter
+from functools import partial
 
 import pytest
 
 from restante import Admin, Client, State, fixed
 from tests.faults.rows import history_faults, journal_lines, places, verdict, wait_until
 from tests.faults.workers import Worker, runs_of
-from tests.harness.deadlines import PATIENCE
+from tests.harness.deadlines import PATIENCE, took_at_most
 from tests.harness.servers import RedisServer
 
 #: Seconds a consumer may hold a message in these tests.
@@ -89,7 +90,7 @@ def _redelivery(view: Admin, name: str) -> float:
     return longest
 
 
-@pytest.mark.parametrize("rounds", [5, pytest.param(50, marks=pytest.mark.chaos)])
+@pytest.mark.parametrize("rounds", [5, pytest.param(100, marks=pytest.mark.chaos)])
 def test_a_consumer_killed_between_receive_and_handler_loses_nothing(
     server: RedisServer, post: Client, view: Admin, name: str, rounds: int
 ) -> None:
@@ -118,20 +119,28 @@ def test_a_consumer_killed_between_receive_and_handler_loses_nothing(
     verdict(2, n=rounds, lost=len(held - set(found)), **history_faults(view, name, runs))
 
 
+@pytest.mark.parametrize("rounds", [1, pytest.param(100, marks=pytest.mark.chaos)])
 def test_a_consumer_killed_after_its_work_and_before_its_ack_runs_exactly_twice(
-    server: RedisServer, post: Client, view: Admin, name: str
+    server: RedisServer, post: Client, view: Admin, name: str, rounds: int
 ) -> None:
     queue = post.queue(name, lease=0.5)
-    id = queue.send("work")
-    with Worker(server.url, name, handler="exit on", payload="work") as first:
-        first.wait_line("start")
-        first.wait()
-    with Worker(server.url, name) as second:
-        wait_until(lambda: view.counts(name).waiting == 0, PATIENCE, "the second run's ack")
-        second.terminate()
-        second.wait()
-    assert runs_of([first, second]) == [(id, 1), (id, 2)]
-    verdict(3, n=1, **history_faults(view, name, runs_of([first, second])))
+    ids, workers = [], []
+    with contextlib.ExitStack() as ending:
+        for _ in range(rounds):
+            ids.append(queue.send("work"))
+            # Only one message waits at a time, so its victim and no other takes it.
+            victim = ending.enter_context(Worker(server.url, name, handler="exit on", payload="work"))
+            workers.append(victim)
+            victim.wait_line("start")
+            victim.wait()
+            second = ending.enter_context(Worker(server.url, name))
+            workers.append(second)
+            wait_until(lambda: view.counts(name).waiting == 0, PATIENCE, "the second run's ack")
+            second.terminate()
+            second.wait()
+    runs = runs_of(workers)
+    assert runs == [(id, attempt) for id in ids for attempt in (1, 2)]
+    verdict(3, n=rounds, lost=len(set(ids) - {id for id, _ in runs}), **history_faults(view, name, runs))
 
 
 @pytest.mark.parametrize("handler", ["sleep", "async sleep", "iterate"])
@@ -280,6 +289,46 @@ def test_poison_that_raises_is_dead_after_exactly_its_attempts_and_the_others_ar
         assert [one.error_class for one in shown.history] == ["ValueError"] * 3
         assert shown.payload == "poison"
     verdict(7, n=305, lost=len(set(sent) - served), dup=sum(1 for id in sent if started[id] != 1))
+
+
+@pytest.mark.chaos
+@pytest.mark.timed
+def test_poison_that_raises_delays_the_others_no_more_than_twice(
+    server: RedisServer, post: Client, view: Admin, name: str
+) -> None:
+    """The same load at half of the capacity, without poison and with it in one message of a thousand."""
+    count, poison = 9_990, 10
+    waits = {}
+    batches = count // 10
+    for poisoned in (False, True):
+        queue = post.queue(f"{name}-{poisoned}", max_attempts=3, retry=fixed(0.05, 0.05, 0.05))
+        bad: list[str] = []
+        good: list[str] = []
+        with Worker(
+            server.url, queue.name, handler="raise on", payload="poison", seconds=0.002, concurrency=4
+        ) as worker:
+            worker.wait_line("up")
+            for batch in range(batches):
+                good += queue.send_many([f"good {batch}"] * 10)
+                if poisoned and batch % (batches // poison) == 50:
+                    bad.append(queue.send("poison", priority=1))
+                time.sleep(0.01)
+            drained = partial(_nothing_waits, view, queue.name)
+            wait_until(drained, PATIENCE, "serving")
+        lines = list(journal_lines(view, queue.name))
+        sent = {line.message_id: line.at for line in lines if line.event.value == "sent"}
+        acked = {line.message_id: line.at for line in lines if line.event.value == "acked"}
+        delays = sorted((acked[id] - sent[id]).total_seconds() for id in good)
+        waits[poisoned] = delays[len(delays) * 99 // 100]
+        assert {id for id, states in places(view, queue.name).items() if states == [State.DEAD]} == set(bad)
+        assert len(bad) == (poison if poisoned else 0)
+    # A wait is known to the millisecond, and a scheduler's slice is a few of them.
+    took_at_most(waits[True], 2 * waits[False] + 0.005, "99 of a hundred messages, from send to ack,")
+    verdict(7, n=2 * count + poison, p99_s=waits[True], p99_without_s=waits[False])
+
+
+def _nothing_waits(view: Admin, queue: str) -> bool:
+    return view.counts(queue).waiting == 0
 
 
 @pytest.mark.parametrize("prefetch", [0, 20])

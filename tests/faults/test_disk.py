@@ -11,7 +11,7 @@ import pytest
 import restante
 from restante import Admin, Client, ReadOnly, RestanteError, State, Unavailable, Unconfirmed
 from restante.core import doctor
-from tests.faults.rows import drain, missing, places, verdict, wait_until
+from tests.faults.rows import count_from_journal, drain, missing, places, verdict, wait_until
 from tests.harness.deadlines import PATIENCE
 from tests.harness.disks import SmallDisk
 from tests.harness.requirements import require
@@ -45,7 +45,8 @@ def test_a_file_without_its_last_bytes_costs_the_last_send_and_no_other(binary: 
         assert drain(post, name) == sent
         counts = Admin(post).counts(name)
         assert (counts.totals["sent"], counts.totals["acked"], counts.waiting) == (1000, 1000, 0)
-    verdict(19, n=999, lost=missing(sent[:-1], found), server=".".join(map(str, server.version)))
+        verdict(19, n=999, lost=missing(sent[:-1], found), server=".".join(map(str, server.version)))
+        count_from_journal(post, name)
 
 
 def test_a_damaged_file_keeps_the_server_from_starting_and_the_runbook_saves_what_lies_before(name: str) -> None:
@@ -73,8 +74,9 @@ def test_a_damaged_file_keeps_the_server_from_starting_and_the_runbook_saves_wha
         server.start()
         with restante.connect(server.url) as post:
             found = drain(post, name)
-    assert found == sent[: len(found)]  # whole messages, none of those behind the damage
-    verdict(21, n=50, lost=missing(sent[:50], found), behind_the_damage=100 - len(found))
+            assert found == sent[: len(found)]  # whole messages, none of those behind the damage
+            verdict(21, n=50, lost=missing(sent[:50], found), behind_the_damage=100 - len(found))
+            count_from_journal(post, name)
 
 
 @pytest.mark.parametrize("megabytes", [3, pytest.param(30, marks=pytest.mark.chaos)])
@@ -106,15 +108,16 @@ def test_a_full_disk_refuses_writes_until_there_is_room_and_loses_nothing(
         wait_until(lambda: server.info("persistence")["aof_last_write_status"] == "ok", 10, "the file")
         server.restart()
         found = drain(patient, name)
-    verdict(
-        24,
-        n=len(sent),
-        lost=missing(sent, found),
-        dup=len(found) - len(set(found)),
-        max_recovery_s=recovery,
-        within_s=2.0,
-        server=".".join(map(str, server.version)),
-    )
+        verdict(
+            24,
+            n=len(sent),
+            lost=missing(sent, found),
+            dup=len(found) - len(set(found)),
+            max_recovery_s=recovery,
+            within_s=2.0,
+            server=".".join(map(str, server.version)),
+        )
+        count_from_journal(patient, name)
 
 
 def _fill(queue: restante.Queue, sent: list[str]) -> None:
@@ -154,10 +157,11 @@ def test_a_full_disk_ends_a_server_that_writes_at_once_and_nothing_confirmed_is_
         again = queue.send("x" * 20_000, id=told.value.ids[0])
         found = drain(post, name)
         assert found.count(again) == 1
-    verdict(
-        25,
-        n=len(sent),
-        lost=missing(sent, found),
-        dup=len(found) - len(set(found)),
-        server=".".join(map(str, server.version)),
-    )
+        verdict(
+            25,
+            n=len(sent),
+            lost=missing(sent, found),
+            dup=len(found) - len(set(found)),
+            server=".".join(map(str, server.version)),
+        )
+        count_from_journal(post, name)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -84,6 +87,35 @@ def test_many_users_that_start_together_find_one_server(directory: Path) -> None
         found = sorted(message.payload for message in post.queue("shared").receive_many(10))
     wait_until(lambda: gone(directory), 10, "stopping again")
     verdict("embedded together", n=4, lost=4 - len(found), dup=len(pids) - 1)
+
+
+def test_two_that_start_together_at_the_worst_moment_start_one_server(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each looks whether a server answers only once the other looks too, or, since it must wait, after a second."""
+    both, starts = threading.Barrier(2), []
+    look, start = embedded.answers, embedded.Embedded._start
+
+    def looking(socket: Path) -> bool:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(1.0)
+        return look(socket)
+
+    def starting(self: embedded.Embedded, binary: str) -> None:
+        starts.append(binary)
+        start(self, binary)
+
+    monkeypatch.setattr(embedded, "answers", looking)
+    monkeypatch.setattr(embedded.Embedded, "_start", starting)
+    users = [embedded.Embedded(directory) for _ in range(2)]
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            urls = list(threads.map(lambda user: user.join(), users))
+    finally:
+        for user in users:
+            user.leave()
+    assert len(starts) == 1
+    assert urls[0] == urls[1]
 
 
 def test_a_directory_with_a_long_path_works(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 import restante
 from restante import Admin, Client, Corrupt, InvalidInput, RestanteError, State
 from restante.bus.envelope import Envelope, Malformed
+from restante.core.attempts import parse_delivery, parse_history, parse_progress, parse_result
 from restante.core.endpoint import Endpoint
-from restante.core.inspector import parse_delivery, parse_history
 from restante.core.journal import JournalEntry, Position
 from restante.core.journal_reader import JournalReader
 from restante.core.settings import ClientSettings, QueueSettings
@@ -161,6 +161,8 @@ class TestLines:
     def test_histories_deliveries_and_settings_are_read_as_far_as_they_can_be(self, text: bytes) -> None:
         parse_history(text)
         parse_delivery(text)
+        parse_progress(text)
+        parse_result(text)
         words = text.decode("utf-8", "replace")
         for name in ("version", "lease_ms", "retry", "rate", "max_length"):
             try:

@@ -95,6 +95,19 @@ def test_both_queues_of_a_consumer_are_served_though_one_is_never_empty(post: Cl
             over.set()
 
 
+def test_a_kind_without_a_handler_fails_though_all_handlers_are_coroutines(
+    post: Client, view: Admin, name: str
+) -> None:
+    queue = post.queue(name, max_attempts=1)
+
+    @queue.handler(kind="order")
+    async def order(message: LeasedMessage) -> None: ...
+
+    unknown = queue.send("x", kind="refund")
+    Consumer([queue], stop_when_empty=True).run()
+    assert view.show(name, unknown).history[-1].error_class == "NoHandler"
+
+
 def test_a_message_goes_to_the_handler_of_its_kind(post: Client, view: Admin, name: str) -> None:
     queue, strict = post.queue(name), post.queue(f"{name}-strict", max_attempts=1)
     seen: list[tuple[str, str]] = []

@@ -61,6 +61,7 @@ def test_a_verdict_whose_reply_is_lost_is_carried_out_once_and_remembered(
     last, claimed = journal.claim(5, lease=LEASE, lasts=LASTS)
     cut(proxy, SETTLERS[word], 2)
     lost = journal.settle(word, [Settlement(id, token, 0, "E", b'"no"') for id, token in claimed.values()])
+    assert proxy.counters.cut == 2
     tokens = [token for _, token in claimed.values()]
     assert journal.verdicts(tokens) == dict.fromkeys(tokens, word)
     told = {"ack": "acked", "nack": "nacked", "bury": "buried", "release": "released"}[word]

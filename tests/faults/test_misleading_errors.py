@@ -401,6 +401,10 @@ except restante.MissingExtra as error:
 """
 
 
+#: Defines a task whose argument has this annotation.
+TASK = "def ship(order: {annotation}): ...\n    restante.connect('redis://localhost').queue('orders').task(ship).draft([1])"
+
+
 @pytest.mark.parametrize(
     ("blocked", "program", "extra"),
     [
@@ -416,6 +420,7 @@ except restante.MissingExtra as error:
         (("kombu",), "import restante.rabbitmq.declaration", "rabbitmq"),
         (("sqlalchemy",), "import restante.bus.outbox", "outbox"),
         (("httpx",), "import restante.http", "http"),
+        (("pydantic",), TASK.format(annotation="set[int]"), "tasks"),
     ],
 )
 def test_a_part_whose_packages_are_missing_names_its_extra(blocked: tuple[str, ...], program: str, extra: str) -> None:
@@ -423,6 +428,12 @@ def test_a_part_whose_packages_are_missing_names_its_extra(blocked: tuple[str, .
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=PATIENCE)
     assert done.stderr == ""
     assert f"pip install 'restante[{extra}]'" in done.stdout
+
+
+def test_a_task_of_json_annotations_needs_no_extra_package() -> None:
+    text = BLOCKED.format(blocked=("pydantic",), program=TASK.format(annotation="list[int] | None"))
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=PATIENCE)
+    assert (done.stderr, done.stdout) == ("", "")
 
 
 def test_an_extra_that_is_missing_is_an_import_error_to_those_who_expect_one() -> None:

@@ -14,7 +14,7 @@ import redis
 
 import restante
 from restante import Admin, RestanteError, Unavailable, Unconfirmed
-from tests.faults.rows import drain, missing, script_calls, verdict, wait_until
+from tests.faults.rows import count_from_journal, drain, missing, script_calls, verdict, wait_until
 from tests.harness.deadlines import PATIENCE
 from tests.harness.processes import spawn
 from tests.harness.proxy import FaultProxy
@@ -45,8 +45,9 @@ def watched(master: RedisServer, folder: Path) -> Iterator[str]:
                     return False
 
             wait_until(sees_a_replica, 20, "the sentinel to find the replica")
-            # How often it looks: its usual seconds would only make the tests slow.
-            call(sentinel, "SENTINEL", "DEBUG", "info-period", 100, "ping-period", 100, "publish-period", 100)
+            # How often it looks: its usual seconds would only make the tests slow. While the master is down it asks a
+            # replica once a second, and gives the failover up for ten seconds if the answer is older than five pings.
+            call(sentinel, "SENTINEL", "DEBUG", "info-period", 100, "ping-period", 300, "publish-period", 100)
         yield f"redis+sentinel://{HOST}:{port}/shop/0"
     finally:
         child.kill()
@@ -80,7 +81,8 @@ def test_a_dead_master_is_followed_and_what_the_replica_confirmed_survives(
                 assert time.monotonic() - started < PATIENCE
         outage = time.monotonic() - started
         got = [message.id for _ in range(60) if (message := queue.receive()) is not None]
-    verdict(26, n=len(sent), lost=missing(sent, got), max_recovery_s=outage, within_s=5.0)
+        verdict(26, n=len(sent), lost=missing(sent, got), max_recovery_s=outage, within_s=5.0)
+        count_from_journal(post, name)
 
 
 async def test_asyncio_asks_the_sentinels_too(pair: tuple[RedisServer, RedisServer], tmp_path: Path, name: str) -> None:
@@ -172,14 +174,15 @@ def test_a_master_demoted_under_load_is_left_and_what_the_replica_confirmed_is_s
         with restante.connect(new.url) as post:
             while Admin(post).counts(name).waiting:
                 seen += drain(post, name)
-    verdict(
-        28,
-        n=len(confirmed),
-        lost=missing(confirmed, seen),
-        max_recovery_s=max(recoveries),
-        within_s=1.0,
-        failovers=failovers,
-    )
+            verdict(
+                28,
+                n=len(confirmed),
+                lost=missing(confirmed, seen),
+                max_recovery_s=max(recoveries),
+                within_s=1.0,
+                failovers=failovers,
+            )
+            count_from_journal(post, name)
 
 
 def _accepted(sentinel: redis.Redis) -> bool:
@@ -229,7 +232,8 @@ def test_a_lagging_replica_loses_what_only_the_master_had_and_nothing_it_confirm
             wait_until(lambda: role(replica) == "master", 30, "the failover")
             after = queue.send("after")
             found = drain(post, name)
-    # The check of P1 sees a loss where there is one: what nobody but the dead master had is gone.
-    assert missing(lagging, found) == 20
-    assert not set(doubt.value.ids) & set(found)
-    verdict(27, n=6, lost=missing([*confirmed, after], found), lost_at_memory=missing(lagging, found))
+            # The check of P1 sees a loss where there is one: what nobody but the dead master had is gone.
+            assert missing(lagging, found) == 20
+            assert not set(doubt.value.ids) & set(found)
+            verdict(27, n=6, lost=missing([*confirmed, after], found), lost_at_memory=missing(lagging, found))
+            count_from_journal(post, name)

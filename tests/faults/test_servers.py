@@ -15,6 +15,7 @@ import restante
 from restante import Admin, Client, NotReady, QueueFull, State, Unavailable, UnsafeServer
 from restante.core import doctor
 from tests.faults.rows import (
+    count_from_journal,
     drain,
     history_faults,
     keep_whole_journal,
@@ -86,6 +87,7 @@ def test_a_killed_server_loses_nothing_confirmed_and_consumers_go_on(
             within_s=2.0,
             fsync=fsync,
         )
+        count_from_journal(post, name)
 
 
 def test_without_an_append_only_file_a_kill_loses_everything_and_the_count_says_so(name: str) -> None:
@@ -166,6 +168,7 @@ def test_a_server_silent_for_longer_than_a_lease_doubles_nothing_and_is_served_a
             within_s=2.0,
             given_to_nobody=counts.leased,
         )
+        count_from_journal(post, name)
 
 
 def test_a_loading_server_is_not_ready_and_then_goes_on(name: str) -> None:
@@ -191,7 +194,9 @@ def test_a_loading_server_is_not_ready_and_then_goes_on(name: str) -> None:
             wait_until(lambda: len({line.id for line in worker.said("end")}) == 500, 30, "the second batch")
             assert worker.returncode is None
             ids = [line.id for line in worker.said("start")]
-    verdict(18, n=500, lost=missing(sent, ids), dup=len(ids) - len(set(ids)))
+        verdict(18, n=500, lost=missing(sent, ids), dup=len(ids) - len(set(ids)))
+        with restante.connect(server.url) as post:
+            count_from_journal(post, name)
 
 
 def test_a_full_server_refuses_sends_and_its_backlog_is_drained_to_nothing(binary: Path, name: str) -> None:
@@ -240,6 +245,7 @@ def test_a_full_server_refuses_sends_and_its_backlog_is_drained_to_nothing(binar
         queue.send("room again")
         assert len(drain(post, name)) == 1
         verdict(22, n=650, lost=lost, server=".".join(map(str, server.version)))
+        count_from_journal(post, name)
 
 
 def test_an_expired_lease_at_maxmemory_still_dies_with_its_reason(binary: Path, name: str) -> None:
@@ -254,6 +260,7 @@ def test_an_expired_lease_at_maxmemory_still_dies_with_its_reason(binary: Path, 
         assert view.counts(name).dead == 20
         assert view.show(name, sent[0]).history[0].event.value == "expired"
         verdict("22b", n=20)
+        count_from_journal(post, name)
 
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "allkeys-random", "allkeys-lfu"])
@@ -303,3 +310,4 @@ def test_forgotten_scripts_are_no_error_to_anybody(name: str, seconds: float) ->
         assert not errors
         assert not any("failed" in worker.stderr for worker in workers)
         verdict(31, n=len(sent), lost=missing(sent, ids), dup=len(ids) - len(set(ids)), flushes=flushes)
+        count_from_journal(post, name)

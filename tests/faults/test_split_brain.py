@@ -6,7 +6,7 @@ import pytest
 
 import restante
 from restante import ReadOnly
-from tests.faults.rows import drain, missing, verdict, wait_until
+from tests.faults.rows import count_from_journal, drain, missing, verdict, wait_until
 from tests.harness.proxy import FaultProxy
 from tests.harness.servers import HOST, RedisServer, call
 
@@ -41,6 +41,7 @@ def test_a_master_that_was_replaced_takes_no_more_writes_and_loses_nothing_confi
             call(new.client(), "REPLICAOF", "NO", "ONE")
             after = post.queue(name).send("after")
             found = drain(post, name)
-    assert doubtful
-    assert not set(doubtful) & set(found)
-    verdict(29, n=21, lost=missing([*confirmed, after], found), max_recovery_s=took, within_s=LAG + 2.0)
+            assert doubtful
+            assert not set(doubtful) & set(found)
+            verdict(29, n=21, lost=missing([*confirmed, after], found), max_recovery_s=took, within_s=LAG + 2.0)
+            count_from_journal(post, name)

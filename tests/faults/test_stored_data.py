@@ -163,6 +163,9 @@ def _work(queue: Queue, view: Admin) -> None:
             taken.bury(error="why")
     if (message := queue.receive()) is not None:
         message.release()
+    queue.send("given up", priority=255)
+    if (message := queue.receive()) is not None and message.payload == "given up":
+        view.cancel(name, [message.id])
     if (message := queue.receive()) is not None:
         message.ack()
     view.counts(name)

@@ -12,7 +12,7 @@ import restante
 from restante import Admin, Client, Sweeper
 from restante.core import pool
 from restante.core import queue as queue_module
-from tests.faults.rows import drain, missing, script_calls, verdict, wait_until
+from tests.faults.rows import count_from_journal, drain, missing, script_calls, verdict, wait_until
 from tests.harness.deadlines import PATIENCE
 from tests.harness.servers import RedisServer, debian_binary
 
@@ -52,9 +52,10 @@ def test_one_message_wakes_at_most_two_of_two_hundred(monkeypatch: pytest.Monkey
         queue.send_many(["go home"] * sleepers)
         for thread in threads:
             thread.join(PATIENCE)
-    assert None not in got
-    verdict(44, n=sleepers, woken=max(woken))
-    assert max(woken) <= 2
+        assert None not in got
+        assert max(woken) <= 2
+        verdict(44, n=sleepers, woken=max(woken))
+        count_from_journal(post, "herd")
 
 
 @pytest.mark.parametrize("ready", [0, 5000])

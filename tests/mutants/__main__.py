@@ -2,9 +2,9 @@
 
     python -m tests.mutants [--room core] [--only TEXT] [--processes N] [--resume] [--write-docs]
 
-First the closest tests run without a fault: what fails then proves nothing, and its faults do not count. Each outcome
-is written down as it comes; `--resume` takes those of a run that was stopped, unless the code changed since. The exit
-code is 1 when fewer faults than `ENOUGH` are caught or a room has none.
+In the end every test that caught a fault runs without one: if it fails then too, its faults do not count. Each outcome
+is written down as it comes; `--resume` takes those of earlier runs, unless the faulty file or the tests of the fault
+changed since. The exit code is 1 when fewer faults than `ENOUGH` are caught.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from tests.mutants.catalogue import FAULTS
-from tests.mutants.planting import Fault
-from tests.mutants.running import CAUGHT_BY, ROOT, Outcome, try_all, without_fault
+from tests.mutants.planting import Fault, NotPlanted, locate
+from tests.mutants.running import CAUGHT_BY, ROOT, Outcome, failing_without_fault, try_all
 
 #: The share of faults that must be caught.
 ENOUGH: Final = 0.98
-#: One JSON line per outcome, below a line that identifies the code.
+#: One JSON line per outcome, with a digest of what it was found on.
 RESULTS: Final = ROOT / "benchmarks" / "results" / "mutants.jsonl"
 PAGE: Final = ROOT / "docs" / "explain" / "planted-faults.md"
 BEGIN, END = "<!-- faults: begin -->", "<!-- faults: end -->"
@@ -41,7 +41,9 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--room", action="append", choices=sorted({fault.room for fault in FAULTS}))
     parser.add_argument("--only", metavar="TEXT", help="faults whose name or function contains this text")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--resume", action="store_true", help="continue a run that was stopped")
+    parser.add_argument(
+        "--resume", action="store_true", help="take what earlier runs found, where nothing changed since"
+    )
     parser.add_argument("--write-docs", action="store_true", help=f"put the table into {PAGE.name}")
     told = parser.parse_args(words)
     chosen = [
@@ -55,12 +57,12 @@ def main(words: Sequence[str] | None = None) -> int:
     if told.write_docs and len(chosen) < len(FAULTS):
         parser.error("--write-docs publishes a whole run: leave --room and --only out")
     console = Console()
-    known = recorded()
-    done = {fault: known[fault.name] for fault in chosen if told.resume and fault.name in known}
+    known = recorded() if told.resume else {}
+    done = {fault: known[fault.name] for fault in chosen if fault.name in known}
     done |= {
         one.fault: one for one in _tried([fault for fault in chosen if fault not in done], told.processes, console)
     }
-    outcomes = [done[fault] for fault in chosen]
+    outcomes = confirmed([done[fault] for fault in chosen], told.processes, console)
     enough = show(outcomes, console)
     if told.write_docs:
         write_page(PAGE, outcomes)
@@ -69,27 +71,24 @@ def main(words: Sequence[str] | None = None) -> int:
     return 0 if enough else 1
 
 
-def fingerprint() -> str:
-    """Identifies the sources, the tests and the catalogue, so that a run of other code is never continued."""
-    digest = hashlib.sha256()
-    for folder in ("src", "tests", "dashboard/src"):
-        for file in sorted((ROOT / folder).rglob("*")):
-            if file.suffix in {".py", ".lua", ".ts", ".tsx", ".css"} and "node_modules" not in file.parts:
-                digest.update(file.read_bytes())
-    return digest.hexdigest()
+def digest(fault: Fault) -> str:
+    """Identifies a fault, the file it is planted in and its tests. What else those use is not part of it."""
+    try:
+        planted = locate(fault, ROOT)[0].read_bytes()
+    except NotPlanted:
+        planted = b""
+    files = [ROOT / word.partition("::")[0] for word in fault.tests if word.startswith("tests/")]
+    texts = [file.read_bytes() for file in files if file.is_file()]
+    return hashlib.sha256(b"\0".join([repr(fault).encode(), planted, *texts])).hexdigest()
 
 
 def recorded() -> dict[str, Outcome]:
-    """The outcomes of earlier runs of the same code, by name. Without any, a new record begins."""
+    """The outcomes of earlier runs that still hold, by name; of several, the last."""
     faults, outcomes = {fault.name: fault for fault in FAULTS}, {}
-    code, lines = fingerprint(), RESULTS.read_text().splitlines() if RESULTS.exists() else []
-    if not lines or lines[0] != code:
-        RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(f"{code}\n")
-        return {}
-    for row in map(json.loads, lines[1:]):
-        name = f"{row['room']}: {row['what']}"
-        outcomes[name] = Outcome(faults[name], row["verdict"], row["by"], row["seconds"])
+    for row in map(json.loads, RESULTS.read_text().splitlines() if RESULTS.exists() else ()):
+        fault = faults.get(f"{row['room']}: {row['what']}")
+        if fault is not None and row["digest"] == digest(fault):
+            outcomes[fault.name] = Outcome(fault, row["verdict"], row["by"], row["seconds"])
     return outcomes
 
 
@@ -102,18 +101,10 @@ def _tried(chosen: Sequence[Fault], processes: int, console: Console) -> list[Ou
         TimeRemainingColumn(),
     )
     outcomes: list[Outcome] = []
+    RESULTS.parent.mkdir(exist_ok=True)
     with Progress(*columns, console=console) as progress:
-        sound = progress.add_task("tests without a fault", total=len({fault.tests for fault in chosen}))
-        broken = set()
-        for tests, passed in without_fault({fault.tests for fault in chosen}, processes):
-            progress.advance(sound)
-            if not passed:
-                broken.add(tests)
-                progress.print(f"[red]fails without a fault:[/] {' '.join(tests)}")
         planted = progress.add_task("planted faults", total=len(chosen))
         for outcome in try_all(chosen, processes):
-            if outcome.fault.tests in broken:
-                outcome = replace(outcome, verdict="its tests fail without it")
             outcomes.append(outcome)
             with RESULTS.open("a") as file:
                 file.write(json.dumps(_line(outcome)) + "\n")
@@ -121,6 +112,16 @@ def _tried(chosen: Sequence[Fault], processes: int, console: Console) -> list[Ou
             if not outcome.caught:
                 progress.print(f"[red]{outcome.verdict}:[/] {outcome.fault.name} ({outcome.fault.where})")
     return outcomes
+
+
+def confirmed(outcomes: Sequence[Outcome], processes: int, console: Console) -> list[Outcome]:
+    """The same outcomes, without those whose test fails although no fault is planted."""
+    console.print("running the tests that caught a fault without one")
+    failing = failing_without_fault({one.by for one in outcomes if one.caught}, processes)
+    return [
+        replace(one, verdict="its test fails without it") if one.caught and one.by in failing else one
+        for one in outcomes
+    ]
 
 
 def show(outcomes: Sequence[Outcome], console: Console) -> bool:
@@ -174,6 +175,7 @@ def _line(outcome: Outcome) -> dict[str, object]:
         "verdict": outcome.verdict,
         "by": outcome.by,
         "seconds": round(outcome.seconds, 1),
+        "digest": digest(fault),
     }
 
 

@@ -36,6 +36,7 @@ BEGIN, END = "<!-- mutation: begin -->", "<!-- mutation: end -->"
 MODULES: Final = {
     "core/retry": ("tests/core/test_retry_policy.py",),
     "core/call_retry": ("tests/core/test_reactions.py",),
+    "core/restart_policy": ("tests/core/test_restart_policy.py",),
     "core/settings": ("tests/core/test_settings.py",),
     "rabbitmq/topology": (
         "tests/rabbitmq/test_topology.py",

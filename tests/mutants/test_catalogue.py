@@ -10,7 +10,7 @@ import pytest
 from tests.mutants import __main__ as command
 from tests.mutants.catalogue import FAULTS
 from tests.mutants.planting import Fault, NotPlanted, locate, plant
-from tests.mutants.running import ROOT, Outcome, judge, likeliest_first, try_all
+from tests.mutants.running import ROOT, Outcome, failing_without_fault, judge, likeliest_first, try_all
 
 #: Faults that every run tries, by name: each is caught within seconds and stands for its room.
 ALWAYS = (
@@ -78,7 +78,9 @@ def test_the_test_that_caught_a_fault_last_runs_first_while_it_exists() -> None:
     assert likeliest_first(fault, {}) == fault.tests
 
 
-def test_a_stopped_run_is_continued_until_the_code_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The command with four faults of which one run tries two; returns the names of those that were tried."""
     tried: list[str] = []
 
     def try_two(faults: Sequence[Fault], processes: int) -> Iterator[Outcome]:
@@ -88,15 +90,43 @@ def test_a_stopped_run_is_continued_until_the_code_changes(tmp_path: Path, monke
         if len(faults) > 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "RESULTS", tmp_path / "mutants.jsonl")
+    monkeypatch.setattr(command, "RESULTS", tmp_path / "results/mutants.jsonl")
     monkeypatch.setattr(command, "try_all", try_two)
-    monkeypatch.setattr(command, "without_fault", lambda sets, processes: ())
+    monkeypatch.setattr(command, "failing_without_fault", lambda tests, processes: set())
     monkeypatch.setattr(command, "FAULTS", FAULTS[:4])
+    return tried
+
+
+def test_a_stopped_run_is_continued(recording: list[str]) -> None:
     with pytest.raises(KeyboardInterrupt):
         command.main([])
     assert command.main(["--resume"]) == 0
-    assert tried == [fault.name for fault in FAULTS[:4]]
-    monkeypatch.setattr(command, "fingerprint", lambda: "other code")
+    assert recording == [fault.name for fault in FAULTS[:4]]
+
+
+def test_what_changed_since_an_earlier_run_is_tried_again(
+    recording: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(KeyboardInterrupt):
-        command.main(["--resume"])
-    assert tried[4:] == [fault.name for fault in FAULTS[:2]]
+        command.main([])
+    assert command.main(["--resume"]) == 0
+    old = command.digest
+    monkeypatch.setattr(command, "digest", lambda fault: old(fault) + ("changed" if fault == FAULTS[1] else ""))
+    assert command.main(["--resume"]) == 0
+    assert recording[4:] == [FAULTS[1].name]
+
+
+def test_a_test_that_fails_without_the_fault_proves_nothing(
+    recording: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "FAULTS", FAULTS[:2])
+    monkeypatch.setattr(command, "failing_without_fault", lambda tests, processes: set(tests))
+    assert command.main([]) == 1
+    assert "all           0 of 2" in capsys.readouterr().out
+
+
+def test_the_tests_that_caught_faults_run_without_them() -> None:
+    good = "tests/mutants/test_catalogue.py::test_no_two_faults_have_one_name"
+    assert failing_without_fault([good], 1) == set()
+    with pytest.raises(RuntimeError, match="pytest ended with"):
+        failing_without_fault([f"{good}_that_is_gone"], 1)

@@ -327,11 +327,11 @@ FAULTS: Final = (
     ),
     Fault(
         "core",
-        "a message bound twice to one queue arrives twice",
+        "a queue that is bound twice is named twice",
         "Table.match",
         "chosen[info.name] = info",
         "chosen[f'{info.name} {key}'] = info",
-        ("tests/celery/test_kombu.py", "-k", "two_bindings"),
+        ("tests/core/test_router.py", "-k", "two_bindings"),
     ),
     # -- embedded servers ------------------------------------------------------------------------------------------
     Fault(

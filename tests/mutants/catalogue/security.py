@@ -126,7 +126,7 @@ FAULTS: Final = (
         "a text that turns its direction round is shown so",
         "exactjson.ts",
         ".replace(UNSEEN, escaped)",
-        "",
+        ".replace(UNSEEN, (one) => one || escaped(one))",
         _PAGES,
     ),
 )
