@@ -327,10 +327,11 @@ async def test_a_receive_that_waits_is_one_request(line: Line, far: Any, post: r
 
 
 async def test_a_wait_comes_on_top_of_the_timeout(line: Line, connect: Callable[..., Any], name: str) -> None:
-    client = connect(line.address, timeout=1)
+    # The margin of a busy machine is the timeout, so neither is short.
+    client = connect(line.address, timeout=5)
     begun = time.monotonic()
-    assert await call(client.queue(name).receive, 2) is None
-    assert time.monotonic() - begun >= 2
+    assert await call(client.queue(name).receive, 6) is None
+    assert time.monotonic() - begun >= 6
     await call(client.close)
 
 

@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import restante
@@ -30,9 +30,18 @@ def burn(seconds: float) -> None:
         sum(range(200))
 
 
+def spans(told: dict[str, Any]) -> Iterator[float]:
+    """How long to work: `seconds`, or pieces until the file `until` exists."""
+    if "until" not in told:
+        yield told.get("seconds", 0.0)
+        return
+    while not os.path.exists(told["until"]):
+        yield 0.05
+
+
 def handler(told: dict[str, Any]) -> Callable[[Any], Any]:
     """The handler asked for."""
-    kind, seconds = told["handler"], told.get("seconds", 0.0)
+    kind = told["handler"]
 
     def plain(message: Any) -> None:
         say("start", message.id, message.attempts, time.monotonic())
@@ -40,18 +49,20 @@ def handler(told: dict[str, Any]) -> Callable[[Any], Any]:
             os._exit(9)
         if kind == "raise" or (kind == "raise on" and message.payload == told["payload"]):
             raise ValueError(f"poison {message.payload}")
-        if kind == "burn":
-            burn(seconds)
-        else:
-            time.sleep(seconds)
+        for seconds in spans(told):
+            if kind == "burn":
+                burn(seconds)
+            else:
+                time.sleep(seconds)
         say("end", message.id, message.attempts, time.monotonic())
 
     async def coroutine(message: Any) -> None:
         say("start", message.id, message.attempts, time.monotonic())
-        if kind == "async block":
-            burn(seconds)
-        else:
-            await asyncio.sleep(seconds)
+        for seconds in spans(told):
+            if kind == "async block":
+                burn(seconds)
+            else:
+                await asyncio.sleep(seconds)
         say("end", message.id, message.attempts, time.monotonic())
 
     return coroutine if kind.startswith("async") else plain
@@ -87,7 +98,8 @@ def main() -> None:
         for message in queue.consume():
             with message:
                 say("start", message.id, message.attempts, time.monotonic())
-                time.sleep(told.get("seconds", 0.0))
+                for seconds in spans(told):
+                    time.sleep(seconds)
                 say("end", message.id, message.attempts, time.monotonic())
     else:
         queue.handler(handler(told))
