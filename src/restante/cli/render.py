@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from restante import JournalEntry, Message, QueueSettings, State
-from restante.core.inspector import ConsumerInfo, Counts
+from restante.core.inspector import Counts
 from restante.core.message import Attempt
 from restante.core.message import Progress as HandlerProgress
 from restante.core.settings import DURATIONS
@@ -382,29 +382,6 @@ def message_dict(message: Message) -> dict[str, Any]:
         for attempt in message.history
     ]
     return document
-
-
-def consumer_dict(consumer: ConsumerInfo) -> dict[str, Any]:
-    """A consumer for `--json`."""
-    return {
-        "name": consumer.name,
-        "queues": list(consumer.queues),
-        "last_seen_at": consumer.last_seen.isoformat(),
-        "host": consumer.host,
-        "pid": consumer.pid,
-        "concurrency": consumer.concurrency,
-        "hung": consumer.hung,
-        "processes": [
-            {
-                "name": process.name,
-                "pid": process.pid,
-                "concurrency": process.concurrency,
-                "hung": process.hung,
-                "last_seen_at": process.last_seen.isoformat(),
-            }
-            for process in consumer.processes
-        ],
-    }
 
 
 def journal_line(entry: JournalEntry) -> Text:

@@ -84,9 +84,8 @@ def _is_json(text: bytes) -> bool:
     return True
 
 
-def received_out(message: Message, settings: QueueSettings) -> dict[str, Any]:
-    """A message for the consumer that receives it."""
-    stored = message.stored
+def _facts(message: Message, max_attempts: int) -> dict[str, Any]:
+    """What a message shows to its consumer and to operators."""
     return {
         "id": message.id,
         "queue": message.queue,
@@ -94,17 +93,24 @@ def received_out(message: Message, settings: QueueSettings) -> dict[str, Any]:
         "priority": message.priority,
         "size": message.size,
         "attempts": message.attempts,
-        "max_attempts": message.max_attempts or settings.max_attempts,
+        "max_attempts": message.max_attempts or max_attempts,
         "replays": message.replays,
-        "suspect": message.suspect,
         "content_type": message.content_type,
         "headers": message.headers,
-        "sent_at": stored.sent_ms,
+        "sent_at": message.stored.sent_ms,
+        "expires_at": ms(message.expires_at),
+        "unique": message.unique,
+    }
+
+
+def received_out(message: Message, settings: QueueSettings) -> dict[str, Any]:
+    """A message for the consumer that receives it."""
+    return {
+        **_facts(message, settings.max_attempts),
+        "suspect": message.suspect,
         "received_at": message.received_ms,
         "lease_expires_at": message.expires_ms,
         "lease_token": message.lease_token,
-        "expires_at": ms(message.expires_at),
-        "unique": message.unique,
         "retry": message.retry.text() if message.retry else None,
         "timeout_seconds": message.timeout,
         **_content(message),
@@ -116,25 +122,13 @@ def message_out(message: Message, settings: QueueSettings | None, anomalies: lis
     last = message.history[-1] if message.history else None
     lines = last.error.strip().splitlines() if last else []
     return {
-        "id": message.id,
-        "queue": message.queue,
+        **_facts(message, settings.max_attempts if settings else DEFAULT_MAX_ATTEMPTS),
         "state": message.state.value,
-        "kind": message.kind,
-        "priority": message.priority,
-        "size": message.size,
-        "attempts": message.attempts,
-        "max_attempts": message.max_attempts or (settings.max_attempts if settings else DEFAULT_MAX_ATTEMPTS),
-        "replays": message.replays,
         "consumer": message.consumer,
-        "content_type": message.content_type,
-        "sent_at": message.stored.sent_ms,
         "due_at": ms(message.due_at),
         "lease_expires_at": ms(message.lease_expires_at),
         "received_at": ms(message.received_at),
         "settled_at": ms(message.settled_at),
-        "expires_at": ms(message.expires_at),
-        "unique": message.unique,
-        "headers": message.headers,
         "preview": message.preview[:GLANCE].decode(errors="replace"),
         "whole": message.whole,
         "error_class": last.error_class if last else "",

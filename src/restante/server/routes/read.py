@@ -294,23 +294,7 @@ async def consumers(state: StateDep, caller: Reader) -> Json:
                     held.setdefault(holder, []).append(message_out(message, counts.settings, flags))
         listed = [
             {
-                "name": consumer.name,
-                "queues": list(consumer.queues),
-                "last_seen_at": ms(consumer.last_seen),
-                "host": consumer.host,
-                "pid": consumer.pid,
-                "concurrency": consumer.concurrency,
-                "hung": consumer.hung,
-                "processes": [
-                    {
-                        "name": process.name,
-                        "pid": process.pid,
-                        "concurrency": process.concurrency,
-                        "hung": process.hung,
-                        "last_seen_at": ms(process.last_seen),
-                    }
-                    for process in consumer.processes
-                ],
+                **consumer.as_dict(ms),
                 "held": held.get(consumer.name, []),
                 "held_count": counted.get(consumer.name, 0),
             }
