@@ -20,7 +20,7 @@ from restante.core.attempts import parse_delivery, parse_history, parse_progress
 from restante.core.errors import AccessDenied, Corrupt, InvalidInput, NotFound
 from restante.core.journal import JournalEntry, Position
 from restante.core.keys import AUDIT, QUEUES, SUBSCRIPTIONS, UNROUTABLE
-from restante.core.message import EPOCH, JournalEvent, Message, State, moment
+from restante.core.message import EPOCH, Instant, JournalEvent, Message, State, iso, moment
 from restante.core.names import valid_name
 from restante.core.operations import MAX_BATCH
 from restante.core.queue import Client
@@ -136,7 +136,7 @@ class ConsumerInfo:
         """The names under which it holds messages."""
         return tuple(process.name for process in self.processes) or (self.name,)
 
-    def as_dict(self, instant: Callable[[datetime], Any] = datetime.isoformat) -> dict[str, Any]:
+    def as_dict(self, instant: Instant = iso) -> dict[str, Any]:
         """The entry as a dict for JSON, instants as `instant` converts them."""
         fields = asdict(self) | {"last_seen_at": instant(self.last_seen)}
         del fields["last_seen"], fields["hung_by_queue"]

@@ -13,7 +13,7 @@ from restante.core.admin import ReplayTask
 from restante.core.attempts import Status
 from restante.core.inspector import AuditEntry, Counts
 from restante.core.journal import JournalEntry
-from restante.core.message import Attempt, Message, Progress, State
+from restante.core.message import Message, State
 from restante.core.settings import DEFAULT_MAX_ATTEMPTS, QueueSettings
 from restante.rsmq.inspector import RsmqCounts
 from restante.rsmq.reader import RsmqMessage
@@ -45,26 +45,6 @@ def counts_out(counts: Counts) -> dict[str, Any]:
         "overdue": counts.overdue,
         "waited_seconds": round(counts.waited, 3),
         "paused": counts.paused,
-    }
-
-
-def journal_out(entry: JournalEntry) -> dict[str, Any]:
-    return {
-        "queue": entry.queue,
-        "position": entry.position.sequence,
-        "event": entry.event.value,
-        "state": entry.state,
-        "at": ms(entry.at),
-        "message_id": entry.message_id,
-        "sent_at": ms(entry.sent_at),
-        "kind": entry.kind,
-        "priority": entry.priority,
-        "size": entry.size,
-        "attempts": entry.attempts,
-        "consumer": entry.consumer,
-        "due_at": ms(entry.due_at),
-        "error_class": entry.error_class,
-        "detail": entry.detail,
     }
 
 
@@ -133,7 +113,7 @@ def message_out(message: Message, settings: QueueSettings | None, anomalies: lis
         "whole": message.whole,
         "error_class": last.error_class if last else "",
         "error": lines[-1][:500] if lines else "",
-        "progress": progress_out(message.last_progress),
+        "progress": message.last_progress.as_dict(ms) if message.last_progress else None,
         "anomalies": anomalies,
     }
 
@@ -148,16 +128,10 @@ def whole_out(
         "retry": message.retry.text() if message.retry else None,
         "result": message.result,
         "timeout_seconds": message.timeout,
-        "history": [attempt_out(attempt) for attempt in message.history],
-        "journal": [journal_out(entry) for entry in journal],
+        "history": [attempt.as_dict(ms) for attempt in message.history],
+        "journal": [entry.as_dict(ms) for entry in journal],
         "journal_complete": complete,
     }
-
-
-def progress_out(progress: Progress | None) -> dict[str, Any] | None:
-    if progress is None:
-        return None
-    return {"fraction": progress.fraction, "step": progress.step, "at": ms(progress.at)}
 
 
 def status_out(queue: str, id: str, status: Status) -> dict[str, Any]:
@@ -168,22 +142,10 @@ def status_out(queue: str, id: str, status: Status) -> dict[str, Any]:
         "state": status.state.value if status.state else None,
         "acked": status.acked,
         "attempts": status.attempts,
-        "progress": progress_out(status.progress),
+        "progress": status.progress.as_dict(ms) if status.progress else None,
         "result": status.result,
         "error_class": status.error_class,
         "error": status.error,
-    }
-
-
-def attempt_out(attempt: Attempt) -> dict[str, Any]:
-    return {
-        "attempt": attempt.attempt,
-        "received_at": ms(attempt.received_at),
-        "ended_at": ms(attempt.ended_at),
-        "event": attempt.event.value,
-        "consumer": attempt.consumer,
-        "error_class": attempt.error_class,
-        "error": attempt.error,
     }
 
 
