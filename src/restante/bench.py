@@ -26,8 +26,8 @@ from restante.core.call_retry import info
 from restante.core.consumer import Consumer
 from restante.core.keys import QUEUES
 from restante.core.message import State, new_id
-from restante.core.operations import pack
 from restante.core.queue import Client, Queue
+from restante.core.scripts import pack
 
 #: Bytes of each payload, as JSON text.
 PAYLOAD_BYTES = 200

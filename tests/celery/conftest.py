@@ -14,7 +14,7 @@ from kombu import Connection, pools
 import restante
 from restante import Admin, Client
 from restante.celery.broker_client import _clients
-from restante.core.operations import Script
+from restante.core.scripts import Script
 from tests.celery.workers import Worker
 from tests.harness.clock import FrozenClock
 from tests.harness.proxy import FaultProxy

@@ -12,7 +12,7 @@ from typing import Any
 
 from restante.core.errors import QueueFull
 from restante.core.message import JournalEvent
-from restante.core.operations import Script
+from restante.core.scripts import Script
 from tests.core.bench import Bench
 from tests.core.contents import STATES, Dump, Journal, dump, hint, violations
 from tests.core.entry import Full, Settings

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from restante.core.operations import Script
+from restante.core.scripts import Script
 from tests.core.bench import Bench
 from tests.core.paired import Disagreement, Pair
 from tests.core.scenario import play

@@ -40,7 +40,8 @@ from restante.core.call_retry import (
     not_confirmed,
     waiting_failed,
 )
-from restante.core.operations import ACK, SEND, Operation, ScriptCall, pack
+from restante.core.operations import ACK, SEND
+from restante.core.scripts import Operation, ScriptCall, pack
 from restante.core.settings import ClientSettings
 
 SHOWN = "redis://host:6379/0"

@@ -12,10 +12,12 @@ import restante
 from restante import Admin, Client, QueueFull, aio
 from restante.core import operations as ops
 from restante.core.flow import Flow, drive
-from restante.core.operations import DELETE, Command, Operation, QueueRef, ScriptCall
+from restante.core.operator_verbs import DELETE
 from restante.core.queue import run_flow_async
+from restante.core.queue_ref import QueueRef
 from restante.core.router import Router
 from restante.core.routes import QueueInfo, Table
+from restante.core.scripts import Command, Operation, ScriptCall
 from tests.core.bench import Bench
 
 TOPIC = "order.paid"

@@ -10,8 +10,9 @@ from redis.exceptions import ResponseError
 
 from restante.core.errors import InvalidInput, PayloadTooLarge, QueueFull, RestanteError
 from restante.core.message import STATE_LETTERS, State
-from restante.core.operations import FEW_KEYS, Argument, ScriptCall, repeated_send
+from restante.core.operations import FEW_KEYS, repeated_send
 from restante.core.queue import Client
+from restante.core.scripts import Argument, ScriptCall
 from restante.core.settings import ClientSettings
 from tests.core.contents import changes, position, violations
 from tests.core.desk import LEASE, A, B, Desk, delivery, line, message

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
-from restante.core import admin, inspector, lease_journal, operations, queue
+from restante.core import admin, handle, inspector, lease_journal, operations, operator_verbs, queue
 from restante.core.connection import Connection
 from restante.core.keys import QueueKeys
-from restante.core.operations import Argument, Script, ScriptCall, sha1
+from restante.core.scripts import Argument, Script, ScriptCall, sha1
 from restante.core.stored import encode
 
 #: Every script of the product by its name.
 SCRIPTS: Final[Mapping[str, Script]] = MappingProxyType(
     {
         script.name: script
-        for module in (operations, queue, inspector, admin, lease_journal)
+        for module in (operations, operator_verbs, handle, queue, inspector, admin, lease_journal)
         for script in vars(module).values()
         if isinstance(script, Script)
     }

@@ -20,7 +20,7 @@ from restante import Admin, Client, LeasedMessage, MessageId, State, Unavailable
 from restante.core import call_retry, operations, pool
 from restante.core import queue as queue_module
 from restante.core.keys import QueueKeys
-from restante.core.operations import pack, with_question
+from restante.core.scripts import pack, with_question
 from tests.faults.rows import (
     drain,
     early_deliveries,

@@ -15,7 +15,7 @@ import restante
 from restante import Admin, Client, Consumer, LeasedMessage, State, Sweeper
 from restante.core import call_retry, operations, prefetch, renewal
 from restante.core import consumer as consuming
-from restante.core.operations import Script
+from restante.core.scripts import Script
 from tests.faults.rows import verdict
 from tests.harness.deadlines import wait_until
 from tests.harness.proxy import FaultProxy

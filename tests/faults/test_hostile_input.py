@@ -18,7 +18,7 @@ from restante.core.journal_reader import JournalReader
 from restante.core.keys import QueueKeys
 from restante.core.lease_journal import LeaseJournal
 from restante.core.names import valid_name
-from restante.core.operations import Argument, Script, ScriptCall
+from restante.core.scripts import Argument, Script, ScriptCall
 from restante.core.stored import encode
 from tests.faults.rows import verdict
 from tests.harness.servers import RedisServer, call

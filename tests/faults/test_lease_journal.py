@@ -11,7 +11,7 @@ import restante
 from restante import Admin, Client, Corrupt
 from restante.core import lease_journal, operations
 from restante.core.lease_journal import VERDICTS, LeaseJournal, Settlement
-from restante.core.operations import Script
+from restante.core.scripts import Script
 from tests.faults.rows import missing, verdict
 from tests.harness.proxy import FaultProxy
 from tests.harness.servers import RedisServer, call

@@ -19,7 +19,7 @@ from restante import Client
 from restante.core import call_retry, operations
 from restante.core.call_retry import CallRetry
 from restante.core.keys import QueueKeys
-from restante.core.operations import Operation
+from restante.core.scripts import Operation, ScriptCall
 from tests.faults.rows import missing, verdict, wait_until
 from tests.harness.processes import PythonProcess
 from tests.harness.servers import RedisServer
@@ -89,7 +89,7 @@ class _Client:
         self._begin()
 
     def _begin(self) -> None:
-        op: Operation[Any] = operations.ScriptCall(
+        op: Operation[Any] = ScriptCall(
             operations.RECEIVE, QueueKeys("q").group(operations.RECEIVE.keys), [], lambda reply: reply, "q"
         )
         self._effort = CallRetry(op, patience=4.0, started=self.at)

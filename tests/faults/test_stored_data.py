@@ -12,8 +12,8 @@ import restante
 from restante import Admin, Client, Corrupt, LeasedMessage, Queue, RestanteError, State
 from restante.core.flow import Wait, drive
 from restante.core.keys import NAMES
-from restante.core.operations import Operation
 from restante.core.queue import receiving
+from restante.core.scripts import Operation
 from tests.faults.rows import drain, missing, places, verdict
 from tests.harness.proxy import FaultProxy
 from tests.harness.servers import RedisServer, call

@@ -14,7 +14,7 @@ import pytest
 import restante
 from restante import Admin, Client, QueueFull
 from restante.core import operations
-from restante.core.operations import Script
+from restante.core.scripts import Script
 from restante.rsmq import AsyncRsmq, Rsmq, RsmqReceived, calls, transfer
 from restante.rsmq import consumer as rsmq_consumer
 from restante.rsmq.bridge import Bridge, Bridged, take_over

@@ -17,7 +17,7 @@ from restante.core.journal import COLUMNS
 from restante.core.keys import NAMES, QueueKeys
 from restante.core.lease_journal import VERDICTS
 from restante.core.message import LIFECYCLE, STATE_LETTERS, JournalEvent, State
-from restante.core.operations import PARTS, Script
+from restante.core.scripts import PARTS, Script
 from restante.core.settings import JOURNAL_LEVELS
 from restante.server import create_app
 

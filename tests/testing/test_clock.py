@@ -13,7 +13,7 @@ import pytest
 import restante
 from restante import Admin, Client, InvalidInput, LeaseLost, State
 from restante.core import operations
-from restante.core.operations import Script, sha1
+from restante.core.scripts import Script, sha1
 from restante.testing import Clock, PrivateServer
 from restante.testing.clock import PREFACE, loaded_scripts, move_scripts, restore_scripts
 from tests.harness.deadlines import wait_until

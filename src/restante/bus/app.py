@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, Never, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Never, TypeVar, Unpack
 
 from celery import Celery, Task
 from celery.exceptions import Retry
@@ -25,7 +25,7 @@ from restante.bus.addresses import celery_url, choose_broker_url, is_rabbitmq, s
 from restante.bus.batch import Batch, Publishing
 from restante.bus.broker import Answer, Published, SendOptions, WorkerBackend
 from restante.bus.celery_settings import CeleryOptions
-from restante.bus.client import AsyncBusClient, BusClient, Topic, make_outgoing, open_redis
+from restante.bus.client import AsyncBusClient, BusClient, PublishMethod, Topic, make_outgoing, open_redis
 from restante.bus.dedup import WINDOW, DedupStore, Records, Turn, dedup_window, open_records
 from restante.bus.delivery import Delivery, purpose_of
 from restante.bus.handler import Handler, RetryRule
@@ -103,7 +103,7 @@ class HandlerTask(Task):
         return retry
 
 
-class Bus(Celery):
+class Bus(PublishMethod, Celery):
     """A service's bus: `bus = Bus("billing", broker="restante://…")`, or `amqp://…`.
 
     `retry` and `max_attempts` are the defaults of its handlers. A handled event does not run again for `dedup` seconds;
@@ -318,20 +318,7 @@ class Bus(Celery):
             **self.worker_backend.client_options,
         )
 
-    @overload
-    def publish(
-        self, topic: Topic, data: Any = None, *, wait: Literal[True] = True, **options: Unpack[PublishOptions]
-    ) -> Published: ...
-
-    @overload
-    def publish(
-        self, topic: Topic, data: Any = None, *, wait: Literal[False], **options: Unpack[PublishOptions]
-    ) -> Publishing: ...
-
-    def publish(
-        self, topic: Topic, data: Any = None, *, wait: bool = True, **options: Unpack[PublishOptions]
-    ) -> Published | Publishing:
-        """`BusClient.publish`, with this service as the source."""
+    def _publish(self, topic: Topic, data: Any, wait: bool, options: PublishOptions) -> Published | Publishing:
         return self.client.publish(topic, data, wait=wait, **options)
 
     def batch(self) -> Batch:

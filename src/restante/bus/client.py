@@ -151,23 +151,8 @@ class _Connected:
         raise NotImplementedError
 
 
-class BusClient(_Connected):
-    """Publishes and calls over one broker; safe to share between threads. Close it when done."""
-
-    _broker: Broker
-
-    def _connect(self, store: str | None, prefix: str, settings: ConnectionOptions) -> None:
-        #: The open batches of each thread.
-        self._opened = threading.local()
-        if is_rabbitmq(self.url):
-            with needs_extra("rabbitmq", "a client of RabbitMQ"):
-                from restante.bus.client_rabbitmq import RabbitBroker
-
-            self._broker = RabbitBroker(self.url, store=store, **cast(RabbitOptions, settings))
-        else:
-            from restante.bus.client_redis import RedisBroker
-
-            self._broker = RedisBroker(open_redis(self.url, **cast(ClientOptions, settings)), prefix)
+class PublishMethod:
+    """The method `publish` of a `BusClient` and a `Bus`."""
 
     @overload
     def publish(
@@ -195,6 +180,31 @@ class BusClient(_Connected):
         future at once. Inside a block of `batch()` it also returns at once, with `subscriptions` None, and the block's
         end waits.
         """
+        return self._publish(topic, data, wait, options)
+
+    def _publish(self, topic: Topic, data: Any, wait: bool, options: PublishOptions) -> Published | Publishing:
+        raise NotImplementedError
+
+
+class BusClient(PublishMethod, _Connected):
+    """Publishes and calls over one broker; safe to share between threads. Close it when done."""
+
+    _broker: Broker
+
+    def _connect(self, store: str | None, prefix: str, settings: ConnectionOptions) -> None:
+        #: The open batches of each thread.
+        self._opened = threading.local()
+        if is_rabbitmq(self.url):
+            with needs_extra("rabbitmq", "a client of RabbitMQ"):
+                from restante.bus.client_rabbitmq import RabbitBroker
+
+            self._broker = RabbitBroker(self.url, store=store, **cast(RabbitOptions, settings))
+        else:
+            from restante.bus.client_redis import RedisBroker
+
+            self._broker = RedisBroker(open_redis(self.url, **cast(ClientOptions, settings)), prefix)
+
+    def _publish(self, topic: Topic, data: Any, wait: bool, options: PublishOptions) -> Published | Publishing:
         outgoing, send_options = prepare_publish(topic, data, self.source, options, _PUBLISH)
         if wait:
             return self.send(outgoing, send_options)

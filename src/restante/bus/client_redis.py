@@ -20,10 +20,11 @@ from restante.core.call_retry import BLOCK
 from restante.core.errors import CallTimeout, NoHandler, Unroutable
 from restante.core.keys import reply_keys
 from restante.core.message import Draft
-from restante.core.operations import MAX_BATCH, Command
+from restante.core.operations import MAX_BATCH
 from restante.core.queue import AsyncClient, Client, Flow, Wait, open_queue, run_flow, run_flow_async
 from restante.core.router import Build, Router
 from restante.core.routes import QueueInfo
+from restante.core.scripts import Command
 from restante.core.stored import Json
 from restante.rabbitmq.topology import CALLS, CALLS_ALL, EVENTS, UNROUTED, UNROUTED_LENGTH, UNROUTED_SECONDS
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from restante.core.keys import exchange_key
-from restante.core.operations import Command
 from restante.core.routes import QueueInfo
+from restante.core.scripts import Command
 from restante.core.topics import matches
 
 if TYPE_CHECKING:

@@ -65,20 +65,10 @@ def delayed_tasks(state: Any) -> list[dict[str, Any]]:
 
 def _delayed(admin: Admin, queue: str) -> Iterator[Message]:
     for state in (State.SCHEDULED, State.RETRYING):
-        yield from itertools.islice(_messages(admin, queue, state), LISTED)
-
-
-def _messages(admin: Admin, queue: str, state: State) -> Iterator[Message]:
-    after: str | None = None
-    while True:
         try:
-            page = admin.messages(queue, state, after=after, preview=READ)
+            yield from itertools.islice(admin.walk(queue, state, preview=READ), LISTED)
         except NotFound:
             return  # nothing was ever sent to this queue
-        yield from page.messages
-        after = page.next
-        if after is None:
-            return
 
 
 def _describe(message: Message, queue: str, hostname: str, accept: Any) -> dict[str, Any]:

@@ -11,9 +11,10 @@ from restante.celery.broadcasts import broadcast
 from restante.celery.messages import Message, delay_of, headers_of, kind_of, payload_of, priority_of
 from restante.core import operations as ops
 from restante.core.message import MessageId, new_id
-from restante.core.operations import QueueRef, ScriptCall
+from restante.core.queue_ref import QueueRef
 from restante.core.router import Build
 from restante.core.routes import QueueInfo
+from restante.core.scripts import ScriptCall
 
 if TYPE_CHECKING:
     from restante.celery.broker_client import BrokerClient

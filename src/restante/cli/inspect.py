@@ -247,7 +247,7 @@ def consumers(context: Context) -> None:
     session = context.obj
     alive = session.admin.consumers()
     if session.json:
-        session.emit({"consumers": [render.consumer_dict(consumer) for consumer in alive]})
+        session.emit({"consumers": [consumer.as_dict() for consumer in alive]})
     elif alive:
         now = render.utcnow()
         columns = ("consumer", "queues", "concurrency", "hung", "host", "pid", "seen")

@@ -26,8 +26,8 @@ from restante.cli.consume import (
 from restante.cli.session import Code, Session, WrongUsage, code_of
 from restante.core import errors
 from restante.core.child_process import Parent, Program, StartMethod, Stop, memory_in_use
-from restante.core.operations import QueueRef
 from restante.core.queue import consumer_name
+from restante.core.queue_ref import QueueRef
 from restante.core.restart_policy import ProcessLimits, Report
 from restante.core.supervisor import Supervisor
 

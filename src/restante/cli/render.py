@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from restante import JournalEntry, Message, QueueSettings, State
-from restante.core.inspector import ConsumerInfo, Counts
-from restante.core.message import Attempt
+from restante.core.inspector import Counts
+from restante.core.message import Attempt, iso
 from restante.core.message import Progress as HandlerProgress
 from restante.core.settings import DURATIONS
 from restante.rsmq.inspector import RsmqCounts
@@ -292,10 +292,6 @@ def error_summary(attempt: Attempt | None) -> str:
     return one_line(lines[-1] if lines else attempt.error_class or attempt.event.value)
 
 
-def _iso(at: datetime | None) -> str | None:
-    return at.isoformat() if at else None
-
-
 def _instant(at_ms: int | None) -> datetime | None:
     return None if at_ms is None else datetime.fromtimestamp(at_ms / 1000, UTC)
 
@@ -312,8 +308,8 @@ def rsmq_dict(row: RsmqCounts) -> dict[str, Any]:
         "lease_seconds": row.lease_seconds,
         "delay_seconds": row.delay_seconds,
         "max_payload_bytes": row.max_payload_bytes,
-        "created_at": _iso(_instant(row.created_ms)),
-        "modified_at": _iso(_instant(row.modified_ms)),
+        "created_at": iso(_instant(row.created_ms)),
+        "modified_at": iso(_instant(row.modified_ms)),
     }
 
 
@@ -322,10 +318,10 @@ def rsmq_message_dict(message: RsmqMessage) -> dict[str, Any]:
     document: dict[str, Any] = {
         "id": message.id,
         "state": message.state.value,
-        "due_at": _iso(_instant(message.due_ms)),
+        "due_at": iso(_instant(message.due_ms)),
         "attempts": message.attempts,
-        "first_received_at": _iso(_instant(message.first_received_ms)),
-        "sent_at": _iso(_instant(message.sent_ms)),
+        "first_received_at": iso(_instant(message.first_received_ms)),
+        "sent_at": iso(_instant(message.sent_ms)),
         "size": len(message.payload),
     }
     try:
@@ -348,11 +344,11 @@ def message_dict(message: Message) -> dict[str, Any]:
         "size": message.size,
         "consumer": message.consumer,
         "unique": message.unique,
-        "sent_at": _iso(message.sent_at),
-        "due_at": _iso(message.due_at),
-        "received_at": _iso(message.received_at),
-        "lease_expires_at": _iso(message.lease_expires_at),
-        "settled_at": _iso(message.settled_at),
+        "sent_at": iso(message.sent_at),
+        "due_at": iso(message.due_at),
+        "received_at": iso(message.received_at),
+        "lease_expires_at": iso(message.lease_expires_at),
+        "settled_at": iso(message.settled_at),
     }
     if message.lease_token:
         document["lease_token"] = message.lease_token
@@ -365,46 +361,11 @@ def message_dict(message: Message) -> dict[str, Any]:
         else:
             document["payload"] = message.payload
     if message.last_progress is not None:
-        noted = message.last_progress
-        document["progress"] = {"fraction": noted.fraction, "step": noted.step, "at": _iso(noted.at)}
+        document["progress"] = message.last_progress.as_dict()
     if message.result is not None:
         document["result"] = message.result
-    document["history"] = [
-        {
-            "attempt": attempt.attempt,
-            "received_at": _iso(attempt.received_at),
-            "ended_at": _iso(attempt.ended_at),
-            "event": attempt.event.value,
-            "consumer": attempt.consumer,
-            "error_class": attempt.error_class,
-            "error": attempt.error,
-        }
-        for attempt in message.history
-    ]
+    document["history"] = [attempt.as_dict() for attempt in message.history]
     return document
-
-
-def consumer_dict(consumer: ConsumerInfo) -> dict[str, Any]:
-    """A consumer for `--json`."""
-    return {
-        "name": consumer.name,
-        "queues": list(consumer.queues),
-        "last_seen_at": consumer.last_seen.isoformat(),
-        "host": consumer.host,
-        "pid": consumer.pid,
-        "concurrency": consumer.concurrency,
-        "hung": consumer.hung,
-        "processes": [
-            {
-                "name": process.name,
-                "pid": process.pid,
-                "concurrency": process.concurrency,
-                "hung": process.hung,
-                "last_seen_at": process.last_seen.isoformat(),
-            }
-            for process in consumer.processes
-        ],
-    }
 
 
 def journal_line(entry: JournalEntry) -> Text:

@@ -30,7 +30,7 @@ from restante.core.keys import (
     key_pattern,
 )
 from restante.core.message import State
-from restante.core.operations import PARTS, Script
+from restante.core.scripts import PARTS, Script
 
 
 class RedisRole(enum.StrEnum):

@@ -16,15 +16,16 @@ from typing import Any, Unpack
 
 import orjson
 
-from restante.core import operations as ops
 from restante.core.errors import Corrupt, InvalidInput, MessageLeased, NotFound, RestanteError
 from restante.core.inspector import SHOW, Inspector, parse_message
 from restante.core.keys import AUDIT, QUEUES
 from restante.core.keywords import known_keywords, nearest
 from restante.core.message import ENDED, STATE_LETTERS, Message, State, new_id
 from restante.core.names import valid_name
-from restante.core.operations import Script
+from restante.core.operator_verbs import cancel_many, delete, revoke
 from restante.core.queue import Client, open_queue
+from restante.core.scripts import Script
+from restante.core.send_options import due_argument
 from restante.core.settings import QueueOptions, QueueSettings, milliseconds, queue_fields, whole
 from restante.core.stored import encode
 
@@ -149,7 +150,7 @@ class Admin(Inspector):
         for start in range(0, len(ids), SLICE):
             part = ids[start : start + SLICE]
             words = " ".join(detail.split())
-            call = ops.delete(self._ref(queue), part, operator=self.operator, detail=words)
+            call = delete(self._ref(queue), part, operator=self.operator, detail=words)
             states = self._client.connection.run(call)
             for id, state in zip(part, states, strict=True):
                 if state == b"leased":
@@ -175,7 +176,7 @@ class Admin(Inspector):
         words, count = " ".join(detail.split()), 0
         for start in range(0, len(ids), SLICE):
             part = ids[start : start + SLICE]
-            call = ops.revoke(self._ref(queue), part, operator=self.operator, detail=words)
+            call = revoke(self._ref(queue), part, operator=self.operator, detail=words)
             taken = self._client.connection.run(call)
             count += sum(taken)
         if count:
@@ -192,7 +193,7 @@ class Admin(Inspector):
         words, count = " ".join(detail.split()), 0
         for start in range(0, len(ids), SLICE):
             part = ids[start : start + SLICE]
-            call = ops.cancel_many(self._ref(queue), part, operator=self.operator, detail=words)
+            call = cancel_many(self._ref(queue), part, operator=self.operator, detail=words)
             count += sum(state not in (None, *ENDED) for state in self._client.connection.run(call))
         if count:
             self.note("cancel", queue, count, detail or _few(ids))
@@ -263,7 +264,7 @@ class Admin(Inspector):
             wait = timedelta(milliseconds=milliseconds(delay, "delay"))
             due_at = datetime.fromtimestamp(self.now_ms() / 1000, UTC) + wait
         if due_at is not None:
-            due = ops.due_argument(0, due_at)
+            due = due_argument(0, due_at)
         span = stored.expires_ms
         if span is not None and due and now.state is State.SCHEDULED:
             span = max(0, span - max(0, now.due_ms - stored.sent_ms))  # the rest counts from the new due time

@@ -16,7 +16,7 @@ from redis import exceptions as foreign
 from restante.core.call_retry import BLOCK, BLOCK_MARGIN, LOST, lost_waiting
 from restante.core.connection import Connection
 from restante.core.errors import Unavailable
-from restante.core.operations import pack
+from restante.core.scripts import pack
 
 
 class BlockedCommand:

@@ -24,7 +24,7 @@ from restante.core.errors import (
     UnsafeServer,
 )
 from restante.core.failures import access_denied, refusal, unreachable
-from restante.core.operations import Command, Operation, Script, ScriptCall, pack
+from restante.core.scripts import Command, Operation, Script, ScriptCall, pack
 from restante.core.settings import ClientSettings
 
 #: Longest wait for a marker in seconds: a lost wake-up delays a consumer no longer than this.

@@ -12,7 +12,7 @@ from typing import Any
 
 from restante.core.journal import Line, Taken
 from restante.core.keys import QueueKeys, once_key, reply_keys
-from restante.core.operations import Argument, Command, Script, ScriptCall
+from restante.core.scripts import Argument, Command, Script, ScriptCall
 
 CLAIM = Script("claim", "queue journal")
 

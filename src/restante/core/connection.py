@@ -18,8 +18,8 @@ from redis import exceptions as foreign
 from restante.core.call_retry import LOST, Server
 from restante.core.flow import drive
 from restante.core.keys import QUEUES
-from restante.core.operations import Command, Operation
 from restante.core.pool import Close, Exchange, LinkFlow, LinkStep, Listen, Open, Pause, Pool
+from restante.core.scripts import Command, Operation
 from restante.core.settings import ClientSettings
 
 T = TypeVar("T")

@@ -15,8 +15,8 @@ from redis.asyncio import connection as driver
 
 from restante.core.call_retry import BLOCK, BLOCK_MARGIN, LOST, Server
 from restante.core.flow import drive_async
-from restante.core.operations import Command, Operation
 from restante.core.pool import Close, Exchange, LinkFlow, LinkStep, Listen, Open, Pause, Pool, intact
+from restante.core.scripts import Command, Operation
 from restante.core.settings import ClientSettings
 
 T = TypeVar("T")

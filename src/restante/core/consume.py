@@ -25,6 +25,7 @@ from restante.core.leased_message import AsyncLeasedMessage, Leased, LeasedMessa
 from restante.core.message import State
 from restante.core.prefetch import Prefetch
 from restante.core.queue import AsyncQueue, Queue
+from restante.core.queue_ref import QueueRef
 from restante.core.renewal import Renewal
 
 log = logging.getLogger("restante")
@@ -58,6 +59,56 @@ def stopping_by_signal(stop: Callable[[], None]) -> Iterator[None]:
             signal.signal(number, old)
 
 
+class _Loop:
+    """What both loops share: how much to receive, the pauses while the server is away, and each message's turn."""
+
+    def __init__(self, queue: Queue | AsyncQueue, prefetch: int) -> None:
+        self._ref = queue.ref
+        self._hooks = distinct(queue.hooks)
+        self._listeners = Listeners(self._hooks)
+        self._failures = 0
+        self._paused = False
+        self.window = Prefetch(1, prefetch)
+        #: Whether the last message was a suspect.
+        self.suspected = False
+
+    @property
+    def count(self) -> int:
+        """Messages to receive: after a suspect single ones, until one is not a suspect."""
+        return 1 if self.suspected else self.window.room
+
+    def note_failed(self, error: Unavailable, asked: float) -> float:
+        """Logs a receive that failed; returns the seconds until the next."""
+        self._failures += 1
+        log.warning("receive failed queue=%s error=%s", self._ref.name, error)
+        return away(self._failures, time.monotonic() - asked)
+
+    def note_answered(self, messages: Sequence[Leased]) -> None:
+        """Notes that the server is there, and, if it had no message, whether the queue is paused."""
+        self._failures = 0
+        if not messages:
+            self._paused = log_paused(self._ref.name, self._ref.settings.paused, self._paused)
+
+    def begin(self, message: Leased) -> float:
+        """Begins a turn: the time limit of the message, and the hooks. Returns when, by time.perf_counter()."""
+        message.limit(self._ref.settings.timeout)
+        if self._listeners.started:
+            self._listeners.tell(self._listeners.started, message)
+        return time.perf_counter()
+
+    def end(self, message: Leased, started: float) -> None:
+        """Ends a turn: tells hooks how, but nothing if the program released the message or left it leased."""
+        took = time.perf_counter() - started
+        self.window.note(took)
+        if not self._hooks:
+            return
+        if message.error is not None:
+            state = message.state if message.state in (State.RETRYING, State.DEAD) else None
+            self._listeners.tell_failed(message, message.error, state)
+        elif message.verdict == "acked":
+            self._listeners.tell(self._listeners.finished, message, took)
+
+
 def iterate(queue: Queue, *, prefetch: int = 100, stop_when_empty: bool = False) -> Iterator[LeasedMessage]:
     """Yields messages one by one; `with message:` acks or nacks each, and a failure does not end the loop.
 
@@ -68,53 +119,40 @@ def iterate(queue: Queue, *, prefetch: int = 100, stop_when_empty: bool = False)
     """
     if not queue.ref.opened:
         queue.ensure_open()
-    holder, window, waker = LeaseHolder(queue.connection), Prefetch(1, prefetch), Waker()
+    loop, holder, waker = _Loop(queue, prefetch), LeaseHolder(queue.connection), Waker()
     acks, buffer = holder.acks(queue), deque[LeasedMessage]()
-    hooks = distinct(queue.hooks)
-    listeners = Listeners(hooks)
-    wait, failures = 0.0 if stop_when_empty else LONGEST_WAIT, 0
-    suspected = paused = False
+    wait = 0.0 if stop_when_empty else LONGEST_WAIT
     with stopping_by_signal(waker.wake):
         try:
             while not waker.woken:
                 if not buffer:
-                    # After a suspect, receive single messages until one is not a suspect.
-                    count = 1 if suspected else window.room
                     asked = time.monotonic()
                     try:
-                        got, acked = holder.receive(queue, count, timeout=wait, waker=waker)
-                        failures = 0
+                        got, acked = holder.receive(queue, loop.count, timeout=wait, waker=waker)
                     except Unavailable as error:
-                        failures += 1
-                        log.warning("receive failed queue=%s error=%s", queue.name, error)
-                        time.sleep(away(failures, time.monotonic() - asked))
+                        time.sleep(loop.note_failed(error, asked))
                         continue
-                    if got is None or not got.messages:
-                        paused = log_paused(queue.name, queue.settings.paused, paused)
+                    messages = got.messages if got else []
+                    loop.note_answered(messages)
+                    if not messages:
                         if stop_when_empty and not acked:
                             return
                         continue
-                    buffer.extend(holder.keep(queue, got.messages))
+                    buffer.extend(holder.keep(queue, messages))
                     for message in buffer:
                         message.riding_acks, message.waker = acks, waker
                 message = buffer.popleft()
-                suspected = message.suspect
+                loop.suspected = message.suspect
                 if message.lease_lost:
                     continue
-                message.limit(queue.settings.timeout)
-                if listeners.started:
-                    listeners.tell(listeners.started, message)
-                started = time.perf_counter()
+                started = loop.begin(message)
                 try:
                     yield message
                 finally:
-                    took = time.perf_counter() - started
-                    if hooks:
-                        _tell_ended(listeners, message, took)
-                window.note(took)
+                    loop.end(message, started)
                 if message.settled and not acks:
                     holder.drop(message)
-                if acks and not window.quick:
+                if acks and not loop.window.quick:
                     _flush(holder, queue)
         finally:
             _end(holder, queue, waker, buffer)
@@ -129,15 +167,6 @@ def _end(holder: LeaseHolder, queue: Queue, waker: Waker, buffer: Iterable[Lease
     holder.release(queue, [message for message in buffer if not message.lease_lost])
     holder.close()
     waker.close()
-
-
-def _tell_ended(listeners: Listeners, message: Leased, seconds: float) -> None:
-    """Tells hooks how a turn ended; nothing if the program released the message or left it leased."""
-    if message.error is not None:
-        state = message.state if message.state in (State.RETRYING, State.DEAD) else None
-        listeners.tell_failed(message, message.error, state)
-    elif message.verdict == "acked":
-        listeners.tell(listeners.finished, message, seconds)
 
 
 def _flush(holder: LeaseHolder, queue: Queue) -> bool:
@@ -168,26 +197,19 @@ async def iterate_async(
 ) -> AsyncGenerator[AsyncLeasedMessage, None]:
     """Yields messages one by one in asyncio. A separate thread renews leases even while the event loop is blocked."""
     keeper = Connection(queue.connection.url, queue.connection.settings)
-    renewal, window, buffer = Renewal(keeper), Prefetch(1, prefetch), deque[AsyncLeasedMessage]()
-    hooks = distinct(queue.hooks)
-    listeners = Listeners(hooks)
-    failures = 0
-    suspected = paused = False
+    loop, renewal, buffer = _Loop(queue, prefetch), Renewal(keeper), deque[AsyncLeasedMessage]()
+    wait = 0.0 if stop_when_empty else LONGEST_WAIT
     try:
         while True:
             if not buffer:
-                count = 1 if suspected else window.room
                 asked = time.monotonic()
                 try:
-                    messages = await queue.receive_many(count, timeout=0 if stop_when_empty else LONGEST_WAIT)
-                    failures = 0
+                    messages = await queue.receive_many(loop.count, timeout=wait)
                 except Unavailable as error:
-                    failures += 1
-                    log.warning("receive failed queue=%s error=%s", queue.name, error)
-                    await asyncio.sleep(away(failures, time.monotonic() - asked))
+                    await asyncio.sleep(loop.note_failed(error, asked))
                     continue
+                loop.note_answered(messages)
                 if not messages:
-                    paused = log_paused(queue.name, queue.settings.paused, paused)
                     if stop_when_empty:
                         return
                     continue
@@ -197,22 +219,16 @@ async def iterate_async(
                 renewal.hold(queue.ref, kept)
                 _release(keeper, queue.ref, rest)
             message = buffer.popleft()
-            suspected = message.suspect
+            loop.suspected = message.suspect
             if message.lease_lost:
                 continue
             message.in_consume = True
-            message.limit(queue.settings.timeout)
-            if listeners.started:
-                listeners.tell(listeners.started, message)
-            started = time.perf_counter()
+            started = loop.begin(message)
             try:
                 yield message
             finally:
-                took = time.perf_counter() - started
                 renewal.drop(message)
-                if hooks:
-                    _tell_ended(listeners, message, took)
-            window.note(took)
+                loop.end(message, started)
     finally:
         for message in buffer:
             renewal.drop(message)
@@ -221,7 +237,7 @@ async def iterate_async(
         keeper.close()
 
 
-def _release(keeper: Connection, ref: ops.QueueRef, messages: Sequence[AsyncLeasedMessage]) -> None:
+def _release(keeper: Connection, ref: QueueRef, messages: Sequence[AsyncLeasedMessage]) -> None:
     """Returns messages that were not started, without counting the attempt.
 
     Blocks the event loop for one call. An awaited call could be cancelled, or come after the client was closed.

@@ -13,7 +13,7 @@ from redis.retry import Retry
 
 from restante.core.errors import InvalidInput
 from restante.core.keywords import nearest
-from restante.core.operations import pack
+from restante.core.scripts import pack
 from restante.core.settings import ClientSettings
 
 Address = tuple[str, int]

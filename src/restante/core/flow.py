@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from restante.core.operations import Operation
+from restante.core.scripts import Operation
 
 S = TypeVar("S")
 T = TypeVar("T")

@@ -10,12 +10,17 @@ import asyncio
 import time
 from typing import Any
 
-from restante.core import operations as ops
 from restante.core.attempts import Status, parse_status
 from restante.core.errors import InvalidInput, MessageDead, NoResult, ResultTimeout
 from restante.core.message import ENDED, Progress, State
 from restante.core.names import valid_name
-from restante.core.operations import STATUS, QueueRef, ScriptCall
+from restante.core.operator_verbs import cancel_many
+from restante.core.queue_ref import QueueRef
+from restante.core.scripts import Script, ScriptCall
+
+STATUS = Script(
+    "status", "queue journal deliveries history ready scheduled retrying leased dead done acked acked_before"
+)
 
 #: Seconds between the first two looks, the factor by which the pause grows, and the longest pause. Shorter ones cost
 #: the server more for each waiting program, longer ones let a result wait.
@@ -34,7 +39,7 @@ def cancel(ref: QueueRef, /, id: str) -> ScriptCall[bool]:
     A waiting message is removed at once. A leased one is removed too: its handler learns by `message.cancelled`, and
     its verdict raises `LeaseLost`. The journal names this client's consumer name as the author.
     """
-    call = ops.cancel_many(ref, [valid_name(id, "message id")], operator=ref.consumer, detail="")
+    call = cancel_many(ref, [valid_name(id, "message id")], operator=ref.consumer, detail="")
     return ScriptCall(
         call.script, call.keys, call.args, lambda reply: call.parse(reply)[0] not in (None, *ENDED), ref.name
     )

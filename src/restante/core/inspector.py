@@ -16,15 +16,16 @@ from typing import Any
 
 import orjson
 
-from restante.core import operations as ops
 from restante.core.attempts import parse_delivery, parse_history, parse_progress, parse_result
 from restante.core.errors import AccessDenied, Corrupt, InvalidInput, NotFound
 from restante.core.journal import JournalEntry, Position
 from restante.core.keys import AUDIT, QUEUES, SUBSCRIPTIONS, UNROUTABLE
-from restante.core.message import EPOCH, JournalEvent, Message, State, moment
+from restante.core.message import EPOCH, Instant, JournalEvent, Message, State, iso, moment
 from restante.core.names import valid_name
-from restante.core.operations import MAX_BATCH, Command, QueueRef, Script, ScriptCall
+from restante.core.operations import MAX_BATCH
 from restante.core.queue import Client
+from restante.core.queue_ref import QueueRef
+from restante.core.scripts import Argument, Command, Script, ScriptCall
 from restante.core.settings import QueueSettings, whole
 from restante.core.stored import readable
 
@@ -134,6 +135,14 @@ class ConsumerInfo:
     def names(self) -> tuple[str, ...]:
         """The names under which it holds messages."""
         return tuple(process.name for process in self.processes) or (self.name,)
+
+    def as_dict(self, instant: Instant = iso) -> dict[str, Any]:
+        """The entry as a dict for JSON, instants as `instant` converts them."""
+        fields = asdict(self) | {"last_seen_at": instant(self.last_seen)}
+        del fields["last_seen"], fields["hung_by_queue"]
+        for process in fields["processes"]:
+            process["last_seen_at"] = instant(process.pop("last_seen"))
+        return fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +269,7 @@ class Inspector:
     def _ref(self, queue: str) -> QueueRef:
         return self._client.queue(queue).ref
 
-    def _run(self, script: Script, queue: str, args: list[ops.Argument], extra: Sequence[bytes] = ()) -> Any:
+    def _run(self, script: Script, queue: str, args: list[Argument], extra: Sequence[bytes] = ()) -> Any:
         keys = self._ref(queue).keys.group(script.keys) + tuple(extra)
         return self._client.connection.run(ScriptCall(script, keys, args, lambda reply: reply, queue))
 
@@ -371,11 +380,13 @@ class Inspector:
                 cursors.append(f"{entry[1].decode()}~{entry[0].decode()}")
         return cursors
 
-    def walk(self, queue: str, state: State | str, *, newest_first: bool = False) -> Iterator[Message]:
-        """Yields every message in a state, page by page."""
+    def walk(
+        self, queue: str, state: State | str, *, newest_first: bool = False, preview: int = PREVIEW
+    ) -> Iterator[Message]:
+        """Yields every message in a state, page by page. Of each payload the first `preview` bytes are read."""
         after: str | None = None
         while True:
-            page = self.messages(queue, state, after=after, newest_first=newest_first)
+            page = self.messages(queue, state, after=after, newest_first=newest_first, preview=preview)
             yield from page.messages
             after = page.next
             if after is None:

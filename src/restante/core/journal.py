@@ -14,7 +14,7 @@ from enum import IntEnum
 from typing import Any
 
 from restante.core.errors import Corrupt
-from restante.core.message import EPOCH, JournalEvent, State, moment
+from restante.core.message import EPOCH, Instant, JournalEvent, State, iso, moment
 
 #: The first column of every line; readers refuse an unknown format.
 FORMAT = "1"
@@ -116,22 +116,22 @@ class JournalEntry:
         except ValueError as error:
             raise Corrupt(f"journal entry {position} of {queue} cannot be read: {error}") from None
 
-    def as_dict(self) -> dict[str, Any]:
-        """The entry as a dict for JSON, instants as ISO text."""
+    def as_dict(self, instant: Instant = iso) -> dict[str, Any]:
+        """The entry as a dict for JSON, instants as `instant` converts them: without it as ISO text."""
         return {
             "queue": self.queue,
             "position": self.position.sequence,
             "event": self.event.value,
             "state": self.state,
-            "at": self.at.isoformat(),
+            "at": instant(self.at),
             "message_id": self.message_id,
-            "sent_at": self.sent_at.isoformat() if self.sent_at else None,
+            "sent_at": instant(self.sent_at),
             "kind": self.kind,
             "priority": self.priority,
             "size": self.size,
             "attempts": self.attempts,
             "consumer": self.consumer,
-            "due_at": self.due_at.isoformat() if self.due_at else None,
+            "due_at": instant(self.due_at),
             "error_class": self.error_class,
             "detail": self.detail,
         }

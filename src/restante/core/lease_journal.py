@@ -14,9 +14,9 @@ from restante.core import operations as ops
 from restante.core.errors import Corrupt, InUse
 from restante.core.message import Message, State
 from restante.core.names import valid_name
-from restante.core.operations import Script, ScriptCall
 from restante.core.queue import Client
 from restante.core.retry import RetryPolicy
+from restante.core.scripts import Argument, Script, ScriptCall
 from restante.core.settings import milliseconds
 from restante.core.stored import Stored
 
@@ -64,7 +64,7 @@ class LeaseJournal:
 
     def _hold(self, messages: Sequence[Message], lasts: float) -> int:
         ref = self._queue.ref
-        args: list[ops.Argument] = [self.consumer, self.owner, int(lasts * 1000)]
+        args: list[Argument] = [self.consumer, self.owner, int(lasts * 1000)]
         for message in messages:
             args += (message.id, message.lease_token)
         keys = (*ref.keys.group(HOLD.keys), self._leases)
@@ -131,7 +131,7 @@ class LeaseJournal:
         ref = self._queue.ref
         for start in range(0, len(held), CLAIM):
             part = held[start : start + CLAIM]
-            args: list[ops.Argument] = [self.consumer, b""]
+            args: list[Argument] = [self.consumer, b""]
             for id, token in part:
                 args += (id, token, int(lease * 1000))
             keys = ref.keys.group(ops.EXTEND.keys)
@@ -163,7 +163,7 @@ class LeaseJournal:
         """Removes the rows up to a number, and their verdicts."""
         ref = self._queue.ref
         keys = (*ref.keys.group(CLEAR.keys), self._leases, self._verdicts)
-        args: list[ops.Argument] = [upto, CLEARED]
+        args: list[Argument] = [upto, CLEARED]
         while self._client.connection.run(ScriptCall(CLEAR, keys, args, lambda reply: reply, ref.name)):
             pass
 
@@ -199,11 +199,11 @@ class Settlement(NamedTuple):
     error: bytes
 
 
-def _ack(rows: Sequence[Settlement]) -> tuple[Script, list[ops.Argument]]:
+def _ack(rows: Sequence[Settlement]) -> tuple[Script, list[Argument]]:
     return ops.ACK, [part for row in rows for part in (row.id, row.token)]
 
 
-def _nack(rows: Sequence[Settlement]) -> tuple[Script, list[ops.Argument]]:
+def _nack(rows: Sequence[Settlement]) -> tuple[Script, list[Argument]]:
     return ops.NACK, [
         part
         for row in rows
@@ -217,11 +217,11 @@ def _nack(rows: Sequence[Settlement]) -> tuple[Script, list[ops.Argument]]:
     ]
 
 
-def _bury(rows: Sequence[Settlement]) -> tuple[Script, list[ops.Argument]]:
+def _bury(rows: Sequence[Settlement]) -> tuple[Script, list[Argument]]:
     return ops.BURY, [part for row in rows for part in (row.id, row.token, row.error_class, row.error)]
 
 
-def _release(rows: Sequence[Settlement]) -> tuple[Script, list[ops.Argument]]:
+def _release(rows: Sequence[Settlement]) -> tuple[Script, list[Argument]]:
     return ops.RELEASE, ["0", *(part for row in rows for part in (row.id, row.token))]
 
 

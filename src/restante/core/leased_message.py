@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import operator
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from restante.core.call_retry import away
 from restante.core.connection import Waker
 from restante.core.errors import AlreadySettled, LeaseLost, RestanteError, Unavailable
+from restante.core.flow import drive, drive_async
 from restante.core.message import Message, State
 from restante.core.operations import lease_lost
 from restante.core.retry import RetryPolicy
@@ -119,6 +121,27 @@ def noticing(message: Leased) -> Iterator[None]:
     except LeaseLost:
         message.lease_lost = True
         raise
+
+
+def _ending(message: Any, error: BaseException | None) -> Generator[Callable[[], Any], Any, bool]:
+    """The end of a block, as a flow whose steps call a verb; returns whether an error of the block ends here."""
+    if error is not None and not isinstance(error, Exception):
+        message.error = error
+        if not message.settled:
+            # Interrupted half way: the work may be done twice, so the attempt counts. No error here may hide the cause.
+            try:
+                yield lambda: message.source.nack_many((message,), delay=0, error=error)
+            except RestanteError as failure:
+                _log_failed(message, "nack", failure)
+        return False
+    if error is not None:
+        message._note_failure(error)
+    if not message.settled:
+        try:
+            yield message.ack if error is None else lambda: message.nack(error=error)
+        except (LeaseLost, Unavailable) as failure:
+            message._note_undelivered("ack" if error is None else "nack", failure)
+    return True
 
 
 def insist(message: Leased, verb: str, call: Callable[[], T]) -> T:
@@ -228,27 +251,10 @@ class LeasedMessage(Leased):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        if error is not None:
-            if not isinstance(error, Exception):
-                self.error = error
-                if not self.settled:
-                    # Interrupted half way: the work may be done twice, so the attempt counts. No error here may hide
-                    # the cause.
-                    try:
-                        self.source.nack_many((self,), delay=0, error=error)
-                    except RestanteError as failure:
-                        _log_failed(self, "nack", failure)
-                return False
-            self._note_failure(error)
-        if not self.settled:
-            try:
-                if error is None:
-                    self.ack()
-                else:
-                    self.nack(error=error)
-            except (LeaseLost, Unavailable) as failure:
-                self._note_undelivered("ack" if error is None else "nack", failure)
-        return True
+        if error is None and self.riding_acks is not None and not self.settled:
+            self.ack()  # it only queues the ack and cannot fail: a flow would cost each message of a loop a tenth more
+            return True
+        return drive(_ending(self, error), operator.call)
 
 
 class AsyncLeasedMessage(Leased):
@@ -345,22 +351,4 @@ class AsyncLeasedMessage(Leased):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        if error is not None:
-            if not isinstance(error, Exception):
-                self.error = error
-                if not self.settled:
-                    try:
-                        await self.source.nack_many((self,), delay=0, error=error)
-                    except RestanteError as failure:
-                        _log_failed(self, "nack", failure)
-                return False
-            self._note_failure(error)
-        if not self.settled:
-            try:
-                if error is None:
-                    await self.ack()
-                else:
-                    await self.nack(error=error)
-            except (LeaseLost, Unavailable) as failure:
-                self._note_undelivered("ack" if error is None else "nack", failure)
-        return True
+        return await drive_async(_ending(self, error), operator.call)

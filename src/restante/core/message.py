@@ -6,6 +6,7 @@ import enum
 import os
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -214,6 +215,15 @@ class RemoteError(Exception):
         self.text = text
 
 
+def iso(at: datetime | None) -> str | None:
+    """An instant as ISO text, as the command line shows it."""
+    return at.isoformat() if at else None
+
+
+#: Converts the instants of a value that becomes a dict for JSON.
+Instant = Callable[[datetime | None], Any]
+
+
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """One finished attempt, as the message's history keeps it."""
@@ -226,6 +236,18 @@ class Attempt:
     error_class: str
     error: str
 
+    def as_dict(self, instant: Instant = iso) -> dict[str, Any]:
+        """The attempt as a dict for JSON, instants as `instant` converts them."""
+        return {
+            "attempt": self.attempt,
+            "received_at": instant(self.received_at),
+            "ended_at": instant(self.ended_at),
+            "event": self.event.value,
+            "consumer": self.consumer,
+            "error_class": self.error_class,
+            "error": self.error,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -237,6 +259,10 @@ class Progress:
     step: str
     #: When it noted it.
     at: datetime
+
+    def as_dict(self, instant: Instant = iso) -> dict[str, Any]:
+        """The progress as a dict for JSON, the instant as `instant` converts it."""
+        return {"fraction": self.fraction, "step": self.step, "at": instant(self.at)}
 
 
 #: Stands for a missing instant where a value is required.

@@ -1,105 +1,44 @@
-"""Every verb as an operation: script, keys, arguments and a parser of the reply; no I/O."""
+"""Send, receive and the verdicts as operations: script, keys, arguments and a parser of the reply; no I/O."""
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import partial
-from importlib import resources
-from typing import Any, ClassVar, Generic, NamedTuple, TypedDict, TypeVar, Unpack
+from typing import Any, NamedTuple, TypeVar, Unpack
 
-import hiredis
 import orjson
 
 from restante.core.errors import AlreadySettled, Corrupt, InvalidInput, LeaseLost, MessageCancelled, PayloadTooLarge
 from restante.core.keys import QueueKeys
-from restante.core.message import (
-    MAX_ERROR,
-    STATE_LETTERS,
-    Draft,
-    Message,
-    MessageId,
-    RemoteError,
-    State,
-    new_id,
-    new_ids,
-)
-from restante.core.names import valid_name
+from restante.core.message import MAX_ERROR, Draft, Message, MessageId, RemoteError, State, new_ids
+from restante.core.queue_ref import QueueRef
 from restante.core.retry import RetryPolicy
-from restante.core.settings import QueueSettings, milliseconds, valid_durability, whole
-from restante.core.stored import Stored, encode, encode_json, encode_plain, sound
+from restante.core.scripts import Argument, Script, ScriptCall
+from restante.core.send_options import (
+    JSON_TYPES,
+    SendOptions,
+    checked_entry,
+    draft_entry,
+    hooked,
+    plain_entry,
+    too_large,
+)
+from restante.core.settings import milliseconds, valid_durability
+from restante.core.stored import Stored, encode_json, encode_plain, sound
 from restante.core.tracebacks import error_text
 
 T = TypeVar("T")
-Argument = bytes | str | int
-
-#: Packs the words of one command for the wire. The library's own annotation allows single words only.
-pack: Callable[[tuple[Any, ...]], bytes] = hiredis.pack_command
-
 #: Most messages in one call. A longer script would block the server, and Lua's stack limits it anyway.
 MAX_BATCH = 1000
 #: Most bytes of a result's JSON text. Larger ones would stall pages of done messages, which carry it.
 MAX_RESULT = 65_536
 #: Most characters of the step of a progress. It is written anew with each extend.
 MAX_STEP = 200
-#: Default of `unique_states`: a unique key holds until its message is settled.
-UNIQUE_STATES = frozenset({State.SCHEDULED, State.READY, State.LEASED, State.RETRYING})
-
-#: Payload types that `encode_plain` accepts. Bytes are not among them, because they need a content type.
-JSON_TYPES = frozenset({dict, list, tuple, str, int, float, bool, type(None)})
 _PLAIN = Draft(None)
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _nonce = random.Random().getrandbits
-
-#: Scripts that store new data are refused at maxmemory. All others run there, or a full server could not be emptied.
-NEED_ROOM = frozenset({"edit", "hold", "move", "send"})
-#: Scripts that only read also run on a replica and on a server whose disk is full.
-READ_ONLY = frozenset({"counts", "list", "show", "status"})
-
-#: The parts of a verb beside moves.lua: Lua files whose text runs only when the script requires them. A part costs a
-#: little at each call of a verb that has it, so a verb has only those it requires.
-PARTS: Mapping[str, tuple[str, ...]] = {
-    "ack": ("settling",),
-    "ack_result": ("settling",),
-    "receive": ("settling", "sweep", "limits"),
-    "send": ("repeats",),
-}
-
-
-def declared(body: str, *, when_full: bool, reads: bool) -> bytes:
-    """Puts the flags before a script: whether it runs at maxmemory, and whether it only reads.
-
-    Without `reads`, a replica and a server whose disk is full refuse even a script that writes nothing.
-    """
-    flags = " flags=no-writes" if reads else " flags=allow-oom" if when_full else ""
-    return f"#!lua{flags}\n{body}".encode()
-
-
-def sha1(text: bytes) -> bytes:
-    """The hash under which a server caches a script."""
-    return hashlib.sha1(text).hexdigest().encode()
-
-
-class Script:
-    """The Lua text of a verb, behind the prelude and the function `require` that runs its parts, and its hash."""
-
-    #: The type of each key, where the key's name does not imply it.
-    types: tuple[str, ...] = ()
-
-    def __init__(self, name: str, keys: str) -> None:
-        folder = resources.files("restante.core").joinpath("lua")
-        names = ("moves", *PARTS.get(name, ()))
-        prelude, verb, *parts = (folder.joinpath(f"{file}.lua").read_text() for file in ("prelude", name, *names))
-        choice = "else".join(f"if name == '{part}' then\n{text}" for part, text in zip(names, parts, strict=True))
-        require = f"require = function(name)\n{choice}end\nend\n"
-        self.name = name
-        self.keys = tuple(keys.split())
-        self.text = declared(prelude + require + verb, when_full=name not in NEED_ROOM, reads=name in READ_ONLY)
-        self.sha = sha1(self.text)
-
 
 SEND = Script(
     "send",
@@ -122,98 +61,6 @@ BURY = Script("bury", "queue journal deliveries history leased dead unique marke
 RELEASE = Script("release", "queue journal deliveries ready scheduled leased unique marker")
 EXTEND = Script("extend", "queue journal deliveries leased consumers cancelled")
 PROGRESS = Script("progress", "queue journal deliveries cancelled")
-DELETE = Script("delete", "queue journal messages deliveries history ready scheduled retrying dead done leased unique")
-REVOKE = Script("revoke", "queue journal deliveries history ready leased unique marker")
-CANCEL = Script(
-    "cancel",
-    "queue journal messages deliveries history ready scheduled retrying leased dead done unique marker cancelled",
-)
-STATUS = Script(
-    "status", "queue journal deliveries history ready scheduled retrying leased dead done acked acked_before"
-)
-
-
-class ScriptCall(NamedTuple, Generic[T]):
-    """One call of one script. A tuple, because a frozen dataclass costs every send half a microsecond more."""
-
-    script: Script
-    keys: tuple[bytes, ...]
-    args: Sequence[Argument]
-    parse: Callable[[Any], T]
-    #: The queue that error messages name.
-    queue: str
-    #: Ids of sent messages, for `Unconfirmed` when the reply is lost.
-    sends: Sequence[str] = ()
-    durability: str = "memory"
-    #: The error message for a call that must not be repeated and whose reply was lost; empty if it may be repeated.
-    once: str = ""
-    #: Makes the call that a repeat sends, from this call and whether an attempt may have succeeded; None: the same.
-    repeat: Callable[[ScriptCall[Any], bool], ScriptCall[Any]] | None = None
-    #: A packed plain command that is sent to the same server before the call; `parse` gets both replies.
-    question: bytes = b""
-
-    def packed(self) -> bytes:
-        """The call, packed for the wire."""
-        return pack((b"EVALSHA", self.script.sha, len(self.keys), *self.keys, *self.args))
-
-
-def _as_replied(reply: Any) -> Any:
-    return reply
-
-
-@dataclass(frozen=True)  # with slots too, Command[bytes](…) would fail
-class Command(Generic[T]):
-    """A plain command, run with the same retries. It may be repeated, so it must be safe to repeat."""
-
-    words: tuple[Any, ...]
-    #: The key that decides which server gets the command.
-    key: bytes
-    parse: Callable[[Any], T] = _as_replied
-
-    queue: ClassVar[str] = "the server"
-    sends: ClassVar[Sequence[str]] = ()
-    durability: ClassVar[str] = "memory"
-    once: ClassVar[str] = ""
-    question: ClassVar[bytes] = b""
-
-    @property
-    def keys(self) -> tuple[bytes, ...]:
-        return (self.key,)
-
-    def packed(self) -> bytes:
-        """The command, packed for the wire."""
-        return pack(self.words)
-
-
-#: What a runner runs: a value that says what to send and how to read the reply.
-Operation = ScriptCall[T] | Command[T]
-
-
-def with_question(call: ScriptCall[T], question: bytes) -> ScriptCall[tuple[Any, T]]:
-    """The call with a packed plain command before it on the same server; returns the answers to both."""
-
-    def parse(replies: Sequence[Any]) -> tuple[Any, T]:
-        return replies[0], call.parse(replies[1])
-
-    return call._replace(question=question, parse=parse)  # type: ignore[return-value, arg-type]
-
-
-class SendOptions(TypedDict, total=False):
-    """The options of `send_many` for all its payloads: those of `send` except `id`."""
-
-    priority: int
-    delay: float | timedelta
-    due_at: datetime | None
-    kind: str
-    headers: dict[str, Any] | None
-    content_type: str | None
-    lease: float | timedelta | None
-    max_attempts: int | None
-    retry: RetryPolicy | None
-    unique: str | None
-    unique_states: frozenset[State] | None
-    expires: float | timedelta | None
-    timeout: float | timedelta | None
 
 
 class Received(NamedTuple):
@@ -245,61 +92,6 @@ class Ticket:
     cancelled: bool = False
 
 
-class QueueRef:
-    """The facts of a queue that operations need: its keys, its last known settings, and the consumer."""
-
-    __slots__ = (
-        "begun",
-        "consumer",
-        "given",
-        "keys",
-        "make",
-        "name",
-        "opened",
-        "pending",
-        "presence",
-        "seen",
-        "sending",
-        "settings",
-    )
-
-    def __init__(self, name: str, consumer: str, make: Callable[..., Any]) -> None:
-        self.keys = QueueKeys(name)
-        self.name = name
-        self.consumer = consumer
-        #: Creates a received message from its parts.
-        self.make = make
-        #: Settings to write to the queue hash before the next call.
-        self.pending: dict[str, str] = {}
-        #: The settings that this client's program gave with the queue; `reopen` writes them again.
-        self.given: dict[str, str] = {}
-        self.settings = QueueSettings()
-        self.opened = False
-        #: Whether a send of this client was the first of the queue.
-        self.begun = False
-        self.seen = 0.0
-        self.presence = b""
-        #: What hooks do to each message that is sent: empty for most queues, which costs a send nothing.
-        self.sending: tuple[Callable[[str, Draft], Draft], ...] = ()
-
-    def give(self, fields: dict[str, str]) -> None:
-        """Adds settings that the next call writes."""
-        self.given.update(fields)
-        self.pending.update(fields)
-        self.opened = False
-
-    def reopen(self) -> None:
-        """Lets the next call register the queue and write its settings again: its server was emptied."""
-        self.pending = dict(self.given)
-        self.opened = self.begun = False
-        self.seen = 0.0
-
-    def first_again(self) -> None:
-        """Notes that a send was the queue's first. A second time means the queue was dropped: register it again."""
-        self.opened = self.opened and not self.begun
-        self.begun = True
-
-
 def error_parts(error: BaseException | str | None) -> tuple[str, bytes]:
     """Class name and JSON text of an error, both bounded, as history and journal store them."""
     if error is None:
@@ -313,116 +105,6 @@ def error_parts(error: BaseException | str | None) -> tuple[str, bytes]:
         name, text = "Error", str(error)[:MAX_ERROR]
     name = "".join(ch for ch in name if ch.isalnum() or ch in "._")[:80] or "Error"
     return name, orjson.dumps(text.encode("utf-8", "replace").decode())
-
-
-def due_argument(delay: float | timedelta, due_at: datetime | None) -> str:
-    if due_at is not None:
-        if delay:
-            raise InvalidInput("give delay or due_at, not both")
-        if not isinstance(due_at, datetime) or due_at.tzinfo is None:
-            raise InvalidInput(f"due_at must be an aware datetime such as datetime.now(UTC), not {due_at!r}")
-        return str(max(0, -((_EPOCH - due_at) // timedelta(milliseconds=1))))
-    if type(delay) in (int, float) and delay == 0:
-        return ""
-    wait = milliseconds(delay, "delay")
-    return f"+{wait}" if wait else ""
-
-
-def _entry(
-    ref: QueueRef,
-    payload: Any,
-    priority: int,
-    delay: float | timedelta,
-    due_at: datetime | None,
-    id: str | None,
-    kind: str,
-    headers: dict[str, Any] | None,
-    content_type: str | None,
-    lease: float | timedelta | None,
-    max_attempts: int | None,
-    retry: RetryPolicy | None,
-    unique: str | None,
-    unique_states: frozenset[State] | None,
-    expires: float | timedelta | None,
-    timeout: float | timedelta | None,
-) -> tuple[str, str, int, bytes]:
-    """Checks one message and returns its four script arguments."""
-    if type(priority) is not int or not 0 <= priority <= 255:
-        whole(priority, "priority", 0, 255)
-    if id is None:
-        id = new_id()
-    else:
-        valid_name(id, "message id")
-    if retry is not None and not isinstance(retry, RetryPolicy):
-        raise InvalidInput(f"retry must be a RetryPolicy such as restante.exponential(1), not {retry!r}")
-    letters = ""
-    if unique is not None:
-        try:
-            letters = "".join(sorted(STATE_LETTERS[State(state)] for state in unique_states or UNIQUE_STATES))
-        except (ValueError, TypeError):
-            raise InvalidInput(f"unique_states must be a set of State members, not {unique_states!r}") from None
-    due = due_argument(delay, due_at)
-    span = None if expires is None else milliseconds(expires, "expires")
-    if span is not None and due.startswith("+"):
-        # Counts from the due time, which the server rounds up: the wait until then must not use up `expires`.
-        span += int(due) + 1
-    stored, size = encode(
-        payload,
-        kind=kind,
-        priority=priority,
-        headers=headers,
-        content_type=content_type,
-        lease_ms=None if lease is None else milliseconds(lease, "lease", least=0.001),
-        expires_ms=span,
-        expires_from=int(due) if span is not None and due.isdigit() else None,
-        max_attempts=None if max_attempts is None else whole(max_attempts, "max_attempts", 1, 65535),
-        retry=retry,
-        unique=unique,
-        unique_states=letters,
-        timeout_ms=None if timeout is None else milliseconds(timeout, "timeout", least=0.001),
-    )
-    if size > ref.settings.max_payload:
-        raise _too_large(ref, size)
-    return id, due, priority, stored
-
-
-def _entry_of(ref: QueueRef, draft: Draft, payload: Any) -> tuple[str, str, int, bytes]:
-    """`_entry` with the options of a draft."""
-    return _entry(
-        ref,
-        payload,
-        draft.priority,
-        draft.delay,
-        draft.due_at,
-        draft.id,
-        draft.kind,
-        draft.headers,
-        draft.content_type,
-        draft.lease,
-        draft.max_attempts,
-        draft.retry,
-        draft.unique,
-        draft.unique_states,
-        draft.expires,
-        draft.timeout,
-    )
-
-
-def _plain(ref: QueueRef, payload: Any, priority: int) -> tuple[str, str, int, bytes]:
-    """`_entry` for the most common message: a JSON value without options."""
-    if type(priority) is not int or not 0 <= priority <= 255:
-        whole(priority, "priority", 0, 255)
-    stored, size = encode_plain(payload, priority)
-    if size > ref.settings.max_payload:
-        raise _too_large(ref, size)
-    return new_id(), "", priority, stored
-
-
-def _too_large(ref: QueueRef, size: int) -> PayloadTooLarge:
-    return PayloadTooLarge(
-        f"the payload has {size} bytes and {ref.name} takes {ref.settings.max_payload}: store it elsewhere "
-        "and send a reference, or raise max_payload"
-    )
 
 
 def _sending(
@@ -484,7 +166,7 @@ def send(
     anonymous = id is None and unique is None and not kind and headers is None and content_type is None
     unlimited = lease is None and max_attempts is None and retry is None and timeout is None
     if undelayed and anonymous and unlimited and type(payload) in JSON_TYPES and not ref.sending:
-        entry = _plain(ref, payload, priority)
+        entry = plain_entry(ref, payload, priority)
     else:
         options = (
             priority,
@@ -504,22 +186,11 @@ def send(
         )
         if ref.sending:
             return _send_hooked(ref, Draft(payload, *options), durability)
-        entry = _entry(ref, payload, *options)
+        entry = checked_entry(ref, payload, *options)
     careful = id is not None or unique is not None
     return _sending(
         ref, [b"1" if careful else b"0", *entry], partial(_parse_sent, ref, entry[0]), (entry[0],), durability
     )
-
-
-def hooked(ref: Any, draft: Draft) -> Draft:
-    """The draft as the hooks of the queue want it sent, with an id."""
-    if draft.id is None:
-        draft = replace(draft, id=new_id())
-    for sending in ref.sending:
-        draft = sending(ref.name, draft)
-        if not isinstance(draft, Draft):
-            raise InvalidInput(f"the hook {sending.__qualname__} must return the draft to send, not {draft!r}")
-    return draft
 
 
 def _send_hooked(ref: QueueRef, draft: Draft, durability: str | None) -> ScriptCall[MessageId]:
@@ -527,7 +198,7 @@ def _send_hooked(ref: QueueRef, draft: Draft, durability: str | None) -> ScriptC
     given = draft.id
     draft = hooked(ref, draft)
     careful = given is not None or draft.unique is not None
-    entry = _entry_of(ref, draft, draft.payload)
+    entry = draft_entry(ref, draft, draft.payload)
     return _sending(
         ref, [b"1" if careful else b"0", *entry], partial(_parse_sent, ref, entry[0]), (entry[0],), durability
     )
@@ -580,7 +251,7 @@ def send_many(
         if plain and type(item) in JSON_TYPES:
             stored, size = encode_plain(item, 0)
             if size > most:
-                raise _too_large(ref, size)
+                raise too_large(ref, size)
             ids.append(id)
             args += (id, b"", b"0", stored)
             continue
@@ -588,9 +259,9 @@ def send_many(
         careful = careful or draft.id is not None
         if ref.sending:
             draft = hooked(ref, draft if draft is item else replace(draft, payload=item))
-            entry = _entry_of(ref, draft, draft.payload)
+            entry = draft_entry(ref, draft, draft.payload)
         else:
-            entry = _entry_of(ref, draft, item.payload if draft is item else item)
+            entry = draft_entry(ref, draft, item.payload if draft is item else item)
         careful = careful or draft.unique is not None
         ids.append(entry[0])
         args += entry
@@ -827,27 +498,3 @@ def renew(
         return [messages[index - 1].id for index in lost]
 
     return ScriptCall(EXTEND, ref.keys.group(EXTEND.keys), args, parse, ref.name)
-
-
-def delete(ref: QueueRef, /, ids: Sequence[str], *, operator: str, detail: str) -> ScriptCall[list[bytes]]:
-    """Deletes messages by id; returns the state of each before, `leased` for one that stays, nothing for an unknown."""
-    args: list[Argument] = [operator, detail, *ids]
-    return ScriptCall(DELETE, ref.keys.group(DELETE.keys), args, lambda states: states, ref.name)
-
-
-def revoke(ref: QueueRef, /, ids: Sequence[str], *, operator: str, detail: str) -> ScriptCall[list[bool]]:
-    """Takes leased messages back from their consumers; returns which of them were leased."""
-    args: list[Argument] = [operator, detail, *ids]
-    return ScriptCall(
-        REVOKE, ref.keys.group(REVOKE.keys), args, lambda moved: [count == 1 for count in moved], ref.name
-    )
-
-
-def cancel_many(ref: QueueRef, /, ids: Sequence[str], *, operator: str, detail: str) -> ScriptCall[list[State | None]]:
-    """Gives messages up; returns the state of each before, dead or done for one that has ended and stays."""
-    args: list[Argument] = [operator, detail, *ids]
-
-    def parse(states: Any) -> list[State | None]:
-        return [State(state.decode()) if state else None for state in states]
-
-    return ScriptCall(CANCEL, ref.keys.group(CANCEL.keys), args, parse, ref.name)

@@ -37,7 +37,7 @@ from restante.core.call_retry import (
 )
 from restante.core.endpoint import Address, Endpoint
 from restante.core.errors import RestanteError, Unavailable
-from restante.core.operations import Command, Operation, Script, pack
+from restante.core.scripts import Command, Operation, Script, pack
 from restante.core.settings import ClientSettings
 
 #: Calls written before the first reply is read. More would fill the buffers at both ends and deadlock.

@@ -35,7 +35,10 @@ from restante.core.leased_message import AsyncLeasedMessage as AsyncLeasedMessag
 from restante.core.leased_message import LeasedMessage as LeasedMessage
 from restante.core.message import Message
 from restante.core.names import valid_name
-from restante.core.operations import MAX_BATCH, Operation, QueueRef, Received, Script, ScriptCall
+from restante.core.operations import MAX_BATCH, Received
+from restante.core.queue_ref import QueueRef
+from restante.core.scripts import Argument, Operation, Script, ScriptCall
+from restante.core.send_options import SendOptions
 from restante.core.settings import ClientSettings, QueueOptions, QueueSettings, queue_fields
 from restante.core.task import AsyncTaskMethod, TaskMethod
 
@@ -50,7 +53,7 @@ PRESENCE_EVERY = 20.0
 
 def open_queue(ref: QueueRef, *, operator: str = "", event: str = "configured") -> ScriptCall[None]:
     """Writes the pending settings, if any, and reads the settings in force."""
-    args: list[ops.Argument] = [operator, event]
+    args: list[Argument] = [operator, event]
     for name, value in ref.pending.items():
         args += (name, value)
 
@@ -143,7 +146,7 @@ def check_timeout(timeout: float) -> float:
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 #: Keywords that a verb passes on to each message of a call.
-_SHARED = {"send_many": tuple(ops.SendOptions.__annotations__)}
+_SHARED = {"send_many": tuple(SendOptions.__annotations__)}
 
 
 def shown_as(method: Method, build: Callable[..., Operation[Any]]) -> Method:

@@ -18,7 +18,8 @@ from restante.core.connection import Connection
 from restante.core.errors import RestanteError, TimeLimit
 from restante.core.failure_log import FailureLog
 from restante.core.message import Message, State
-from restante.core.operations import MAX_BATCH, QueueRef
+from restante.core.operations import MAX_BATCH
+from restante.core.queue_ref import QueueRef
 
 log = logging.getLogger("restante")
 

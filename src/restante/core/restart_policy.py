@@ -9,6 +9,7 @@ import enum
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 #: Seconds without a report after which a child counts as frozen, if its leases are not longer. A handler that holds the
 #: interpreter in C code stops all its threads, the renewal of leases too. Shorter kills children of a machine that
@@ -95,8 +96,7 @@ def may_replace(reason: Reason, stopping: int, processes: int) -> bool:
     return reason not in ROUTINE or stopping < max(1, processes // 2)
 
 
-@dataclass(frozen=True, slots=True)
-class Restart:
+class Restart(NamedTuple):
     """When the successor of a child starts."""
 
     #: Seconds from now.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 from restante.core.errors import InvalidInput
 
@@ -20,6 +21,13 @@ def seconds(value: float | timedelta, name: str, *, least: float = 0.0) -> float
     if not least <= number <= LONGEST_DELAY:  # NaN fails both comparisons
         raise InvalidInput(f"{name} must be between {least:g} and {LONGEST_DELAY:g} seconds, not {value!r}")
     return float(number)
+
+
+def valid_retry(retry: Any) -> RetryPolicy:
+    """Returns `retry` if it is a policy; raises InvalidInput otherwise."""
+    if not isinstance(retry, RetryPolicy):
+        raise InvalidInput(f"retry must be a RetryPolicy such as restante.exponential(1), not {retry!r}")
+    return retry
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from restante.core import operations as ops
 from restante.core.keys import QUEUES, exchange_key
-from restante.core.operations import Command, Operation, QueueRef, ScriptCall
+from restante.core.operator_verbs import delete
 from restante.core.queue import AsyncClient, Client, Flow, open_queue
+from restante.core.queue_ref import QueueRef
 from restante.core.routes import QueueInfo, Table, question
+from restante.core.scripts import Command, Operation, ScriptCall, with_question
 
 #: Builds the send for one queue. Every send of a publish has the same message id.
 Build = Callable[[QueueRef, QueueInfo], ScriptCall[Any]]
@@ -135,7 +136,7 @@ class Router:
         if known is None or not guessed or (streams and known.broadcasts and any(info.transient for info in guessed)):
             return (yield from self.table(exchange)), ""
         send = yield from self._prepare(guessed[0], build)
-        version, id = yield ops.with_question(send, question(self._routes(exchange)))
+        version, id = yield with_question(send, question(self._routes(exchange)))
         first = guessed[0].name
         if (version or b"") == known.version:
             return known, first
@@ -165,7 +166,7 @@ class Router:
     def _take_back(self, queue: str, id: str) -> Flow[bool]:
         """Deletes a message from a queue that was unbound before the send; returns False if a consumer has it."""
         ref = yield from self.open(queue)
-        states = yield ops.delete(ref, (id,), operator=self._author, detail="no longer bound")
+        states = yield delete(ref, (id,), operator=self._author, detail="no longer bound")
         return bool(states != [b"leased"])
 
     def _routes(self, exchange: str) -> bytes:

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from restante.core.operations import pack
+from restante.core.scripts import pack
 from restante.core.topics import matches_words, words_of
 
 TYPES = ("direct", "topic", "fanout")

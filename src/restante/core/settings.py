@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 
 from restante.core.errors import Corrupt, InvalidInput
 from restante.core.keywords import check_keywords, nearest
-from restante.core.retry import RetryPolicy, exponential, seconds
+from restante.core.retry import RetryPolicy, exponential, seconds, valid_retry
 
 #: Default limit of a payload in bytes. Far below Redis' 512 MB, because one large value stalls every client.
 DEFAULT_MAX_PAYLOAD = 16 * 1024 * 1024
@@ -124,9 +124,7 @@ def _field_text(name: str, value: Any) -> str:
         case "dedup":
             return str(milliseconds(value, name))
         case "retry":
-            if not isinstance(value, RetryPolicy):
-                raise InvalidInput(f"retry must be a RetryPolicy such as restante.exponential(1), not {value!r}")
-            return value.text()
+            return valid_retry(value).text()
         case "rate":
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0.001 <= value <= 1e6:
                 raise InvalidInput(f"rate must be messages per second from 0.001 to 1000000, not {value!r}")

@@ -14,7 +14,7 @@ import inspect
 import json
 import typing
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -24,7 +24,6 @@ from typing import (
     ParamSpec,
     Protocol,
     Self,
-    TypedDict,
     TypeVar,
     Unpack,
     cast,
@@ -36,9 +35,11 @@ from restante.core.errors import InvalidInput
 from restante.core.handlers import Registered, claim, is_coroutine_function
 from restante.core.keywords import check_keywords, nearest, parameters
 from restante.core.leased_message import AsyncLeasedMessage, LeasedMessage
-from restante.core.message import Draft, Message, State
+from restante.core.message import Draft, Message
 from restante.core.names import valid_name
-from restante.core.retry import RetryPolicy, seconds
+from restante.core.queue_ref import QueueRef
+from restante.core.retry import seconds
+from restante.core.send_options import EachSendOptions, MessageOptions
 from restante.core.stored import MAX_UNIQUE, encode_json
 from restante.core.task_arguments import TaskArguments, Unreadable, resolved, result_conversion
 
@@ -51,36 +52,18 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class TaskOptions(TypedDict, total=False):
-    """What `@queue.task(…)` accepts; `priority` to `unique_states` are given to each message that the task sends."""
+class TaskOptions(MessageOptions, total=False):
+    """What `@queue.task(…)` accepts; those of every message, but `timeout`, are given to each that the task sends."""
 
     kind: str | None
-    priority: int
-    lease: float | timedelta | None
-    max_attempts: int | None
-    retry: RetryPolicy | None
-    expires: float | timedelta | None
     unique: bool | str | Sequence[str]
-    unique_states: frozenset[State] | None
-    timeout: float | timedelta | None
     soft_timeout: float | timedelta | None
 
 
-class SendingOptions(TypedDict, total=False):
+class SendingOptions(EachSendOptions, total=False):
     """What `task.using(…)` accepts: the options of `send` but those that the task itself decides."""
 
-    priority: int
-    delay: float | timedelta
-    due_at: datetime | None
     id: str | None
-    headers: dict[str, Any] | None
-    lease: float | timedelta | None
-    max_attempts: int | None
-    retry: RetryPolicy | None
-    unique: str | None
-    unique_states: frozenset[State] | None
-    expires: float | timedelta | None
-    timeout: float | timedelta | None
     durability: str | None
 
 
@@ -363,7 +346,7 @@ def define(queue: Queue | AsyncQueue, function: Any, options: TaskOptions) -> An
         sent: dict[str, Any] = {name: value for name, value in options.items() if name not in _OF_TASK}
         unique = "x" if definition.unique else None
         # The operation is built and not run: it refuses what a send would refuse.
-        ops.send(ops.QueueRef(queue.name, "", Draft), {}, kind=definition.kind, unique=unique, **sent)
+        ops.send(QueueRef(queue.name, "", Draft), {}, kind=definition.kind, unique=unique, **sent)
         claim(queue.handlers, queue.name, definition.kind, definition.handler())
         if _is_async(queue):
             return (AsyncMessageTask if definition.takes_message else AsyncTask)(definition, sent)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from restante.core.names import valid_name
-from restante.core.operations import Argument, Script, ScriptCall
 from restante.core.queue import Queue
+from restante.core.scripts import Argument, Script, ScriptCall
 
 THROTTLE = Script("throttle", "queue journal")
 

@@ -27,17 +27,10 @@ from restante.core.errors import (
 from restante.core.keywords import check_keywords
 from restante.core.message import Draft, Message, MessageId, State, new_id
 from restante.core.names import valid_name
-from restante.core.operations import (
-    JSON_TYPES,
-    SendOptions,
-    check_batch,
-    check_messages,
-    check_progress,
-    encode_result,
-    hooked,
-)
+from restante.core.operations import check_batch, check_messages, check_progress, encode_result
 from restante.core.queue import check_count, check_timeout, queue_names
 from restante.core.retry import RetryPolicy, seconds
+from restante.core.send_options import JSON_TYPES, SendOptions, hooked
 from restante.core.settings import QueueOptions, QueueSettings, queue_fields
 from restante.core.stored import check_json_types, decode_json, encode_json
 from restante.http.serializers import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import orjson
@@ -14,8 +14,8 @@ from restante.core.attempts import Status
 from restante.core.errors import InvalidInput, LeaseLost, RestanteError, Unavailable, Unconfirmed
 from restante.core.message import EPOCH, MAX_ERROR, Draft, Message, Progress, State, moment, new_id
 from restante.core.names import valid_name
-from restante.core.operations import JSON_TYPES
-from restante.core.retry import RetryPolicy, seconds
+from restante.core.retry import RetryPolicy, seconds, valid_retry
+from restante.core.send_options import JSON_TYPES, due_ms, valid_states
 from restante.core.settings import DURATIONS, QueueOptions, QueueSettings, whole
 from restante.core.stored import Stored, encode, encode_json
 from restante.core.tracebacks import error_text
@@ -23,7 +23,6 @@ from restante.core.tracebacks import error_text
 #: The core's name of a setting → HTTP's.
 _RENAMED = {**{name: f"{name}_seconds" for name in DURATIONS}, "max_payload": "max_payload_bytes"}
 _OURS = {theirs: ours for ours, theirs in _RENAMED.items()}
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 # -- queues ----------------------------------------------------------------------------------------------------------
@@ -61,7 +60,7 @@ def draft_out(draft: Draft) -> dict[str, Any]:
         "retry": draft.retry.text() if draft.retry else None,
         "lease_seconds": None if draft.lease is None else seconds(draft.lease, "lease", least=0.001),
         "expires_seconds": None if draft.expires is None else seconds(draft.expires, "expires"),
-        "unique_states": _unique_states(draft),
+        "unique_states": None if draft.unique_states is None else sorted(valid_states(draft.unique_states)),
         "timeout_seconds": None if draft.timeout is None else seconds(draft.timeout, "timeout", least=0.001),
     }
     given = {name: value for name, value in plain.items() if value is not None}
@@ -70,8 +69,8 @@ def draft_out(draft: Draft) -> dict[str, Any]:
 
 def _check(draft: Draft) -> None:
     whole(draft.priority, "priority", 0, 255)
-    if draft.retry is not None and not isinstance(draft.retry, RetryPolicy):
-        raise InvalidInput(f"retry must be a RetryPolicy such as restante.exponential(1), not {draft.retry!r}")
+    if draft.retry is not None:
+        valid_retry(draft.retry)
     if draft.id is not None:
         valid_name(draft.id, "message id")
     encode(
@@ -97,20 +96,7 @@ def _due(draft: Draft) -> dict[str, Any]:
     if draft.due_at is None:
         now = draft.delay == 0 and draft.delay is not False
         return {} if now else {"delay_seconds": seconds(draft.delay, "delay")}
-    if draft.delay:
-        raise InvalidInput("give delay or due_at, not both")
-    if not isinstance(draft.due_at, datetime) or draft.due_at.tzinfo is None:
-        raise InvalidInput(f"due_at must be an aware datetime such as datetime.now(UTC), not {draft.due_at!r}")
-    return {"due_at": max(0, -((_EPOCH - draft.due_at) // timedelta(milliseconds=1)))}
-
-
-def _unique_states(draft: Draft) -> list[str] | None:
-    if draft.unique_states is None:
-        return None
-    try:
-        return sorted(State(state).value for state in draft.unique_states)
-    except (ValueError, TypeError):
-        raise InvalidInput(f"unique_states must be a set of State members, not {draft.unique_states!r}") from None
+    return {"due_at": due_ms(draft.due_at, draft.delay)}
 
 
 def stored_in(fields: dict[str, Any]) -> Stored:

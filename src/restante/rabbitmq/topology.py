@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from restante.core.errors import InvalidInput, InvalidName
 from restante.core.retry import RetryPolicy, seconds
@@ -170,8 +170,7 @@ def _step(arguments: Mapping[str, object]) -> str:
     return f"holds {arguments['x-message-ttl']} ms, then {arguments['x-dead-letter-exchange']}"
 
 
-@dataclass(frozen=True, slots=True)
-class Subscribed:
+class Subscribed(NamedTuple):
     """A subscription: the handler's name, which with the service's names the queue, and its pattern of topics."""
 
     name: str

@@ -32,8 +32,8 @@ from restante.core.call_retry import away
 from restante.core.errors import InvalidInput, NotFound, PayloadTooLarge, QueueFull, Unavailable, Unconfirmed
 from restante.core.holder import LeaseHolder
 from restante.core.message import State
-from restante.core.operations import Command
 from restante.core.queue import Client, LeasedMessage
+from restante.core.scripts import Command
 from restante.core.settings import whole
 from restante.rsmq import inspector, transfer
 from restante.rsmq.client import Rsmq, RsmqReceived

@@ -19,7 +19,8 @@ from importlib import resources
 from typing import Any, TypeVar
 
 from restante.core.errors import Corrupt, InvalidInput
-from restante.core.operations import MAX_BATCH, Argument, Command, Operation, Script, ScriptCall, declared, sha1
+from restante.core.operations import MAX_BATCH
+from restante.core.scripts import Argument, Command, Operation, Script, ScriptCall, declared, sha1
 from restante.core.settings import whole
 from restante.rsmq import validation
 from restante.rsmq.errors import InvalidValue, MessageTooLong, NoAttributeSupplied, QueueExists, QueueNotFound

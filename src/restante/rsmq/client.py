@@ -15,8 +15,8 @@ from redis.crc import key_slot
 from restante.connecting import connect
 from restante.core.errors import InvalidInput
 from restante.core.flow import drive, drive_async
-from restante.core.operations import Operation
 from restante.core.queue import AsyncClient, Client, check_timeout
+from restante.core.scripts import Operation
 from restante.rsmq import calls
 from restante.rsmq.calls import RsmqReceived, Steps
 from restante.rsmq.consumer import AsyncRsmqConsumer, ConsumerOptions, RsmqConsumer

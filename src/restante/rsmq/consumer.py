@@ -26,8 +26,8 @@ from restante.core.connection import Connection, Waker
 from restante.core.consume import stopping_by_signal
 from restante.core.errors import InvalidInput, RestanteError, Unavailable
 from restante.core.flow import drive, drive_async
-from restante.core.operations import Operation
 from restante.core.queue import Client
+from restante.core.scripts import Operation
 from restante.core.settings import whole
 from restante.rsmq import calls, validation
 from restante.rsmq.calls import MOST_RECEIVES, RsmqReceived

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from restante.core.errors import AccessDenied, Corrupt, InvalidInput, InvalidName, NotFound
-from restante.core.operations import Command
 from restante.core.queue import Client
+from restante.core.scripts import Command
 from restante.core.settings import whole
 from restante.rsmq import reader
 from restante.rsmq.keys import DEFAULT_NAMESPACE, SETTINGS, RsmqKeys

@@ -15,8 +15,8 @@ from typing import Any, Self
 from restante.core.call_retry import LOST
 from restante.core.connection import Connection, Link, Waker
 from restante.core.connection_aio import AsyncConnection, AsyncLink
-from restante.core.operations import Command, Operation, ScriptCall, pack
 from restante.core.pool import intact
+from restante.core.scripts import Command, Operation, ScriptCall, pack
 from restante.rsmq import calls
 from restante.rsmq.calls import RsmqReceived
 from restante.rsmq.namespace import Namespace

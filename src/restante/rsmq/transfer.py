@@ -14,7 +14,9 @@ from restante.core import operations as ops
 from restante.core.call_retry import TYPES
 from restante.core.errors import InvalidPayload
 from restante.core.message import Message, MessageId
-from restante.core.operations import SEND, QueueRef, ScriptCall, sha1
+from restante.core.operations import SEND
+from restante.core.queue_ref import QueueRef
+from restante.core.scripts import Argument, ScriptCall, sha1
 from restante.core.stored import Json, decode_json
 from restante.rsmq.calls import RsmqScript
 from restante.rsmq.keys import STAMP, RsmqKeys, bridge_key
@@ -76,7 +78,7 @@ def bring(keys: RsmqKeys, namespace: str, id: str, text: str, *, channel: bytes 
     """Puts a text into an RSMQ queue under this id, once; returns "brought", "known", "long" or "missing"."""
     length = len(text.encode("utf-16-le")) // 2
     marker = bridge_key(namespace, keys.queue, id)
-    args: list[ops.Argument] = [id, text.encode(), str(length), str(UNSETTLED), channel]
+    args: list[Argument] = [id, text.encode(), str(length), str(UNSETTLED), channel]
     return ScriptCall(BRING, (keys.due, keys.messages, marker), args, lambda reply: str(reply.decode()), keys.queue)
 
 

@@ -24,7 +24,7 @@ from restante.core.journal import JournalEntry, Position
 from restante.core.keys import QUEUES, QueueKeys
 from restante.core.names import valid_name
 from restante.core.queue import AsyncClient
-from restante.server.serializers import journal_out
+from restante.server.serializers import ms
 
 log = logging.getLogger("restante")
 
@@ -320,7 +320,7 @@ def write_lines(lines: list[JournalEntry], place: dict[str, int]) -> Iterator[by
         part = lines[start : start + LINES]
         for line in part:
             place[line.queue] = line.position.sequence
-        yield write_event("journal", [journal_out(line) for line in part], write_position(place))
+        yield write_event("journal", [line.as_dict(ms) for line in part], write_position(place))
 
 
 def write_position(places: dict[str, int]) -> str:

@@ -28,7 +28,9 @@ class SentMany(BaseModel):
     messages: list[Sent]
 
 
-class ReceivedMessage(BaseModel):
+class _Message(BaseModel):
+    """What a message shows to its consumer and to operators."""
+
     id: str
     queue: str
     kind: str
@@ -37,15 +39,18 @@ class ReceivedMessage(BaseModel):
     attempts: int
     max_attempts: int
     replays: int
-    suspect: bool
     content_type: str
     headers: dict[str, Any]
     sent_at: int
+    expires_at: int | None
+    unique: str | None
+
+
+class ReceivedMessage(_Message):
+    suspect: bool
     received_at: int
     lease_expires_at: int
     lease_token: str
-    expires_at: int | None
-    unique: str | None
     retry: str | None
     timeout_seconds: float | None
     payload: Any = None
@@ -247,26 +252,13 @@ class JournalLine(BaseModel):
     detail: str
 
 
-class MessageOut(BaseModel):
-    id: str
-    queue: str
+class MessageOut(_Message):
     state: State
-    kind: str
-    priority: int
-    size: int
-    attempts: int
-    max_attempts: int
-    replays: int
     consumer: str
-    content_type: str
-    sent_at: int
     due_at: int | None
     lease_expires_at: int | None
     received_at: int | None
     settled_at: int | None
-    expires_at: int | None
-    unique: str | None
-    headers: dict[str, Any]
     preview: str
     whole: bool
     error_class: str

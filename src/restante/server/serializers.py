@@ -13,7 +13,7 @@ from restante.core.admin import ReplayTask
 from restante.core.attempts import Status
 from restante.core.inspector import AuditEntry, Counts
 from restante.core.journal import JournalEntry
-from restante.core.message import Attempt, Message, Progress, State
+from restante.core.message import Message, State
 from restante.core.settings import DEFAULT_MAX_ATTEMPTS, QueueSettings
 from restante.rsmq.inspector import RsmqCounts
 from restante.rsmq.reader import RsmqMessage
@@ -48,26 +48,6 @@ def counts_out(counts: Counts) -> dict[str, Any]:
     }
 
 
-def journal_out(entry: JournalEntry) -> dict[str, Any]:
-    return {
-        "queue": entry.queue,
-        "position": entry.position.sequence,
-        "event": entry.event.value,
-        "state": entry.state,
-        "at": ms(entry.at),
-        "message_id": entry.message_id,
-        "sent_at": ms(entry.sent_at),
-        "kind": entry.kind,
-        "priority": entry.priority,
-        "size": entry.size,
-        "attempts": entry.attempts,
-        "consumer": entry.consumer,
-        "due_at": ms(entry.due_at),
-        "error_class": entry.error_class,
-        "detail": entry.detail,
-    }
-
-
 def _content(message: Message, *, checked: bool = True) -> dict[str, Any]:
     """The payload as sent, copied without decoding. One that is not `checked` is bytes unless it is JSON."""
     stored = message.stored
@@ -84,9 +64,8 @@ def _is_json(text: bytes) -> bool:
     return True
 
 
-def received_out(message: Message, settings: QueueSettings) -> dict[str, Any]:
-    """A message for the consumer that receives it."""
-    stored = message.stored
+def _facts(message: Message, max_attempts: int) -> dict[str, Any]:
+    """What a message shows to its consumer and to operators."""
     return {
         "id": message.id,
         "queue": message.queue,
@@ -94,17 +73,24 @@ def received_out(message: Message, settings: QueueSettings) -> dict[str, Any]:
         "priority": message.priority,
         "size": message.size,
         "attempts": message.attempts,
-        "max_attempts": message.max_attempts or settings.max_attempts,
+        "max_attempts": message.max_attempts or max_attempts,
         "replays": message.replays,
-        "suspect": message.suspect,
         "content_type": message.content_type,
         "headers": message.headers,
-        "sent_at": stored.sent_ms,
+        "sent_at": message.stored.sent_ms,
+        "expires_at": ms(message.expires_at),
+        "unique": message.unique,
+    }
+
+
+def received_out(message: Message, settings: QueueSettings) -> dict[str, Any]:
+    """A message for the consumer that receives it."""
+    return {
+        **_facts(message, settings.max_attempts),
+        "suspect": message.suspect,
         "received_at": message.received_ms,
         "lease_expires_at": message.expires_ms,
         "lease_token": message.lease_token,
-        "expires_at": ms(message.expires_at),
-        "unique": message.unique,
         "retry": message.retry.text() if message.retry else None,
         "timeout_seconds": message.timeout,
         **_content(message),
@@ -116,30 +102,18 @@ def message_out(message: Message, settings: QueueSettings | None, anomalies: lis
     last = message.history[-1] if message.history else None
     lines = last.error.strip().splitlines() if last else []
     return {
-        "id": message.id,
-        "queue": message.queue,
+        **_facts(message, settings.max_attempts if settings else DEFAULT_MAX_ATTEMPTS),
         "state": message.state.value,
-        "kind": message.kind,
-        "priority": message.priority,
-        "size": message.size,
-        "attempts": message.attempts,
-        "max_attempts": message.max_attempts or (settings.max_attempts if settings else DEFAULT_MAX_ATTEMPTS),
-        "replays": message.replays,
         "consumer": message.consumer,
-        "content_type": message.content_type,
-        "sent_at": message.stored.sent_ms,
         "due_at": ms(message.due_at),
         "lease_expires_at": ms(message.lease_expires_at),
         "received_at": ms(message.received_at),
         "settled_at": ms(message.settled_at),
-        "expires_at": ms(message.expires_at),
-        "unique": message.unique,
-        "headers": message.headers,
         "preview": message.preview[:GLANCE].decode(errors="replace"),
         "whole": message.whole,
         "error_class": last.error_class if last else "",
         "error": lines[-1][:500] if lines else "",
-        "progress": progress_out(message.last_progress),
+        "progress": message.last_progress.as_dict(ms) if message.last_progress else None,
         "anomalies": anomalies,
     }
 
@@ -154,16 +128,10 @@ def whole_out(
         "retry": message.retry.text() if message.retry else None,
         "result": message.result,
         "timeout_seconds": message.timeout,
-        "history": [attempt_out(attempt) for attempt in message.history],
-        "journal": [journal_out(entry) for entry in journal],
+        "history": [attempt.as_dict(ms) for attempt in message.history],
+        "journal": [entry.as_dict(ms) for entry in journal],
         "journal_complete": complete,
     }
-
-
-def progress_out(progress: Progress | None) -> dict[str, Any] | None:
-    if progress is None:
-        return None
-    return {"fraction": progress.fraction, "step": progress.step, "at": ms(progress.at)}
 
 
 def status_out(queue: str, id: str, status: Status) -> dict[str, Any]:
@@ -174,22 +142,10 @@ def status_out(queue: str, id: str, status: Status) -> dict[str, Any]:
         "state": status.state.value if status.state else None,
         "acked": status.acked,
         "attempts": status.attempts,
-        "progress": progress_out(status.progress),
+        "progress": status.progress.as_dict(ms) if status.progress else None,
         "result": status.result,
         "error_class": status.error_class,
         "error": status.error,
-    }
-
-
-def attempt_out(attempt: Attempt) -> dict[str, Any]:
-    return {
-        "attempt": attempt.attempt,
-        "received_at": ms(attempt.received_at),
-        "ended_at": ms(attempt.ended_at),
-        "event": attempt.event.value,
-        "consumer": attempt.consumer,
-        "error_class": attempt.error_class,
-        "error": attempt.error,
     }
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -37,6 +37,7 @@ from restante.server.journal_feed import Hub
 from restante.server.monitor import Monitor
 from restante.server.rabbitmq import RabbitView
 
+P = ParamSpec("P")
 T = TypeVar("T")
 #: Bytes of one request body. Larger batches must be split: each body is held in memory.
 MAX_BODY = 32 * 1024 * 1024
@@ -184,6 +185,18 @@ class ServerState:
     def admin(self, caller: Caller) -> Admin:
         """The admin API under the caller's name, which the journal records."""
         return Admin(self.client, operator=caller.name)
+
+    async def operate(
+        self,
+        caller: Caller,
+        verb: Callable[Concatenate[Admin, str, P], T],
+        queue: str,
+        *args: P.args,
+        **options: P.kwargs,
+    ) -> T:
+        """Runs a verb of `Admin` on a queue that exists, under the caller's name; raises NotFound if it does not."""
+        await self.existing(queue)
+        return await self.call(verb, self.admin(caller), queue, *args, **options)
 
     def queue(self, name: str, consumer: str, host: str = "", pid: int = 0) -> AsyncQueue:
         """The queue for this consumer, cached."""

@@ -27,13 +27,7 @@ from pyspark.sql.datasource import (
     LessThan,
     LessThanOrEqual,
 )
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    ReadMinRows,
-    SupportsTriggerAvailableNow,
-)
+from pyspark.sql.streaming import datasource as streaming
 
 from restante.core.admin import Admin
 from restante.core.errors import JournalLost
@@ -210,7 +204,7 @@ def offset(places: dict[str, tuple[int, int]]) -> Offset:
     return {queue: {"incarnation": places[queue][0], "position": places[queue][1]} for queue in sorted(places)}
 
 
-class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class JournalStreamReader(DataSourceStreamReader, streaming.SupportsTriggerAvailableNow):
     """`spark.readStream.format("restante")`: every line once, in batches within the read limit."""
 
     def __init__(self, options: Options, names: tuple[str, ...]) -> None:
@@ -250,9 +244,9 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         return self._first
 
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name
+    def getDefaultReadLimit(self) -> streaming.ReadLimit:  # noqa: N802  # Spark's name
         rows = self.options.max_rows_per_batch
-        return ReadMaxRows(rows) if rows else ReadAllAvailable()
+        return streaming.ReadMaxRows(rows) if rows else streaming.ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name
         self.target = self._places()
@@ -260,16 +254,16 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def reportLatestOffset(self) -> Offset:  # noqa: N802  # Spark's name
         return offset({queue: (place.incarnation, place.last) for queue, place in self._places().items()})
 
-    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802  # Spark's name
+    def latestOffset(self, start: Offset, limit: streaming.ReadLimit) -> Offset:  # noqa: N802  # Spark's name
         if self.options.reader:
             # Everything up to `start` is committed; Spark guarantees that in no other call.
             for queue, place in start.items():
                 self._register(queue, place)
         ranges = self._open_ranges(start, self.target if self.target is not None else self._places())
         wanted = {one.queue: len(one) for one in ranges}
-        if isinstance(limit, ReadMinRows) and sum(wanted.values()) < limit.min_rows and self.target is None:
+        if isinstance(limit, streaming.ReadMinRows) and sum(wanted.values()) < limit.min_rows and self.target is None:
             return start
-        if isinstance(limit, ReadMaxRows):
+        if isinstance(limit, streaming.ReadMaxRows):
             wanted = share(wanted, limit.max_rows)
         ends = {queue: (place["incarnation"], place["position"]) for queue, place in start.items()}
         ends |= {one.queue: (one.incarnation, one.after + wanted[one.queue]) for one in ranges}

@@ -25,13 +25,7 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    ReadMinRows,
-    SupportsTriggerAvailableNow,
-)
+from pyspark.sql.streaming import datasource as streaming
 
 from restante.core.errors import InUse, JournalLost, RestanteError
 from restante.core.lease_journal import LeaseJournal, Row
@@ -71,7 +65,7 @@ class LeasePart(InputPartition):
         self.after, self.upto, self.without = after, upto, without
 
 
-class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class LeaseStreamReader(DataSourceStreamReader, streaming.SupportsTriggerAvailableNow):
     """`kind=leases`."""
 
     def __init__(self, options: Options, names: tuple[str, ...]) -> None:
@@ -136,8 +130,8 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Uncommitted rows belong to this consumer even if its checkpoint is lost.
         return {self.queue: first - 1 if first is not None else journal.last()}
 
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name
-        return ReadMaxRows(self.options.max_rows_per_batch or DEFAULT_ROWS)
+    def getDefaultReadLimit(self) -> streaming.ReadLimit:  # noqa: N802  # Spark's name
+        return streaming.ReadMaxRows(self.options.max_rows_per_batch or DEFAULT_ROWS)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name
         self.budget = self._repeats = self._journal().ready()
@@ -146,7 +140,7 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         journal = self._journal()
         return {self.queue: journal.last() + journal.ready()}
 
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802  # Spark's name
+    def latestOffset(self, start: dict[str, int], limit: streaming.ReadLimit) -> dict[str, int]:  # noqa: N802  # Spark's name
         journal, last = self._own()
         begun = start[self.queue]
         if last < begun:
@@ -161,10 +155,10 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._keeper.forget(begun)
         if last > begun:
             return {self.queue: last}  # rows claimed before and not committed come first
-        room = limit.max_rows if isinstance(limit, ReadMaxRows) else DEFAULT_ROWS
-        if isinstance(limit, ReadAllAvailable | ReadMinRows):
+        room = limit.max_rows if isinstance(limit, streaming.ReadMaxRows) else DEFAULT_ROWS
+        if isinstance(limit, streaming.ReadAllAvailable | streaming.ReadMinRows):
             room = max(journal.ready(), 0)
-            if isinstance(limit, ReadMinRows) and room < limit.min_rows and self.budget is None:
+            if isinstance(limit, streaming.ReadMinRows) and room < limit.min_rows and self.budget is None:
                 return start
         if self.budget is not None:
             room = min(room, self.budget)

@@ -58,16 +58,9 @@ def _refuse_unrouted(bus: Bus, client: Client, prefix: str) -> None:
 
 class _Subscription(Drainable):
     def __init__(self, bus: Bus, handler: Handler, queue: Queue) -> None:
+        super().__init__(queue)
         self._bus = bus
         self._handler = handler
-        self._queue = queue
-
-    @property
-    def name(self) -> str:
-        return self._queue.name
-
-    def take(self) -> LeasedMessage | None:
-        return self._queue.receive()
 
     def attempt(self, message: LeasedMessage, drained: Drained) -> Generator[Attempt, Any, None]:
         handler, name = self._handler, self._handler.subscription
@@ -86,8 +79,8 @@ class _Subscription(Drainable):
                 assert isinstance(cause, Exception)
                 drained.failed.append(Failure(message, cause, state))
                 raise cause.with_traceback(watched.trace or cause.__traceback__) from None
-        note_handled(self._queue.connection.url, message)
-        self._queue.ack_many((message,))
+        note_handled(self.queue.connection.url, message)
+        self.queue.ack_many((message,))
         drained.handled.append(message)
 
     def _run(self, delivery: Delivery, message: LeasedMessage) -> None:
@@ -101,9 +94,9 @@ class _Subscription(Drainable):
 
     def _settle(self, message: LeasedMessage, delay: float | None, reason: RemoteError) -> State:
         if delay is None:
-            self._queue.bury_many((message,), error=reason)
+            self.queue.bury_many((message,), error=reason)
             return State.DEAD
-        return self._queue.nack_many((message,), delay=delay, error=reason)[0]
+        return self.queue.nack_many((message,), delay=delay, error=reason)[0]
 
 
 class _Watched:

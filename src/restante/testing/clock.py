@@ -19,8 +19,8 @@ from restante.core import throttle as throttle
 from restante.core.connection import Connection
 from restante.core.errors import InvalidInput
 from restante.core.keys import QUEUES, TEST_CLOCK, QueueKeys
-from restante.core.operations import Command, Script, pack, sha1
 from restante.core.queue import Client
+from restante.core.scripts import Command, Script, pack, sha1
 from restante.core.settings import milliseconds
 from restante.core.sweeper import Sweeper
 

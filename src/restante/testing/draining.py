@@ -60,22 +60,16 @@ class Attempt(NamedTuple):
 
 
 class Drainable:
-    """One queue to drain: takes its next message, and runs an attempt as steps of a flow."""
+    """One queue to drain, and an attempt at one of its messages as steps of a flow."""
 
     #: Whether a handler is a coroutine function.
     awaits = False
 
-    def take(self) -> LeasedMessage | None:
-        """The next message, leased; None if none is ready."""
-        raise NotImplementedError
+    def __init__(self, queue: Queue) -> None:
+        self.queue = queue
 
     def attempt(self, message: LeasedMessage, drained: Drained) -> Generator[Attempt, Any, None]:
         """Yields the call of the handler, then settles the message. Raises the handler's error after the nack."""
-        raise NotImplementedError
-
-    @property
-    def name(self) -> str:
-        """The name of the queue, for texts."""
         raise NotImplementedError
 
 
@@ -85,7 +79,7 @@ class DrainableQueue(Drainable):
     def __init__(self, queue: Queue | AsyncQueue, client: Client, loop_connection: AsyncConnection | None) -> None:
         if not queue.handlers:
             raise InvalidInput(f"{queue.name} has no handler: register one with @{queue.name}.handler")
-        self._queue = queue if isinstance(queue, Queue) else client.queue(queue.name)
+        super().__init__(queue if isinstance(queue, Queue) else client.queue(queue.name))
         hooks = distinct(queue.hooks)
         self._listeners = Listeners(hooks)
         known = with_every_kind(queue.handlers, queue.name)
@@ -93,16 +87,9 @@ class DrainableQueue(Drainable):
         self.awaits = any(handling.asynchronous for handling in self._handlers.values())
         self._verbs: AsyncQueue | None = None
         if isinstance(queue, AsyncQueue) and loop_connection is not None:
-            self._queue.ref.give(queue.ref.given)
+            self.queue.ref.give(queue.ref.given)
             self._verbs = AsyncQueue(loop_connection, queue.name, queue.ref.consumer, {})
-            self._verbs.ref = self._queue.ref
-
-    @property
-    def name(self) -> str:
-        return self._queue.name
-
-    def take(self) -> LeasedMessage | None:
-        return self._queue.receive()
+            self._verbs.ref = self.queue.ref
 
     def attempt(self, message: LeasedMessage, drained: Drained) -> Generator[Attempt, Any, None]:
         handling = self._handlers.get(message.kind) or self._handlers[None]
@@ -117,20 +104,20 @@ class DrainableQueue(Drainable):
                 self._ack(handling, message, result)
                 given.settled, given.verdict = True, "acked"
         except Exception as error:
-            state = None if given.settled else self._queue.nack_many((message,), error=error)[0]
+            state = None if given.settled else self.queue.nack_many((message,), error=error)[0]
             drained.failed.append(Failure(given, error, state))
             self._listeners.tell_failed(given, error, state)
             raise
-        note_handled(self._queue.connection.url, given)
+        note_handled(self.queue.connection.url, given)
         drained.handled.append(given)
         self._listeners.tell(self._listeners.finished, given, time.perf_counter() - started)
 
     def _ack(self, handling: Handling, message: LeasedMessage, result: Any) -> None:
         """Acks a message; what a task returned is kept with it where the queue keeps results."""
         if result is None or not handling.returns:
-            self._queue.ack_many((message,))
+            self.queue.ack_many((message,))
         else:
-            self._queue.ack_result(message, result)
+            self.queue.ack_result(message, result)
 
 
 def _drainables(
@@ -153,7 +140,7 @@ def _work(sources: list[Drainable], drained: Drained, most: int, raises: bool) -
     while quiet < len(sources):
         source = sources.pop(0)
         sources.append(source)
-        message = source.take()
+        message = source.queue.receive()
         if message is None:
             quiet += 1
             continue
@@ -161,8 +148,8 @@ def _work(sources: list[Drainable], drained: Drained, most: int, raises: bool) -
         if len(drained) >= most:
             message.release()
             raise AssertionError(
-                f"drain has handled {len(drained)} messages and {source.name} is not empty: does a handler send to its "
-                "own queue? Or give most="
+                f"drain has handled {len(drained)} messages and {source.queue.name} is not empty: does a handler send "
+                "to its own queue? Or give most="
             )
         try:
             yield from source.attempt(message, drained)

@@ -176,13 +176,7 @@ def _inspecting(server: _Server) -> Iterator[Inspector]:
 
 def _present(inspector: Inspector, queue: str) -> Iterator[Message]:
     for state in State:
-        after: str | None = None
-        while True:
-            page = inspector.messages(queue, state, after=after, preview=_WHOLE)
-            yield from page.messages
-            after = page.next
-            if after is None:
-                break
+        yield from inspector.walk(queue, state, preview=_WHOLE)
 
 
 def _in_order(messages: list[Message]) -> list[Message]:

@@ -197,9 +197,9 @@ FAULTS: Final = (
     Fault(
         "core",
         "a due time is rounded to early",
-        "due_argument",
-        "-((_EPOCH - due_at) // timedelta(milliseconds=1))",
-        "(due_at - _EPOCH) // timedelta(milliseconds=1)",
+        "due_ms",
+        "-((EPOCH - due_at) // timedelta(milliseconds=1))",
+        "(due_at - EPOCH) // timedelta(milliseconds=1)",
         ("tests/contract/test_delays.py", "-k", "below and sync"),
     ),
     Fault(

@@ -50,7 +50,7 @@ FAULTS: Final = (
         "spark",
         "the limit on rows per batch is ignored",
         "JournalStreamReader.latestOffset",
-        "if isinstance(limit, ReadMaxRows):",
+        "if isinstance(limit, streaming.ReadMaxRows):",
         "if False:",
         (f"{_STREAM}::TestAdmission",),
     ),

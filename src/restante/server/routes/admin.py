@@ -56,53 +56,46 @@ async def configure(state: StateDep, caller: Operator, queue: QueueName, body: r
 @json_route(api.delete, "/queues/{queue:name}", responses.Dropped, summary="Drop a queue and all its messages")
 async def drop(state: StateDep, caller: Operator, queue: QueueName) -> Json:
     """Rejected while messages are leased."""
-    await state.existing(queue)
-    await state.call(state.admin(caller).drop, queue)
+    await state.operate(caller, Admin.drop, queue)
     return Json({"dropped": queue})
 
 
 @json_route(api.post, "/queues/{queue:name}/pause", responses.QueueOut, summary="Pause a queue")
 async def pause(state: StateDep, caller: Operator, queue: QueueName, body: requests.Empty | None = None) -> Json:
     """No message is delivered until `resume`. Sends continue, and leases and delays keep running."""
-    await state.existing(queue)
-    await state.call(state.admin(caller).pause, queue)
+    await state.operate(caller, Admin.pause, queue)
     return Json(await one_queue(state, caller, queue))
 
 
 @json_route(api.post, "/queues/{queue:name}/resume", responses.QueueOut, summary="Resume a queue")
 async def resume(state: StateDep, caller: Operator, queue: QueueName, body: requests.Empty | None = None) -> Json:
     """Wakes waiting receives."""
-    await state.existing(queue)
-    await state.call(state.admin(caller).resume, queue)
+    await state.operate(caller, Admin.resume, queue)
     return Json(await one_queue(state, caller, queue))
 
 
 @json_route(api.post, "/queues/{queue:name}/purge", responses.Purged, summary="Purge messages by state")
 async def purge(state: StateDep, caller: Operator, queue: QueueName, body: requests.Purge) -> Json:
     """Removes every message in the given states. Leased messages cannot be purged."""
-    await state.existing(queue)
-    return Json({"purged": await state.call(state.admin(caller).purge, queue, body.states)})
+    return Json({"purged": await state.operate(caller, Admin.purge, queue, body.states)})
 
 
 @json_route(api.post, "/queues/{queue:name}/delete", responses.Deleted, summary="Delete messages by ID")
 async def delete_many(state: StateDep, caller: Operator, queue: QueueName, body: requests.Some) -> Json:
     """Returns 409 if some are leased: those stay, the others are deleted."""
-    await state.existing(queue)
-    return Json({"deleted": await state.call(state.admin(caller).delete, queue, body.ids)})
+    return Json({"deleted": await state.operate(caller, Admin.delete, queue, body.ids)})
 
 
 @json_route(api.post, "/queues/{queue:name}/revoke", responses.Revoked, summary="Take leased messages back")
 async def revoke_many(state: StateDep, caller: Operator, queue: QueueName, body: requests.Some) -> Json:
     """They are ready again, and the attempt counts. Their lease tokens die at once; messages not leased stay."""
-    await state.existing(queue)
-    return Json({"revoked": await state.call(state.admin(caller).revoke, queue, body.ids)})
+    return Json({"revoked": await state.operate(caller, Admin.revoke, queue, body.ids)})
 
 
 @json_route(api.post, "/queues/{queue:name}/cancel", responses.Cancelled, summary="Give messages up by ID")
 async def cancel_many(state: StateDep, caller: Operator, queue: QueueName, body: requests.Some) -> Json:
     """Removes waiting and leased messages; dead and done ones stay. Consumers learn it by their next extend."""
-    await state.existing(queue)
-    return Json({"cancelled": await state.call(state.admin(caller).cancel, queue, body.ids)})
+    return Json({"cancelled": await state.operate(caller, Admin.cancel, queue, body.ids)})
 
 
 @json_route(api.post, "/queues/{queue:name}/move", responses.Moved, summary="Move messages to another queue")
@@ -159,8 +152,7 @@ async def replay(state: StateDep, caller: Operator, queue: QueueName, body: requ
 )
 async def edit(state: StateDep, caller: Operator, queue: QueueName, id: MessageName, body: requests.Edit) -> Json:
     """Returns 409 while the message is leased."""
-    await state.existing(queue)
-    await state.call(state.admin(caller).edit, queue, id, **requests.changes_of(body))
+    await state.operate(caller, Admin.edit, queue, id, **requests.changes_of(body))
     return Json(await state.call(one_message, state, caller, queue, id))
 
 
@@ -171,8 +163,7 @@ async def revoke(
     state: StateDep, caller: Operator, queue: QueueName, id: MessageName, body: requests.Empty | None = None
 ) -> Json:
     """Returns 404 if it is not leased."""
-    await state.existing(queue)
-    if not await state.call(state.admin(caller).revoke, queue, [id]):
+    if not await state.operate(caller, Admin.revoke, queue, [id]):
         raise NotFound(f"{queue} has no leased message {id}: nobody holds it now")
     return Json({"revoked": 1})
 
@@ -184,8 +175,7 @@ async def cancel(
     state: StateDep, caller: Operator, queue: QueueName, id: MessageName, body: requests.Empty | None = None
 ) -> Json:
     """Returns 404 if it has ended: it is done, dead or gone."""
-    await state.existing(queue)
-    if not await state.call(state.admin(caller).cancel, queue, [id]):
+    if not await state.operate(caller, Admin.cancel, queue, [id]):
         raise NotFound(f"{queue} has no message {id} that waits or runs: it has ended, or was never sent")
     return Json({"cancelled": 1})
 
@@ -193,8 +183,7 @@ async def cancel(
 @json_route(api.delete, "/queues/{queue:name}/messages/{id:name}", responses.Deleted, summary="Delete a message")
 async def delete(state: StateDep, caller: Operator, queue: QueueName, id: MessageName) -> Json:
     """Returns 404 if there is no such message, and 409 while it is leased."""
-    await state.existing(queue)
-    if not await state.call(state.admin(caller).delete, queue, [id]):
+    if not await state.operate(caller, Admin.delete, queue, [id]):
         raise NotFound(f"{queue} has no message {id}")
     return Json({"deleted": 1})
 

@@ -22,8 +22,9 @@ from restante.core.handle import FIRST_PAUSE, GROWTH, LONGEST_PAUSE
 from restante.core.inspector import SHOW, parse_message
 from restante.core.keys import idempotency_key
 from restante.core.message import Draft, Message, MessageId, RemoteError, State
-from restante.core.operations import Received, ScriptCall, Ticket, lease_lost
+from restante.core.operations import Received, Ticket, lease_lost
 from restante.core.queue import AsyncQueue, Flow, Wait, receiving, run_flow_async
+from restante.core.scripts import ScriptCall
 from restante.core.trace import TRACE
 from restante.server import requests, responses
 from restante.server.access import Caller, Role

@@ -25,10 +25,8 @@ from restante.server.monitor import totals_of
 from restante.server.requests import NAME
 from restante.server.routing import MessageName, QueueName, Reader, Route, StateDep, json_route, router
 from restante.server.serializers import (
-    attempt_out,
     audit_out,
     counts_out,
-    journal_out,
     message_out,
     ms,
     rsmq_out,
@@ -239,7 +237,7 @@ async def dead(state: StateDep, caller: Reader, queue: QueueName) -> Json:
                     "latest_at": at,
                     "oldest_at": at,
                     "example_id": message.id,
-                    "example_error": attempt_out(last)["error"][-2000:] if last else "",
+                    "example_error": last.error[-2000:] if last else "",
                 },
             )
             group["count"] += 1
@@ -294,23 +292,7 @@ async def consumers(state: StateDep, caller: Reader) -> Json:
                     held.setdefault(holder, []).append(message_out(message, counts.settings, flags))
         listed = [
             {
-                "name": consumer.name,
-                "queues": list(consumer.queues),
-                "last_seen_at": ms(consumer.last_seen),
-                "host": consumer.host,
-                "pid": consumer.pid,
-                "concurrency": consumer.concurrency,
-                "hung": consumer.hung,
-                "processes": [
-                    {
-                        "name": process.name,
-                        "pid": process.pid,
-                        "concurrency": process.concurrency,
-                        "hung": process.hung,
-                        "last_seen_at": ms(process.last_seen),
-                    }
-                    for process in consumer.processes
-                ],
+                **consumer.as_dict(ms),
                 "held": held.get(consumer.name, []),
                 "held_count": counted.get(consumer.name, 0),
             }
@@ -395,7 +377,7 @@ async def journal(
                 if event_ in (None, line.event) and message_id in (None, line.message_id)
             ][:limit]
         entries.sort(key=lambda line: (line.at, line.position), reverse=True)
-        return {"now": admin.now_ms(), "entries": [journal_out(line) for line in entries[:limit]]}
+        return {"now": admin.now_ms(), "entries": [line.as_dict(ms) for line in entries[:limit]]}
 
     return Json(await state.call(look))
 
