@@ -2,7 +2,8 @@
 
 Runs the whole suite under coverage.py, children included, and prints a table; `--write-docs` puts it into
 docs/explain/planted-faults.md. There is no target: a line that runs is not a line that is checked, which is what the
-planted faults are for. The exit code is that of the tests.
+planted faults are for. A test that hangs fails at `TEST_LIMIT`, and a run that does not end is stopped after `--limit`:
+both are named above the table, which is made all the same. The exit code is that of the tests.
 """
 
 from __future__ import annotations
@@ -12,10 +13,14 @@ import datetime
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,36 +28,183 @@ from rich.console import Console
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PAGE: Final = ROOT / "docs" / "explain" / "planted-faults.md"
+CONSOLE: Final = Console()
+#: The last run: how it ended and what coverage.py found per file, lines included.
+RESULTS: Final = ROOT / "benchmarks" / "results" / "coverage.json"
 BEGIN, END = "<!-- coverage: begin -->", "<!-- coverage: end -->"
 #: Percent; a module below it is listed with its reason.
 LOW: Final = 85.0
 #: Why modules run less than `LOW` percent of their lines in the tests.
 REASONS: Final[dict[str, str]] = {}
+#: Tests that say nothing under a tracer, with the reason. They run in `make test`.
+EXCLUDED: Final[dict[str, str]] = {}
+#: Seconds after which a test counts as hanging. Under a tracer some take minutes; a longer limit only delays the rest.
+TEST_LIMIT: Final = 900
+#: Seconds that a test waits for a condition, well below `TEST_LIMIT`.
+PATIENCE: Final = 300
+#: Minutes after which the run is stopped, unless told otherwise.
+RUN_LIMIT: Final = 180.0
+#: Seconds that a run which was told to stop may take to leave its data, before each of two harder signals.
+GRACE: Final = 60.0
+#: Seconds between two lines about how far the run is.
+EVERY: Final = 60.0
+_RESULT: Final = re.compile(r"^(?:\[gw\d+\] \[ *\d+%\] )?(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS) (tests/\S.*?)\s*$")
+_COUNT: Final = re.compile(r"^\d+ workers \[(\d+) items\]")
+#: What the distribution of tests over processes adds to their names.
+_GROUP: Final = re.compile(r"@[\w-]+$")
+
+
+@dataclass
+class Run:
+    """What the tests have said so far."""
+
+    begun: float = field(default_factory=time.monotonic)
+    count: int = 0
+    ended: set[str] = field(default_factory=set)
+    failed: list[str] = field(default_factory=list)
+    running: dict[str, None] = field(default_factory=dict)
+    stopped: bool = False
+    code: int = 0
+    #: Whether the tests' own summary has begun.
+    summary: bool = False
+
+    def read(self, line: str) -> None:
+        """Takes in one line of pytest's output."""
+        if self.summary:
+            return
+        if found := _COUNT.match(line):
+            self.count = int(found[1])
+        elif found := _RESULT.match(line):
+            test = _GROUP.sub("", found[2])
+            self.running.pop(test, None)
+            self.ended.add(test)
+            if found[1] in ("FAILED", "ERROR") and test not in self.failed:
+                self.failed.append(test)
+        elif line.startswith("tests/"):
+            self.running[_GROUP.sub("", line.strip())] = None
+        else:
+            self.summary = line.startswith("===") and "test session starts" not in line
+
+    def outcome(self) -> dict[str, Any]:
+        """How it ended, as JSON."""
+        return {
+            "date": str(datetime.datetime.now(datetime.UTC).date()),
+            "code": self.code,
+            "count": self.count,
+            "ended": len(self.ended),
+            "failed": self.failed,
+            "stopped": self.stopped,
+            "running": list(self.running),
+        }
+
+    def progress(self) -> str:
+        minutes = (time.monotonic() - self.begun) / 60
+        return f"{minutes:.0f} min: {len(self.ended)} of {self.count} tests, {len(self.failed)} failed"
 
 
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.coverage_report")
     parser.add_argument("--write-docs", action="store_true", help=f"put the table into {PAGE.name}")
     parser.add_argument("--processes", default=str(2 * (os.cpu_count() or 1)))
+    parser.add_argument("--limit", type=float, default=RUN_LIMIT, help="minutes after which the run is stopped")
     parser.add_argument("tests", nargs="*", help="tests to run instead of all")
+    parser.add_argument("--again", action="store_true", help="make the table of the last run again; runs no tests")
     told = parser.parse_args(words)
-    with tempfile.TemporaryDirectory(prefix="restante-coverage-") as folder:
-        environment = {**os.environ, "COVERAGE_FILE": str(Path(folder, "data"))}
-        coverage = [sys.executable, "-m", "coverage"]
-        pytest = ["-m", "pytest", "-m", "not chaos", "-n", told.processes, "--dist", "loadgroup", *told.tests]
-        code = subprocess.run([*coverage, "run", *pytest], cwd=ROOT, env=environment).returncode
-        subprocess.run([*coverage, "combine", "--quiet"], cwd=ROOT, env=environment, check=True)
-        report = Path(folder, "report.json")
-        subprocess.run([*coverage, "json", "--quiet", "-o", str(report)], cwd=ROOT, env=environment, check=True)
-        text = table(json.loads(report.read_text())["files"])
-    Console().print(text, markup=False)
+    if not told.again:
+        measure(told.processes, told.tests, told.limit * 60)
+    last = json.loads(RESULTS.read_text())
+    text = table(last["files"], last["run"])
+    CONSOLE.print(text, markup=False, highlight=False, soft_wrap=True)
     if told.write_docs:
         write(PAGE, text)
-    return code
+    return int(last["run"]["code"])
 
 
-def table(files: dict[str, Any]) -> str:
-    """Lines per room, then the modules below `LOW`."""
+def measure(processes: str, tests: Sequence[str], limit: float) -> None:
+    """Runs the tests and writes what they ran to `RESULTS`."""
+    with tempfile.TemporaryDirectory(prefix="restante-coverage-") as folder:
+        environment = {**os.environ, "COVERAGE_FILE": str(Path(folder, "data")), "RESTANTE_PATIENCE": str(PATIENCE)}
+        coverage = [sys.executable, "-m", "coverage"]
+        run = run_tests([*coverage, "run"], processes, tests, environment, limit)
+        subprocess.run([*coverage, "combine", "--quiet"], cwd=ROOT, env=environment, check=True)
+        report = Path(folder, "report.json")
+        # Tests also run copies of the package, which are gone by now.
+        chosen = ["--include", "src/restante/*", "--ignore-errors"]
+        subprocess.run(
+            [*coverage, "json", "--quiet", *chosen, "-o", str(report)], cwd=ROOT, env=environment, check=True
+        )
+        RESULTS.parent.mkdir(exist_ok=True)
+        RESULTS.write_text(json.dumps({"run": run.outcome(), "files": json.loads(report.read_text())["files"]}))
+
+
+def run_tests(
+    coverage: Sequence[str], processes: str, tests: Iterable[str], environment: dict[str, str], limit: float
+) -> Run:
+    """Runs the tests, prints how far they are and, in the end, why some failed."""
+    limits = ["-o", f"timeout={TEST_LIMIT}", "-o", "timeout_method=signal"]
+    left_out = [f"--deselect={test}" for test in EXCLUDED]
+    pytest = ["-m", "pytest", "-vv", "-m", "not chaos", "-n", processes, "--dist", "loadgroup", *limits, *left_out]
+    run = Run()
+    running = subprocess.Popen(
+        [*coverage, *pytest, *tests],
+        cwd=ROOT,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    over = threading.Event()
+    watching = [
+        threading.Thread(target=_stop_after, args=(limit, running, run, over)),
+        threading.Thread(target=_repeat, args=(over, lambda: CONSOLE.print(run.progress()))),
+    ]
+    for thread in watching:
+        thread.start()
+    try:
+        assert running.stdout is not None
+        for line in running.stdout:
+            known = len(run.failed)
+            run.read(line)
+            if run.summary or len(run.failed) > known:
+                CONSOLE.out(line, end="", highlight=False)
+        run.code = running.wait()
+    finally:
+        over.set()
+        _end_group(running)
+    for thread in watching:
+        thread.join()
+    CONSOLE.print(run.progress())
+    return run
+
+
+def _repeat(over: threading.Event, say: Callable[[], None]) -> None:
+    while not over.wait(EVERY):
+        say()
+
+
+def _stop_after(limit: float, running: subprocess.Popen[str], run: Run, over: threading.Event) -> None:
+    """Stops a run that does not end. Processes leave their data on each of the signals but the last."""
+    if over.wait(limit):
+        return
+    run.stopped = True
+    CONSOLE.out(f"stopped after {limit / 60:.0f} min, running: {', '.join(run.running)}", highlight=False)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        running.send_signal(number) if number is signal.SIGINT else os.killpg(running.pid, number)
+        if over.wait(GRACE):
+            return
+    _end_group(running)
+
+
+def _end_group(running: subprocess.Popen[str]) -> None:
+    try:
+        os.killpg(running.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # Nobody is left.
+
+
+def table(files: dict[str, Any], run: dict[str, Any]) -> str:
+    """How the run ended, lines per room, then the modules below `LOW` and the tests that were left out."""
     rooms: dict[str, list[int]] = {}
     low: list[str] = []
     for path, found in sorted(files.items()):
@@ -65,18 +217,26 @@ def table(files: dict[str, Any]) -> str:
         if summary["num_statements"] and summary["percent_covered"] < LOW:
             reason = REASONS.get(inside, "")
             low.append(f"| `{inside}` | {summary['num_statements']} | {summary['percent_covered']:.0f}% | {reason} |")
-    lines = [
-        f"Run on {datetime.datetime.now(datetime.UTC).date()}.",
-        "",
-        "| room | statements | run by tests |",
-        "|---|---|---|",
-    ]
+    lines = [*ending(run), "", "| room | statements | run by tests |", "|---|---|---|"]
     every = [sum(column) for column in zip(*rooms.values(), strict=True)]
     for room, (statements, covered) in [*sorted(rooms.items()), ("all", every)]:
         lines.append(f"| {room} | {statements:,} | {100 * covered / max(1, statements):.1f}% |")
     if low:
         lines += ["", f"| module below {LOW:.0f}% | statements | run | reason |", "|---|---|---|---|", *low]
+    if EXCLUDED:
+        lines += ["", "| test left out | reason |", "|---|---|"]
+        lines += [f"| `{test}` | {reason} |" for test, reason in EXCLUDED.items()]
     return "\n".join(lines)
+
+
+def ending(run: dict[str, Any]) -> list[str]:
+    """When the tests ran, which of them failed, and which did not end."""
+    lines = [f"Run on {run['date']}: {run['ended']:,} tests, {len(run['failed'])} failed."]
+    lines += [f"Failed: `{test}`." for test in run["failed"]]
+    if run["stopped"]:
+        lines.append(f"The run was stopped after {run['ended']:,} of {run['count']:,} tests; data may be missing.")
+        lines += [f"Did not end: `{test}`." for test in run["running"]]
+    return lines
 
 
 def write(page: Path, text: str) -> None:

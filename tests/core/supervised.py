@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import signal
 import threading
 import time
 from typing import Any
@@ -16,6 +19,9 @@ PAUSE = 0.3
 def behave(parent: Parent, told: dict[str, Any]) -> int:
     """Says each report in turn and the last one again and again, until stopped or until it `ends` with that code."""
     over = threading.Event()
+    if told.get("sigterm_at_exit"):
+        atexit.register(_stopped_at_exit)
+        return int(told["ends"])  # before it has listened, as one whose modules fail
 
     def stop(wanted: Stop) -> None:
         if not told.get("deaf"):
@@ -36,3 +42,8 @@ def behave(parent: Parent, told: dict[str, Any]) -> int:
             parent.report(reports[-1])
     time.sleep(told.get("slow_end", 0.0))
     return 0
+
+
+def _stopped_at_exit() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+    print("cleaned up", flush=True)

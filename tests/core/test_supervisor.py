@@ -98,6 +98,16 @@ def test_an_error_of_a_child_that_had_worked_restarts_it() -> None:
         assert process.wait() == 0
 
 
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_stop_that_comes_while_a_child_ends_breaks_nothing_off(method: str) -> None:
+    child = {"reports": [], "sigterm_at_exit": True, "ends": 7}
+    with supervising(method, child=child) as process:
+        wait_said(process, "restart_seconds=")
+        assert "cleaned up" in process.lines
+        assert "code=7" in process.stderr
+        assert "Traceback" not in process.stderr
+
+
 def test_a_routine_never_stops_all_children_at_a_time() -> None:
     child = {"reports": [{"handled": 9}], "slow_end": 0.3}
     with supervising(child=child, processes=4, limits={"max_tasks": 9}) as process:

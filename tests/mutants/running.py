@@ -79,7 +79,8 @@ def run_tests(tests: Sequence[str], copy: Path, *options: str, limit: float = LI
         "PYTHONDONTWRITEBYTECODE": "1",
         "RESTANTE_PATIENCE": str(PATIENCE),
     }
-    for name in [name for name in environment if name.startswith("PYTEST_")]:  # those of the outer run
+    # Those of the outer run; what a fault makes run says nothing about which lines tests run.
+    for name in [name for name in environment if name.startswith(("PYTEST_", "COVERAGE_"))]:
         del environment[name]
     command = [
         sys.executable,

@@ -235,7 +235,15 @@ def main() -> None:
         os.set_inheritable(number, False)  # programs that handlers start must not keep the parent's pipes open
     module, _, name = told["run"].partition(":")
     run = getattr(importlib.import_module(module), name)
-    sys.exit(run(Parent(told["control"], told["reports"]), told["options"]))
+    sys.exit(_run_to_end(run, Parent(told["control"], told["reports"]), told["options"]))
+
+
+def _run_to_end(run: Callable[[Parent, dict[str, Any]], int], parent: Parent, options: dict[str, Any]) -> int:
+    try:
+        return run(parent, options)
+    finally:
+        # It is ending: the parent's SIGTERM may neither break off what runs at exit nor change the exit code.
+        signal.signal(signal.SIGTERM, lambda *_: None)
 
 
 def _fork(program: Program, control: int, reports: int, inherited: Iterable[int]) -> int:
@@ -253,7 +261,7 @@ def _fork(program: Program, control: int, reports: int, inherited: Iterable[int]
         for number in inherited:
             with contextlib.suppress(OSError):
                 os.close(number)
-        code = program.run(Parent(control, reports), program.options)
+        code = _run_to_end(program.run, Parent(control, reports), program.options)
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:

@@ -32,6 +32,12 @@ STOP_GRACE = 2.0
 #: Seconds between two looks of a thread and the watcher, where one waits for a few bytecodes of the other.
 _GLANCE = 0.0005
 _FOREVER = float("inf")
+#: Bytecodes within which Python raises an exception that a thread has asked for in itself. It does so at the first one;
+#: too few would let it escape.
+_BYTECODES = 100
+
+#: Its types of arguments stay undeclared: whoever else uses it in this process shares them.
+_set_exception = ctypes.pythonapi.PyThreadState_SetAsyncExc
 
 
 class HandlerStopped(BaseException):
@@ -40,6 +46,10 @@ class HandlerStopped(BaseException):
 
 class Abandoned(BaseException):
     """Tells the consumer that an attempt has ended for it already: the handler hung, and its message has failed."""
+
+
+class _FlagCleared(BaseException):
+    """Raised by a thread in itself, and caught at once: see `_raise_in`."""
 
 
 class Watch:
@@ -378,8 +388,25 @@ def _blocks_its_loop(watch: Watch) -> bool:
 
 
 def _raise_in(ident: int | None, error: type[BaseException] | None) -> None:
-    """Raises an exception in a thread at its next bytecode; None removes one that has not been raised yet."""
-    if ident is not None:
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(
-            ctypes.c_ulong(ident), ctypes.py_object(error) if error is not None else None
-        )
+    """Raises an exception in a thread at its next bytecode; None removes one that has not been raised yet.
+
+    In Python 3.11 either leaves a flag set for the whole interpreter until an exception has been raised. Meanwhile
+    every thread that is traced (by a debugger, a profiler, a measurement of coverage) waits at its next call of a
+    function for the flag to clear: for as long as a handler blocks in C, or for ever if the exception was removed. So
+    this thread raises one in itself, which clears the flag; a thread that blocks sets it again when it goes on. No
+    Python function may be called in between.
+    """
+    if ident is None:
+        return
+    own = ctypes.c_ulong(threading.get_ident())
+    _set_exception(ctypes.c_ulong(ident), None if error is None else ctypes.py_object(error))
+    if sys.version_info < (3, 12):
+        try:
+            _set_exception(own, ctypes.py_object(_FlagCleared))
+            for _ in range(_BYTECODES):
+                pass
+        except _FlagCleared:
+            pass
+        except BaseException:  # raised by the handler of a signal, before it
+            _set_exception(own, None)
+            raise

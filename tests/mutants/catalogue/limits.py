@@ -80,6 +80,14 @@ FAULTS: Final = (
         "pass",
         (*_LIMITS, "-k", "serves_the_others"),
     ),
+    Fault(
+        "core",
+        "a traced program stands still while a handler that has passed its limit blocks in C",
+        "_raise_in",
+        "if sys.version_info < (3, 12):",
+        "if False:",
+        ("tests/faults/test_tracers.py",),
+    ),
     # -- hooks -----------------------------------------------------------------------------------------------------
     Fault(
         "core",

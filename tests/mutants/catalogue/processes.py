@@ -93,6 +93,14 @@ FAULTS: Final = (
         (_FAULTS, "-k", "one_signal_too"),
     ),
     Fault(
+        "core",
+        "a stop that comes while a child ends breaks off what it does at exit",
+        "_run_to_end",
+        "signal.signal(signal.SIGTERM, lambda *_: None)",
+        "pass",
+        (_SUPERVISOR, "-k", "breaks_nothing_off"),
+    ),
+    Fault(
         "cli",
         "a field of a log line hides its level",
         "JsonLines.format",
