@@ -158,9 +158,16 @@ SNAPSHOT: Final = _table(
     settled_at          timestamp  when it became dead or done (dead, done)
     attempts
     max_attempts        int        deliveries allowed, if the message sets its own limit
+    lease_seconds       double     length of its leases, if the message sets its own
+    timeout_seconds     double     time limit of its handler, if the message sets its own
+    expires_at          timestamp  when it is no longer delivered, if it was sent with an expiry
     replays             int        times it was replayed
     consumer, error_class
     error               string     text of the last attempt's error
+    progress            double     how far its handler is, 0 to 1 (leased); null if it has noted none
+    progress_step       string     what its handler is doing (leased); empty if it has noted nothing
+    progress_at         timestamp  when its handler noted that (leased)
+    result              string     what it was acked with, as JSON (done); empty for none
     payload, headers, content_type
     """,
 )
