@@ -17,6 +17,9 @@ export function parseExact(text: string): unknown {
   });
 }
 
+/** The number in a fact, which `parseExact` has kept as text where the server writes 90 as "90.0". */
+export const plain = (value: number): number => Number(JSON.stringify(value));
+
 /** Invisible characters. Some of them reverse the direction of the text after them, which could make it look like another text. */
 const UNSEEN = /[\u007f-\u009f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
 

@@ -28,6 +28,31 @@ def test_progress_is_a_bar_that_moves_and_then_a_result(watched: Watched, post: 
     expect(panel).to_have_count(0)
 
 
+def test_round_progress_and_a_time_limit_are_shown_beside_a_payload_with_its_own_digits(
+    watched: Watched, post: Client
+) -> None:
+    reports = post.queue("reports", lease=60)
+    id = reports.send({"share": 90.0}, timeout=90)
+    message = reports.receive()
+    assert message is not None
+    for fraction, percent in ((0.0, "0 %"), (1.0, "100 %")):
+        message.progress(fraction)
+        watched.go(f"/queues/reports/messages/{id}")
+        expect(watched.page.get_by_role("region", name="Progress")).to_contain_text(percent)
+        expect(watched.page.locator(".facts")).to_contain_text("Time limit1 min 30 s")
+        expect(watched.page.locator(".source").first).to_contain_text("90.0")
+
+
+def test_the_page_of_a_cancelled_message_says_by_whom(watched: Watched, post: Client, admin: Admin) -> None:
+    orders = post.queue("orders")
+    id = orders.send("x")
+    admin.cancel("orders", [id], detail="ordered twice")
+    watched.go(f"/queues/orders/messages/{id}")
+    expect(watched.page.locator(".page-head")).to_contain_text("it was cancelled by tester.")
+    expect(watched.find("journal-line", event="cancelled")).to_contain_text("ready, ordered twice")
+    watched.errors[:] = [error for error in watched.errors if "404" not in error]  # the message itself
+
+
 def test_the_list_of_leased_messages_shows_progress_once_there_is_some(watched: Watched, post: Client) -> None:
     reports = post.queue("reports", lease=60)
     reports.send_many([1, 2])

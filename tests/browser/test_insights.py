@@ -7,9 +7,12 @@ from pathlib import Path
 from playwright.sync_api import expect
 
 from restante.core.errors import JournalLost
+from restante.spark import schemas
 from restante.spark.lake import Lake
 from restante.spark.progress import RunProgress
+from restante.spark.report import write
 from tests.browser.conftest import Watched
+from tests.spark.sample_gold import DAY, events, put
 
 
 def test_the_page_follows_the_first_report_until_it_is_there(watched: Watched, tmp_path: Path) -> None:
@@ -55,3 +58,37 @@ def test_a_run_that_draws_no_report_says_what_will(watched: Watched, tmp_path: P
         status.rows(7)
     expect(watched.page.locator("main")).to_contain_text("The journals are loaded, but there is no report yet")
     expect(watched.page.locator("main")).to_contain_text(f"restante pipeline report --lake {tmp_path}")
+
+
+def test_the_report_follows_the_theme_of_the_dashboard(watched: Watched, tmp_path: Path) -> None:
+    put(tmp_path, schemas.THROUGHPUT, [events(0, sent=1)], DAY)
+    write(str(tmp_path), tmp_path / "report.html")
+    watched.page.emulate_media(color_scheme="light")
+    watched.go("/")
+    watched.find("theme-toggle").click()
+    watched.go("/insights")
+    report = watched.page.frame_locator("iframe")
+    expect(report.locator("h1")).to_have_text("Restante: pipeline report")
+    expect(report.locator("html")).to_have_css("color-scheme", "dark")
+    expect(report.locator("#theme")).to_be_hidden()
+    report.locator("#theme").evaluate("(button) => { button.ownerDocument.title = 'as it was' }")
+    for theme in ("light", "dark"):
+        watched.find("theme-toggle").click()
+        expect(report.locator("html")).to_have_css("color-scheme", theme)
+    assert report.locator("html").evaluate("(root) => root.ownerDocument.title") == "as it was"
+    watched.page.evaluate("frames[0].postMessage('<b>', '*')")
+    watched.page.evaluate("frames[0].postMessage('light', '*')")
+    expect(report.locator("html")).to_have_css("color-scheme", "light")
+
+
+def test_a_report_opened_by_itself_has_its_own_button_and_hears_nobody(watched: Watched, tmp_path: Path) -> None:
+    put(tmp_path, schemas.THROUGHPUT, [events(0, sent=1)], DAY)
+    write(str(tmp_path), tmp_path / "report.html")
+    watched.page.emulate_media(color_scheme="light")
+    watched.go("/insights/report#theme-dark")
+    expect(watched.page.locator("html")).to_have_css("color-scheme", "light dark")
+    watched.page.evaluate("postMessage('dark', '*')")
+    watched.page.locator("#theme").click()
+    expect(watched.page.locator("#theme")).to_have_text("\u2600 Light")
+    watched.page.locator("#theme").click()
+    expect(watched.page.locator("html")).to_have_css("color-scheme", "light")

@@ -97,7 +97,9 @@ def fate_and_time(life: list[Row]) -> tuple[str, datetime | None]:
     line = (telling or life)[-1]
     if line["state"] in WAITING:
         return "waiting", None
-    if line["event"] in ("deleted", "purged", "cancelled"):
+    if line["event"] == "cancelled":
+        return "cancelled", line["at"]
+    if line["event"] in ("deleted", "purged"):
         if before(line) != "done":
             return "deleted", line["at"]
         return "acked", max((one["at"] for one in life if one["event"] == "acked"), default=line["at"])
@@ -129,6 +131,7 @@ def message(life: list[Row]) -> Row:
         "failures": events.count("nacked") + events.count("buried"),
         "expiries": events.count("expired"),
         "releases": events.count("released"),
+        "revocations": events.count("revoked"),
         "replays": events.count("replayed"),
         "wait_seconds": max(0.0, seconds(awaited, min(received))) if received and awaited else None,
         "run_seconds": sum((end["at"] - begin["at"] for begin, end in leases(life)), timedelta()).total_seconds(),
@@ -305,7 +308,7 @@ def audit(messages: list[Row]) -> list[Row]:
     made = []
     for (queue, incarnation, begin, dt), rows in found.items():
         sent = [row["fate"] for row in rows if row["was_sent"]]
-        fates = {fate: sent.count(fate) for fate in ("acked", "dead", "expired", "deleted", "waiting")}
+        fates = {fate: sent.count(fate) for fate in ("acked", "dead", "expired", "deleted", "cancelled", "waiting")}
         made.append(
             {
                 "queue": queue,

@@ -229,6 +229,8 @@ def play(who: Character, played: Played, chance: random.Random, minutes: int, en
             expired=expired,
             replayed=replayed,
             deleted=0,
+            revoked=0,
+            cancelled=0,
             purged=0,
             died=died,
             waiting_delta=sent - acked - died + replayed,
@@ -319,6 +321,7 @@ def _settle(
             dead=dead,
             expired=0,
             deleted=0,
+            cancelled=0,
             waiting=counts["sent"] - dead - acked,
             unsent=0,
         )

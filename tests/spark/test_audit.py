@@ -22,14 +22,12 @@ from restante.spark.audit import Audit, Findings
 from restante.spark.lake import Lake
 from restante.spark.lake import State as LakeState
 from restante.spark.pipeline import Pipeline, PipelineOptions, Summary
-from restante.spark.schemas import JOURNAL
+from restante.spark.schemas import FATES, JOURNAL
 from tests.faults.workers import Worker
 from tests.harness.clock import FrozenClock
 from tests.harness.servers import RedisServer, call
-from tests.spark.lake_proof import audit_only, bronze_only, copied
+from tests.spark.lake_proof import audit_only, bronze_only, copied, table_rows
 from tests.spark.traffic import Traffic, going_on
-
-EQUATION = ("acked", "dead", "expired", "deleted", "waiting")
 
 
 @dataclass
@@ -58,13 +56,14 @@ class Shop:
 
 def every_fate(post: Client, queue: Queue) -> None:
     """One message of each fate: chance alone may leave one out."""
-    ids = queue.send_many(["acked", "dead", "expired", "deleted", "waiting"], max_attempts=1)
+    ids = queue.send_many(["acked", "dead", "expired", "deleted", "waiting", "cancelled"], max_attempts=1)
     acked, dead, _ = queue.receive(lease=60), queue.receive(lease=60), queue.receive(lease=0.001)
     assert acked is not None
     assert dead is not None
     acked.ack()
     dead.bury(error=KeyError("price"))
     Admin(post).delete(queue.name, [ids[3]])
+    Admin(post).cancel(queue.name, [ids[5]])
     time.sleep(0.01)
     Sweeper(post, (queue.name,)).run_once()
     assert Admin(post).counts(queue.name).dead == 2
@@ -128,8 +127,54 @@ class TestCleanly:
             assert sum(row["sent"] for row in rows) > 0
             assert sum(row["waiting"] for row in rows) == counts.waiting
             assert sum(row["dead"] + row["expired"] for row in rows) == counts.dead
-        totals = {fate: sum(row[fate] for row in findings.windows) for fate in EQUATION}
+        totals = {fate: sum(row[fate] for row in findings.windows) for fate in FATES}
         assert all(totals.values()), totals
+
+    def test_messages_stopped_in_every_state_have_their_own_fate(
+        self, spark: SparkSession, post: Client, lake: Path
+    ) -> None:
+        queue, admin = post.queue("orders", lease=60, keep_done=5, max_attempts=3), Admin(post, operator="tester")
+        later = queue.send("scheduled", delay=600)
+        queue.send_many(["revoked", "leased", "retrying", "dead", "done", "held"])
+        revoked, leased, retrying, dead, done, _ = queue.receive_many(6)
+        ready = queue.send("ready")
+        assert admin.revoke("orders", [revoked.id, ready]) == 1
+        retrying.nack(delay=600, error=KeyError("x"))
+        dead.bury(error=KeyError("y"))
+        done.ack()
+        (again,) = queue.receive_many(1)
+        assert (again.id, again.attempts) == (revoked.id, 2)
+        again.ack()
+        assert admin.cancel("orders", [later, ready, leased.id, retrying.id, dead.id, done.id]) == 4
+        with audit_only():
+            Pipeline(spark, PipelineOptions(url=post.url, lake=str(lake))).run_once()
+        findings = Audit(spark, str(lake), post).run()
+        assert findings.adds_up, findings.troubles
+        (window,) = findings.windows
+        assert {name: window[name] for name in ("sent", *FATES, "difference")} == {
+            **dict.fromkeys(("expired", "deleted", "difference"), 0),
+            "sent": 8,
+            "acked": 2,
+            "dead": 1,
+            "cancelled": 4,
+            "waiting": 1,
+        }
+        rows = {row["message_id"]: row for row in table_rows(Lake(str(lake)), "messages")}
+        stopped = {id: (row["state"], row["last_event"]) for id, row in rows.items() if row["fate"] == "cancelled"}
+        assert stopped == dict.fromkeys((later, ready, leased.id, retrying.id), ("gone", "cancelled"))
+        row = rows[revoked.id]
+        assert (row["fate"], row["deliveries"], row["revocations"], row["failures"]) == ("acked", 2, 1, 0)
+        ended = {
+            (row["message_id"], row["attempt"]): row["ended_by"] for row in table_rows(Lake(str(lake)), "attempts")
+        }
+        assert ended == {
+            (revoked.id, 1): "revoked",
+            (revoked.id, 2): "acked",
+            (leased.id, 1): "cancelled",
+            (retrying.id, 1): "nacked",
+            (dead.id, 1): "buried",
+            (done.id, 1): "acked",
+        }
 
     def test_a_queue_whose_journal_tells_of_ends_only_is_passed_over_with_the_reason(
         self, shop: Shop, spark: SparkSession

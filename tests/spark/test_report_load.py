@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
+import pyarrow as pa
 import pytest
 
 from restante.core.errors import InvalidInput
@@ -16,7 +17,7 @@ from restante.spark.report.formats import span
 from restante.spark.report.load import estimate, load_figures, open_lake, quantiles
 from restante.spark.report.model import BUCKETS, Axis, Figures
 from restante.spark.report.scales import Unit, durations, linear
-from tests.spark.sample_gold import DAY, EVE, NOON, at, events, failed, put, times
+from tests.spark.sample_gold import DAY, EVE, NOON, at, events, failed, put, put_arrow, times
 
 
 @pytest.fixture(autouse=True)
@@ -161,13 +162,22 @@ def test_the_overdue_rate_is_of_leases_begun_and_at_most_all(tmp_path: Path) -> 
 
 def test_what_one_incarnation_has_too_many_does_not_make_up_for_another(tmp_path: Path) -> None:
     put(tmp_path, schemas.THROUGHPUT, [events(0, sent=20)], DAY)
-    row = dict.fromkeys(("dead", "expired", "deleted", "waiting", "unsent"), 0) | {"queue": "orders", "hour": NOON}
+    row = dict.fromkeys((*schemas.FATES, "unsent"), 0) | {"queue": "orders", "hour": NOON}
     rows = [row | {"incarnation": 1, "sent": 10, "acked": 8}, row | {"incarnation": 2, "sent": 10, "acked": 12}]
     put(tmp_path, schemas.AUDIT, rows, DAY)
     figures = figured(tmp_path)
     assert [one.missing for one in figures.audit] == [2, -2]
     (found,) = [one for one in findings(figures, at(1)) if one.level is Level.WRONG]
     assert "2 sent without a known fate and 2 more than sent" in found.text
+
+
+def test_counts_that_an_earlier_version_did_not_write_are_none(tmp_path: Path) -> None:
+    put(tmp_path, schemas.THROUGHPUT, [events(0, sent=20, acked=20)], DAY)
+    zeros = dict.fromkeys((*schemas.FATES, "unsent"), 0)
+    row = zeros | {"queue": "orders", "hour": NOON, "incarnation": 1, "sent": 20, "acked": 20}
+    older = pa.Table.from_pylist([row], schema=schemas.AUDIT.arrow()).drop_columns(["cancelled"])
+    put_arrow(tmp_path, schemas.AUDIT, older, DAY)
+    assert [(one.cancelled, one.missing) for one in figured(tmp_path).audit] == [(0, 0)]
 
 
 # -- time ------------------------------------------------------------------------------------------------------------

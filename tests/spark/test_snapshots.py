@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ import restante
 from restante import Client
 from restante.core.admin import Admin
 from restante.core.errors import InvalidInput, NotFound
-from restante.core.message import Message, State
+from restante.core.message import Message, State, moment
 from restante.core.retry import fixed
 from restante.rsmq import reader
 from restante.spark import snapshot
@@ -27,6 +28,8 @@ from tests.rsmq.clients import Node
 from tests.spark.driving import Row, batch_reader, fresh_name, read_all, read_parts, rows_of, sent_over
 
 HOUR = 3600.0
+#: A result that text and numbers could spoil on the way.
+RESULT = {"sum": 2**70, "words": ["ü", "a\tb\n", None]}
 
 
 @dataclass
@@ -41,10 +44,15 @@ class Desk:
     def url(self) -> str:
         return self.post.url
 
-    def keys(self) -> dict[bytes, tuple[bytes, int]]:
+    def keys(self) -> dict[bytes, tuple[Any, int]]:
         """Everything the server holds."""
         client = self.server.client()
-        return {key: (call(client, "DUMP", key), call(client, "PTTL", key)) for key in call(client, "KEYS", "*")}
+
+        def value(key: bytes) -> Any:
+            # The dump of a hash follows the order of its table, which reads may change as it grows.
+            return client.hgetall(key) if client.type(key) == b"hash" else call(client, "DUMP", key)
+
+        return {key: (value(key), call(client, "PTTL", key)) for key in call(client, "KEYS", "*")}
 
 
 @pytest.fixture(scope="module")
@@ -76,22 +84,25 @@ def every_state(post: Client) -> str:
         message.nack(error=KeyError("k"))
     queue.send("done", id="done-1")
     queue.send(1.5, id="done-2")
-    for message in queue.receive_many(2):
-        message.ack()
+    first, second = queue.receive_many(2)
+    first.ack()
+    second.ack(result=RESULT)
     queue.send("leased", id="leased-1", kind="held")
-    queue.send("leased", id="leased-2")
-    queue.receive_many(2, lease=HOUR)
+    queue.send("leased", id="leased-2", lease=7.5)
+    for message in queue.receive_many(2, lease=HOUR):
+        if message.id == "leased-1":
+            message.progress(0.4, "packing ü")
     queue.send("later", id="scheduled-1", delay=HOUR)
     queue.send("later", id="scheduled-2", delay=2 * HOUR, headers={"x": "y"})
-    queue.send("now", id="ready-1", priority=200)
-    queue.send("now", id="ready-2", retry=fixed(1))
+    queue.send("now", id="ready-1", priority=200, timeout=2.5)
+    queue.send("now", id="ready-2", retry=fixed(1), expires=3 * HOUR)
     return queue.name
 
 
 def as_row(message: Message) -> Row:
     """What a table must say of a message that core shows whole."""
     last = message.history[-1] if message.history else None
-    headers = message.headers
+    headers, progress, lease_ms = message.headers, message.last_progress, message.stored.lease_ms
     assert message.whole
     return {
         "queue": message.queue,
@@ -106,10 +117,17 @@ def as_row(message: Message) -> Row:
         "settled_at": message.settled_at,
         "attempts": message.attempts,
         "max_attempts": message.max_attempts,
+        "lease_seconds": lease_ms / 1000 if lease_ms else None,
+        "timeout_seconds": message.timeout,
+        "expires_at": message.expires_at,
         "replays": message.replays,
         "consumer": message.consumer,
         "error_class": last.error_class if last else "",
         "error": last.error if last else "",
+        "progress": progress.fraction if progress else None,
+        "progress_step": progress.step if progress else "",
+        "progress_at": progress.at if progress else None,
+        "result": message.result,
         "payload": message.preview,
         "headers": headers,
         "content_type": message.content_type,
@@ -119,7 +137,10 @@ def as_row(message: Message) -> Row:
 def readable(rows: list[Row]) -> dict[str, Row]:
     """Rows by id, their headers read."""
     assert Counter(row["message_id"] for row in rows).most_common(1)[0][1] == 1
-    return {row["message_id"]: {**row, "headers": json.loads(row["headers"] or "{}")} for row in rows}
+    read = {"headers": "{}", "result": "null"}  # the columns of JSON text, and what an empty one stands for
+    return {
+        row["message_id"]: row | {name: json.loads(row[name] or empty) for name, empty in read.items()} for row in rows
+    }
 
 
 class TestRows:
@@ -130,6 +151,34 @@ class TestRows:
         admin = Admin(desk.post)
         for id, row in found.items():
             assert row == as_row(admin.show(queue, id)), id
+
+    def test_limits_progress_and_results_are_told(self, desk: Desk) -> None:
+        every_state(desk.post)
+        found = readable(read_all(batch_reader(desk.url, kind="queue")))
+        now = moment(desk.clock.now_ms)
+        assert now is not None
+        names = ("lease_seconds", "timeout_seconds", "expires_at", "progress", "progress_step", "progress_at", "result")
+        told = {id: tuple(row[name] for name in names) for id, row in found.items()}
+        empty = (None, None, None, None, "", None, None)
+        assert {id: values for id, values in told.items() if values != empty} == {
+            "ready-1": (None, 2.5, None, None, "", None, None),
+            "leased-1": (None, None, None, 0.4, "packing ü", now, None),
+            "leased-2": (7.5, None, None, None, "", None, None),
+            "ready-2": (None, None, now + timedelta(hours=3), None, "", None, None),
+            "done-2": (None, None, None, None, "", None, RESULT),
+        }
+
+    def test_pages_of_large_results_have_few_messages(self, desk: Desk) -> None:
+        queue = desk.post.queue(fresh_name("results"), keep_done=1000)
+        queue.send_many([1] * 200)
+        for message in queue.receive_many(200):
+            message.ack(result="x" * 50_000)
+        narrow = StructType([SNAPSHOT.spark()[name] for name in ("message_id", "result")])
+        reader = batch_reader(desk.url, narrow, kind="done")
+        (part,) = reader.partitions()
+        pages = [len(rows_of(iter([batch]))) for batch in reader.read(sent_over(part))]
+        assert sum(pages) == 200
+        assert max(pages) <= snapshot.FIRST_PAGE
 
     def test_states_can_be_chosen(self, desk: Desk) -> None:
         every_state(desk.post)

@@ -90,6 +90,7 @@ class TestSending:
                 "due_at": due,
                 "delay_seconds": None,
                 "max_attempts": 9,
+                "timeout_seconds": 2.5,
             },
             {
                 "message_id": "later",
@@ -100,6 +101,7 @@ class TestSending:
                 "due_at": None,
                 "delay_seconds": 3600.0,
                 "max_attempts": None,
+                "timeout_seconds": None,
             },
             {
                 "message_id": "plain",
@@ -110,6 +112,7 @@ class TestSending:
                 "due_at": None,
                 "delay_seconds": 0.0,
                 "max_attempts": None,
+                "timeout_seconds": None,
             },
         ]
         schema = pa.schema(
@@ -122,17 +125,19 @@ class TestSending:
                 "due_at": INSTANT,
                 "delay_seconds": pa.float64(),
                 "max_attempts": pa.int64(),
+                "timeout_seconds": pa.float64(),
             }
         )
         assert written(post.url, rows, schema, queue=queue).done == 3
         found = lying(post, queue)
         full, later, plain = found["full"], found["later"], found["plain"]
         assert (full.kind, full.priority, full.headers, full.due_at) == ("mail", 200, {"a": {"b": "ü"}}, due)
-        assert (full.max_attempts, full.state) == (9, State.SCHEDULED)
+        assert (full.max_attempts, full.timeout, full.state) == (9, 2.5, State.SCHEDULED)
         assert later.state is State.SCHEDULED
         assert later.due_at is not None
         assert timedelta(minutes=59) < later.due_at - datetime.now(UTC) <= timedelta(hours=1)
         assert (plain.kind, plain.priority, plain.headers, plain.max_attempts) == ("", 0, {}, None)
+        assert plain.timeout is None
         assert plain.state is State.READY
 
     def test_without_a_payload_the_other_columns_are_it(self, post: Client) -> None:
@@ -321,6 +326,7 @@ class TestRefusing:
             ({"delay_seconds": math.nan}, InvalidInput),
             ({"max_attempts": 0}, InvalidInput),
             ({"max_attempts": 70_000}, InvalidInput),
+            ({"timeout_seconds": 0.0}, InvalidInput),
             ({"due_at": datetime(2026, 1, 1)}, InvalidInput),
             ({"due_at": datetime(2026, 1, 1, tzinfo=UTC), "delay_seconds": 1.0}, InvalidInput),
         ],

@@ -9,6 +9,8 @@ import { messageHref, queueHref } from "../router";
 import type { Consumers, Holder, MessageOut } from "../types";
 
 const READ_EVERY = 2_000;
+/** Child processes of a consumer whose numbers are listed. */
+const PROCESSES = 8;
 
 export function ConsumersPage() {
   useFeed({ journal: "none" });
@@ -56,8 +58,10 @@ function Card({ consumer }: { consumer: Holder }) {
           </span>
         )}
         {consumer.processes.length > 0 && (
-          <span title={consumer.processes.map((process) => `${process.name}: pid ${process.pid}`).join("\n")}>
-            <b class="num">{count(consumer.processes.length)}</b> {consumer.processes.length === 1 ? "process" : "processes"}
+          <span data-part="processes" title={consumer.processes.map((process) => `${process.name}: pid ${process.pid}`).join("\n")}>
+            <b class="num">{count(consumer.processes.length)}</b> {consumer.processes.length === 1 ? "process" : "processes"}:{" "}
+            {consumer.processes.slice(0, PROCESSES).map((process) => process.pid).join(", ")}
+            {consumer.processes.length > PROCESSES && " …"}
           </span>
         )}
         {consumer.hung > 0 && (

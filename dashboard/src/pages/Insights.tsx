@@ -1,4 +1,5 @@
 // The report of the data pipeline in a frame; until there is one, the progress of the pipeline.
+import { useEffect, useMemo, useRef } from "preact/hooks";
 import { plural } from "../format";
 import { useFeed } from "../live";
 import { Empty } from "../parts/Marks";
@@ -6,6 +7,7 @@ import { phaseText, PipelineSteps } from "../parts/PipelineSteps";
 import { Ago } from "../parts/Times";
 import { Failed, Loading } from "../parts/Waiting";
 import { useResource } from "../resource";
+import { theme } from "../theme";
 import type { Insights, PipelineProgress } from "../types";
 
 const READ_EVERY = 1_000;
@@ -28,12 +30,25 @@ export function InsightsPage() {
       </header>
       {available && progress !== null && <Stopped progress={progress} />}
       {available ? (
-        <iframe key={made_at} class="report" title="Insights report" src="/insights/report" sandbox="allow-scripts" />
+        <Report key={made_at} />
       ) : (
         <NoReport progress={progress} hint={hint} />
       )}
     </>
   );
+}
+
+/** The report in its frame, which follows the theme: at first by its address, which then stays, so that it keeps its place. */
+function Report() {
+  const frame = useRef<HTMLIFrameElement>(null);
+  const address = useMemo(() => `/insights/report#theme-${theme.peek()}`, []);
+  const shown = theme.value;
+  const tell = () => {
+    // The frame has no origin that could be named; the message is no secret.
+    frame.current?.contentWindow?.postMessage(theme.peek(), "*");
+  };
+  useEffect(tell, [shown]);
+  return <iframe ref={frame} class="report" title="Insights report" src={address} sandbox="allow-scripts" onLoad={tell} />;
 }
 
 /** Why no newer report will follow. */

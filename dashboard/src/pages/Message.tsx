@@ -3,8 +3,8 @@ import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
 import { cancelIds, deleteIds, replayIds, revokeIds } from "../actions";
 import { patch } from "../api";
-import { parseExact, pretty } from "../exactjson";
-import { bytes, instant } from "../format";
+import { parseExact, plain, pretty } from "../exactjson";
+import { bytes, duration, instant } from "../format";
 import { useKeys } from "../keys";
 import { isCancellable, isEditable } from "../lifecycle";
 import { useFeed, useJournal } from "../live";
@@ -40,10 +40,20 @@ export function MessagePage({ queue, id }: { queue: string; id: string }) {
     setEnded(last.state === "gone" ? path : "");
     if (last.state !== "gone") found.reloadSoon();
   }, [path]);
-  const message = found.stale || missing ? null : (found.data?.message ?? null);
+  const message = found.stale || missing || found.data === null ? null : calculable(found.data.message);
   if (message !== null) return <Existing message={message} reload={found.reload} />;
   if (!missing) return found.error ? <Failed error={found.error} what={`the message ${id}`} /> : <Loading />;
   return <Gone queue={queue} id={id} journal={life.data?.entries ?? null} />;
+}
+
+/** The message with plain numbers where the page calculates; payload and result keep the text of theirs. */
+function calculable(message: WholeMessage): WholeMessage {
+  const { progress, timeout_seconds } = message;
+  return {
+    ...message,
+    timeout_seconds: timeout_seconds === null ? null : plain(timeout_seconds),
+    progress: progress === null ? null : { ...progress, fraction: plain(progress.fraction) },
+  };
 }
 
 const crumbs = (queue: string): [string, string][] => [
@@ -51,13 +61,20 @@ const crumbs = (queue: string): [string, string][] => [
   [queue, queueHref(queue)],
 ];
 
+/** How the message ended, if the journal still knows. */
+function ending(journal: JournalLine[] | null): string {
+  const last = [...(journal ?? [])].sort((a, b) => b.position - a.position)[0];
+  if (last === undefined || last.state !== "gone") return "acked, cancelled, deleted or purged";
+  return last.event === "acked" || !last.consumer ? last.event : `${last.event} by ${last.consumer}`;
+}
+
 function Gone({ queue, id, journal }: { queue: string; id: string; journal: JournalLine[] | null }) {
   return (
     <>
       <header class="page-head">
         <Crumbs links={crumbs(queue)} />
         <h1 class="mono">{id}</h1>
-        <p class="muted">This message no longer exists: it was acked, cancelled, deleted or purged. The journal shows its history.</p>
+        <p class="muted">This message no longer exists: it was {ending(journal)}. The journal shows its history.</p>
       </header>
       {journal === null ? (
         <Loading />
@@ -66,8 +83,10 @@ function Gone({ queue, id, journal }: { queue: string; id: string; journal: Jour
       ) : (
         <>
           <StateDiagram journal={journal} state="gone" />
-          <h2>Journal</h2>
-          <JournalTable entries={journal} />
+          <section class="history" aria-label="Journal">
+            <h2>Journal</h2>
+            <JournalTable entries={journal} one />
+          </section>
         </>
       )}
     </>
@@ -179,10 +198,10 @@ function Existing({ message, reload }: { message: WholeMessage; reload: () => vo
           </section>
         </div>
       </div>
-      <section aria-label="Journal">
+      <section class="history" aria-label="Journal">
         <h2>Journal</h2>
         {!message.journal_complete && <p class="muted">Older lines about this message have been trimmed.</p>}
-        <JournalTable entries={[...message.journal].sort((a, b) => b.position - a.position)} />
+        <JournalTable entries={[...message.journal].sort((a, b) => b.position - a.position)} one />
       </section>
       {form === "edit" && <EditDialog message={message} onClose={() => setForm(null)} onDone={reload} />}
       {form === "move" && (
@@ -209,6 +228,7 @@ function facts(message: WholeMessage): [string, ComponentChildren][] {
     ["Expires", when(message.expires_at)],
     ["Unique key", message.unique ?? ""],
     ["Retry policy", message.retry ?? ""],
+    ["Time limit", message.timeout_seconds === null ? "" : duration(message.timeout_seconds * 1000)],
   ];
 }
 

@@ -38,10 +38,10 @@ function line(entry: JournalLine): VNode {
           </Link>
         )}
       </td>
-      <td class="clip mid-only">{entry.kind}</td>
+      <td class="clip mid-only" title={entry.kind}>{entry.kind}</td>
       <td class="right num wide-only">{entry.attempts || ""}</td>
-      <td class="clip mid-only">{entry.consumer}</td>
-      <td class="clip wide-only" title={entry.detail}>
+      <td class="clip mid-only" title={entry.consumer}>{entry.consumer}</td>
+      <td class="clip wide-only" title={[entry.error_class, entry.detail].filter(Boolean).join(" ")}>
         {entry.error_class && <b>{entry.error_class} </b>}
         {entry.detail}
       </td>
@@ -51,10 +51,11 @@ function line(entry: JournalLine): VNode {
   return made;
 }
 
-export function JournalTable({ entries }: { entries: JournalLine[] }) {
+/** With `one`, the lines are about one message, so that queue and ID are left out. */
+export function JournalTable({ entries, one = false }: { entries: JournalLine[]; one?: boolean }) {
   return (
     <div class="table-box">
-      <table class="journal">
+      <table class={one ? "journal journal-of-one" : "journal"}>
         <thead>
           <tr>
             <th scope="col" class="at">Time</th>
@@ -64,7 +65,7 @@ export function JournalTable({ entries }: { entries: JournalLine[] }) {
             <th scope="col" class="id-col">Message</th>
             <th scope="col" class="mid-only">Kind</th>
             <th scope="col" class="right wide-only attempts-col">Attempts</th>
-            <th scope="col" class="mid-only">Consumer or operator</th>
+            <th scope="col" class="mid-only consumer-col">Consumer or operator</th>
             <th scope="col" class="wide-only">Details</th>
           </tr>
         </thead>

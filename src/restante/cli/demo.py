@@ -33,6 +33,7 @@ from restante.core.consume import stopping_by_signal
 from restante.core.embedded import answers, socket_path
 from restante.core.journal_reader import JournalReader
 from restante.core.settings import DEFAULT_HTTP_PORT
+from restante.core.task import MessageTask
 
 #: The settings of each queue. Short leases and retries, so that every state appears within seconds.
 QUEUES: dict[str, dict[str, Any]] = {
@@ -70,8 +71,8 @@ class MailboxBusy(Exception):
 
 
 def produce(post: Client, stop: threading.Event) -> None:
-    """Sends orders, and reports with a unique key per name."""
-    orders, reports = post.queue("orders"), post.queue("reports")
+    """Sends orders, and tasks that draw reports."""
+    orders, draw = post.queue("orders"), drawing(post)
     number = 0
     while not stop.wait(random.expovariate(ORDERS_PER_SECOND)):
         number += 1
@@ -85,7 +86,7 @@ def produce(post: Client, stop: threading.Event) -> None:
             delay=random.uniform(3, 15) if number % 10 == 2 else 0,
         )
         for name in REPORTS if number == 1 else random.sample(REPORTS, 1) if number % 8 == 0 else ():
-            reports.send({"report": name}, kind=f"report.{name}", unique=f"report-{name}")
+            draw.send(name)
 
 
 def sell(post: Client) -> list[restante.Queue]:
@@ -164,17 +165,27 @@ def mail(post: Client) -> list[restante.Queue]:
     return [emails]
 
 
-def report(post: Client) -> list[restante.Queue]:
-    """Handles reports: slow, so some wait."""
+def drawing(post: Client) -> MessageTask[[str], dict[str, int]]:
+    """The task that draws a report: slow, so some wait; it notes its progress and has a result."""
     reports = post.queue("reports")
 
-    @reports.handler
-    def draw(message: LeasedMessage) -> None:
-        time.sleep(random.uniform(1.0, 4.0))
-        if random.random() < 0.25:
-            raise MemoryError("the report is too large")
+    @reports.task(unique="report")
+    def draw(message: LeasedMessage, report: str) -> dict[str, int]:
+        pages = random.randint(2, 9)
+        for page in range(pages):
+            message.progress(page / pages, f"drawing page {page + 1} of {pages}")
+            time.sleep(random.uniform(0.3, 0.6))
+            if random.random() < 0.05:
+                raise MemoryError(f"page {page + 1} of the report {report} is too large")
+        return {"pages": pages, "rows": random.randint(40, 60) * pages}
 
-    return [reports]
+    return draw
+
+
+def report(post: Client) -> list[restante.Queue]:
+    """Runs the task that draws reports."""
+    drawing(post)
+    return [post.queue("reports")]
 
 
 def draw_thumbnails(url: str, stop: threading.Event) -> None:

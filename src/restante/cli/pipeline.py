@@ -269,7 +269,7 @@ def audit(
     queues: Queues = "*",
     offline: Annotated[bool, typer.Option("--offline", help="Audit the lake alone, without the server.")] = False,
 ) -> None:
-    """Check that sent = acked + dead + expired + deleted + waiting. Exit code 5 if the numbers do not add up."""
+    """Check that every message sent has a fate, and that Redis agrees. Exit code 5 if the numbers do not add up."""
     session = context.obj
     _need_spark()
     from restante.spark.audit import Audit
@@ -286,8 +286,10 @@ def _show_findings(session: Session, findings: Findings) -> None:
         windows = [{**row, "hour": row["hour"].isoformat()} for row in findings.windows]
         session.emit({**asdict(findings), "windows": windows, "adds_up": findings.adds_up})
         return
-    columns = ("queue", "hour", "sent", "acked", "dead", "expired", "deleted", "waiting", "difference")
-    table = Table(title="sent = acked + dead + expired + deleted + waiting", title_justify="left")
+    from restante.spark.schemas import EQUATION, FATES
+
+    columns = ("queue", "hour", "sent", *FATES, "difference")
+    table = Table(title=EQUATION, title_justify="left")
     for heading in columns:
         table.add_column(heading, justify="left" if heading in ("queue", "hour") else "right")
     for row in findings.windows:
@@ -320,7 +322,8 @@ def replay(
         str | None, typer.Option(metavar="NAME", help="The replay's name; the same name continues it.")
     ] = None,
     fate: Annotated[
-        str | None, typer.Option(metavar="FATES", help="Of these fates: acked, deleted, dead,expired (default).")
+        str | None,
+        typer.Option(metavar="FATES", help="Fates: acked, deleted, cancelled, or dead,expired (default)."),
     ] = None,
     to: Annotated[str, typer.Option(metavar="QUEUE", help="Send copies to this queue instead.")] = "",
     rate: Annotated[float, typer.Option(metavar="N", help="At most N messages per second.")] = 0.0,

@@ -1,4 +1,4 @@
-"""Audits conservation: sent = acked + dead + expired + deleted + waiting, and names each message that breaks it.
+"""Audits conservation, `schemas.EQUATION`, and names each message that breaks it.
 
 The audit compares the messages that should be in Redis according to the journal with those that are. Messages with
 journal lines since it began are left out, so the audit of a running system is exact. On failure nothing changes: the
@@ -25,7 +25,7 @@ from restante.spark.columns import HOUR, SECOND
 from restante.spark.lake import Lake
 from restante.spark.live_lake import LiveLake
 from restante.spark.pipeline import Pipeline, PipelineOptions, typed
-from restante.spark.schemas import SNAPSHOT
+from restante.spark.schemas import FATES, SNAPSHOT
 
 #: Most messages that an audit names; the rest is only counted.
 NAMED = 1000
@@ -102,7 +102,7 @@ class Audit:
             if state.folded < 0:
                 raise NotFound(f"{self.lake.uri} has no tables yet: run `restante pipeline run --once --lake …` first")
             self._look_for_gaps(self._pipeline.journal(state), findings)
-            self._add_windows(gold.audit(self._pipeline.table("silver", "messages")), {}, findings)
+            self._add_windows(gold.audit(self._pipeline.messages(state)), {}, findings)
             return findings
         live = LiveLake(self._pipeline, self.post)
         self._look_for_gaps(live.lines, findings)
@@ -244,9 +244,7 @@ class Audit:
             window.pop("dt", None)
             for fate in ("waiting", "dead", "expired"):
                 window[fate] -= missing.get((row.queue, window["hour"], fate), 0)
-            window["difference"] = window["sent"] - sum(
-                window[name] for name in ("acked", "dead", "expired", "deleted", "waiting")
-            )
+            window["difference"] = window["sent"] - sum(window[name] for name in FATES)
             findings.windows.append(window)
 
 

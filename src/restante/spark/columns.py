@@ -22,8 +22,6 @@ MINUTE = 60 * SECOND
 HOUR = 60 * MINUTE
 DAY = 24 * HOUR
 
-#: Values of `messages.fate`: what became of a message.
-FATES = ("waiting", "acked", "dead", "expired", "deleted")
 #: States of a message that still has work to do.
 WAITING = (State.READY, State.SCHEDULED, State.RETRYING, State.LEASED)
 #: Events by which an operator ends a lease: their author is not the consumer that held it.
@@ -39,7 +37,7 @@ ENDINGS = (
 )
 #: Events that end a failed attempt.
 FAILED = (JournalEvent.NACKED, JournalEvent.BURIED, JournalEvent.EXPIRED)
-#: Events by which an operator removes a message; `detail` begins with its state before.
+#: Events that remove a message without an ack; `detail` begins with its state before.
 REMOVED = (JournalEvent.DELETED, JournalEvent.PURGED, JournalEvent.CANCELLED)
 #: Events that do not change the fate.
 PASSING = (JournalEvent.EDITED, JournalEvent.EXTENDED)

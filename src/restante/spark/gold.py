@@ -15,7 +15,6 @@ from restante.core.message import JournalEvent, State
 from restante.spark import schemas
 from restante.spark.columns import (
     FAILED,
-    FATES,
     HOUR,
     MINUTE,
     REMOVED,
@@ -27,7 +26,7 @@ from restante.spark.columns import (
     start_of,
     state_before,
 )
-from restante.spark.schemas import COUNTED
+from restante.spark.schemas import COUNTED, FATES
 
 #: Microseconds over which `drain` averages rates: a shorter window makes them jump, a longer one shows the past.
 RATE_WINDOW = 15 * MINUTE
@@ -200,16 +199,16 @@ def consumers(attempts: DataFrame) -> DataFrame:
 
 
 def audit(messages: DataFrame) -> DataFrame:
-    """Conservation by queue and the hour messages were sent in: sent = acked + dead + expired + deleted + waiting.
+    """Conservation by queue and the hour messages were sent in: the terms of `schemas.EQUATION`.
 
     Messages without their sent event have a fate too, but count as `unsent` only: otherwise a lake that began in the
     middle would never add up.
 
-    +------+-------------+-------------------+-----+-----+----+-------+-------+-------+------+----------+
-    |queue |incarnation  |hour               |sent |acked|dead|expired|deleted|waiting|unsent|dt        |
-    +------+-------------+-------------------+-----+-----+----+-------+-------+-------+------+----------+
-    |orders|1762999999999|2025-11-14 09:00:00|19200|19180|12  |1      |3      |4      |0     |2025-11-14|
-    +------+-------------+-------------------+-----+-----+----+-------+-------+-------+------+----------+
+    +------+-------------+-------------------+-----+-----+----+-------+-------+---------+-------+------+----------+
+    |queue |incarnation  |hour               |sent |acked|dead|expired|deleted|cancelled|waiting|unsent|dt        |
+    +------+-------------+-------------------+-----+-----+----+-------+-------+---------+-------+------+----------+
+    |orders|1762999999999|2025-11-14 09:00:00|19200|19178|12  |1      |3      |2        |4      |0     |2025-11-14|
+    +------+-------------+-------------------+-----+-----+----+-------+-------+---------+-------+------+----------+
     """
     was_sent = F.col("was_sent")
     hour = start_of(F.coalesce("sent_at", "last_at"), HOUR).alias("hour")

@@ -27,10 +27,16 @@ import pyarrow.dataset as ds
 from pyarrow import fs
 
 from restante.core.errors import InUse, InvalidInput, NotFound
+from restante.core.message import JournalEvent
+from restante.spark.schemas import GOLD, SILVER, SUMMED
 
 _BATCH = re.compile(r"batch=(\d+)$")
 _COMPACT = re.compile(r"compact-(\d+)-(\d+)-\d+\.parquet$")
 _DATE = re.compile(r"/dt=(\d{4}-\d{2}-\d{2})(?:/|$)")
+
+
+#: Events that this version knows.
+EVENTS = frozenset(event.value for event in JournalEvent)
 
 
 @dataclass
@@ -55,6 +61,13 @@ class State:
     journals: dict[str, list[int]] = field(default_factory=dict)
     #: The last batch in `journals`.
     counted: int = -1
+    #: Events that the version which last wrote silver and gold knew; empty for versions that did not note it.
+    events: list[str] = field(default_factory=list)
+
+    def new_events(self) -> list[str]:
+        """Events that silver and gold may not count, because the version that wrote them did not know them."""
+        known = {*self.events} or EVENTS - {JournalEvent.REVOKED.value, JournalEvent.CANCELLED.value}
+        return sorted(EVENTS - known)
 
 
 class Lake:
@@ -186,10 +199,21 @@ class Lake:
     # -- for other programs ----------------------------------------------------------------------------------------
 
     def table(self, name: str) -> ds.Dataset:
-        """A table of silver or gold as an Arrow dataset, including `dt`: no Spark is needed."""
-        for layer in ("gold", "silver"):
-            if self.exists(layer, name):
-                return ds.dataset(self.at(layer, name), filesystem=self.files, format="parquet", partitioning="hive")
+        """A table of silver or gold as an Arrow dataset, including `dt`: no Spark is needed.
+
+        A column that an earlier version did not write is null in its files.
+        """
+        for layer, tables in (("gold", (*GOLD, *SUMMED)), ("silver", SILVER)):
+            table = next((table for table in tables if table.name == name), None)
+            if table is not None and self.exists(layer, name):
+                dates = pa.schema([] if table in SUMMED else [("dt", pa.string())])
+                return ds.dataset(
+                    self.at(layer, name),
+                    schema=pa.unify_schemas([table.arrow(), dates]),
+                    filesystem=self.files,
+                    format="parquet",
+                    partitioning=ds.partitioning(dates, flavor="hive"),
+                )
         raise NotFound(f"{self.uri} has no table {name} yet: run `restante pipeline run --once --lake …` first")
 
     def journal(self) -> ds.Dataset:

@@ -15,7 +15,6 @@ from restante.core.admin import Admin
 from restante.core.errors import NotFound
 from restante.core.journal_reader import JournalReader, Place
 from restante.core.queue import Client
-from restante.spark import silver
 from restante.spark.columns import dated
 from restante.spark.options import Options
 from restante.spark.pipeline import Pipeline
@@ -61,12 +60,5 @@ class LiveLake:
         return self.lines.unionByName(self.tail.select(*self.lines.columns))
 
     def messages(self) -> DataFrame:
-        """The table `messages` as of now: dates with lines in the tail are recomputed."""
-        kept = self.pipeline.table("silver", "messages")
-        days = self.tail.where(F.col("message_id") != "").select("dt").distinct()
-        dates = [row.dt for row in days.collect()]
-        if not dates:
-            return kept
-        lines = self.pipeline.journal(self.state, dates).unionByName(self.tail.select(*self.lines.columns))
-        recomputed = silver.messages(lines)
-        return kept.where(~F.col("dt").isin(dates)).unionByName(recomputed.select(*kept.columns))
+        """The table `messages` as of now."""
+        return self.pipeline.messages(self.state, self.tail)

@@ -30,7 +30,7 @@ from restante.core.errors import RestanteError, Unavailable
 from restante.spark import gold, silver
 from restante.spark.columns import dated
 from restante.spark.coverage import Coverage, count_lines, coverage
-from restante.spark.lake import Lake, State, now
+from restante.spark.lake import EVENTS, Lake, State, now
 from restante.spark.progress import RunProgress
 from restante.spark.registration import READER, Registration
 from restante.spark.report import write as write_report
@@ -320,14 +320,12 @@ class Pipeline:
         if count_lines(self.lake, state):
             self.lake.save(state)
         fresh = [number for number in self.lake.batches() if number > max(state.folded, state.compacted)]
-        if not fresh:
+        if not fresh and not state.new_events():
             return
         written = TableProgress(self._report_step)
-        folders = [self.lake.path("bronze", f"batch={number}") for number in fresh]
-        new = dated(self.spark.read.schema(JOURNAL.ddl()).parquet(*folders))
-        touched = {row.dt: row["count"] for row in new.groupBy("dt").count().collect()}
+        touched = self._touched(fresh)
         removed = [day for day in touched if self._retention.is_removed(day)]
-        dates = sorted(day for day in touched if day not in removed)
+        dates = sorted({*touched, *self.outdated(state)}.difference(removed))
         if removed:
             state.too_late += sum(touched[day] for day in removed)
             log.warning("rows too late dates=%s", ",".join(map(str, removed)))
@@ -341,9 +339,39 @@ class Pipeline:
             with _kept() as keep:
                 self._overwrite_all("gold", gold.tables(rows, messages, attempts, keep), written)
             self._write_summed(written)
-        state.folded = fresh[-1]
+        state.folded = max([state.folded, *fresh])
+        state.events = sorted(EVENTS)
         self.lake.save(state)
         summary.dates = sorted({*summary.dates, *dates})
+
+    def _touched(self, batches: Sequence[int]) -> dict[date, int]:
+        """How many rows some batches have, by date of sending."""
+        if not batches:
+            return {}
+        folders = [self.lake.path("bronze", f"batch={number}") for number in batches]
+        rows = dated(self.spark.read.schema(JOURNAL.ddl()).parquet(*folders))
+        return {row.dt: row["count"] for row in rows.groupBy("dt").count().collect()}
+
+    def outdated(self, state: State) -> list[date]:
+        """Dates of which an earlier version wrote silver and gold without events that this version knows."""
+        new = state.new_events()
+        if state.folded < 0 or not new:
+            return []
+        days = self.journal(state).where(col("event").isin(new)).select("dt").distinct().collect()
+        return [row.dt for row in days if not self._retention.is_removed(row.dt)]
+
+    def messages(self, state: State, tail: DataFrame | None = None) -> DataFrame:
+        """The table `messages`; dates that are outdated, or have lines in `tail`, are computed again for this frame."""
+        kept = self.table("silver", "messages")
+        dates = {*self.outdated(state)}
+        if tail is not None:
+            dates |= {row.dt for row in tail.where(col("message_id") != "").select("dt").distinct().collect()}
+        if not dates:
+            return kept
+        lines = self.journal(state, sorted(dates))
+        if tail is not None:
+            lines = lines.unionByName(tail.select(*lines.columns))
+        return kept.where(~col("dt").isin(list(dates))).unionByName(silver.messages(lines).select(*kept.columns))
 
     def _silver(self, name: str, dates: Sequence[date]) -> DataFrame:
         rows = self.table("silver", name)

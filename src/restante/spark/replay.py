@@ -28,10 +28,10 @@ from restante.core.message import JournalEvent
 from restante.core.names import valid_name
 from restante.core.queue import Client
 from restante.core.throttle import forget_throttle
-from restante.spark.columns import FATES
 from restante.spark.lake import Lake, now
 from restante.spark.live_lake import LiveLake
 from restante.spark.pipeline import Pipeline, PipelineOptions, typed
+from restante.spark.schemas import FATES
 from restante.spark.writer import ID_DIGITS, hashed_id
 
 #: Messages of one part. A restart skips finished parts; smaller ones mean more jobs.

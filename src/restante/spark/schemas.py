@@ -126,6 +126,11 @@ _SHARED: Final = {
     )
 }
 
+#: Values of `messages.fate`: what became of a message, in the order of the audit.
+FATES: Final = ("acked", "dead", "expired", "deleted", "cancelled", "waiting")
+#: The equation that the audit checks.
+EQUATION: Final = f"sent = {' + '.join(FATES)}"
+
 # -- what Spark reads ------------------------------------------------------------------------------------------------
 
 #: payload, headers and content_type have values for queues that journal payloads (`journal="payloads"`).
@@ -158,9 +163,16 @@ SNAPSHOT: Final = _table(
     settled_at          timestamp  when it became dead or done (dead, done)
     attempts
     max_attempts        int        deliveries allowed, if the message sets its own limit
+    lease_seconds       double     length of its leases, if the message sets its own
+    timeout_seconds     double     time limit of its handler, if the message sets its own
+    expires_at          timestamp  when it is no longer delivered, if it was sent with an expiry
     replays             int        times it was replayed
     consumer, error_class
     error               string     text of the last attempt's error
+    progress            double     how far its handler is, 0 to 1 (leased); null if it has noted none
+    progress_step       string     what its handler is doing (leased); empty if it has noted nothing
+    progress_at         timestamp  when its handler noted that (leased)
+    result              string     what it was acked with, as JSON (done); empty for none
     payload, headers, content_type
     """,
 )
@@ -206,11 +218,12 @@ MESSAGES: Final = _table(
     last_event          string     its last event
     last_at             timestamp  time of its last event
     last_position       bigint     journal position of its last event
-    fate                string     acked, dead, expired (dead because its last lease ended), deleted or waiting
+    fate                string     acked, dead, expired (dead as its last lease ended), deleted, cancelled or waiting
     deliveries          int        times it was received
     failures            int        attempts that were nacked or buried
     expiries            int        leases that expired
     releases            int        times it was released, which does not count as an attempt
+    revocations         int        times an operator took it back, which counts as an attempt
     replays             int        times it was replayed
     wait_seconds        double     from sent (or due) to the first delivery
     run_seconds         double     held by consumers, all ended leases together
@@ -227,7 +240,7 @@ ATTEMPTS: Final = _table(
     attempt             int        number of the delivery
     received_at         timestamp  when the lease began
     ended_at            timestamp  when it ended
-    ended_by            string     acked, nacked, buried, released or expired
+    ended_by            string     acked, nacked, buried, released, expired, revoked or cancelled
     run_seconds         double     how long it was held
     error_class
     """,
@@ -319,7 +332,7 @@ CONSUMERS: Final = _table(
 
 AUDIT: Final = _table(
     "audit",
-    "conservation by queue and the hour messages were sent in: sent = acked + dead + expired + deleted + waiting",
+    f"conservation by queue and the hour messages were sent in: {EQUATION}",
     """
     queue, incarnation
     hour                timestamp  begin of the hour
@@ -327,7 +340,8 @@ AUDIT: Final = _table(
     acked               bigint     acked
     dead                bigint     dead because an attempt failed or was buried
     expired             bigint     dead because the last lease expired
-    deleted             bigint     removed by an operator (deleted, purged, cancelled, moved)
+    deleted             bigint     removed by an operator (deleted, purged, moved)
+    cancelled           bigint     given up before they were handled, or while they were
     waiting             bigint     none of these
     unsent              bigint     in the lake without their sent event
     """,

@@ -15,7 +15,6 @@ from restante.core.message import JournalEvent, State
 from restante.spark import schemas
 from restante.spark.columns import (
     ENDINGS,
-    FATES,
     PASSING,
     REMOVED,
     SECOND,
@@ -28,6 +27,7 @@ from restante.spark.columns import (
     seconds_between,
     state_before,
 )
+from restante.spark.schemas import FATES
 
 # Words become numbers in the shuffle, because numbers are cheaper to copy and compare.
 _EVENTS = tuple(event.value for event in JournalEvent)
@@ -85,6 +85,7 @@ def _lines(journal: DataFrame) -> DataFrame:
     event, state = F.col("event"), F.col("state")
     fate = (
         F.when(state.isin(*WAITING), "waiting")
+        .when(event == JournalEvent.CANCELLED, "cancelled")
         .when(event.isin(*REMOVED), F.when(state_before(F.col("detail")) == State.DONE, "acked").otherwise("deleted"))
         .when((state == State.DEAD) & (event == JournalEvent.EXPIRED), "expired")
         .when(state == State.DEAD, "dead")
@@ -154,6 +155,7 @@ def _lives(journal: DataFrame) -> DataFrame:
             how_many(one_of(JournalEvent.NACKED, JournalEvent.BURIED)).alias("failures"),
             how_many(one_of(JournalEvent.EXPIRED)).alias("expiries"),
             how_many(one_of(JournalEvent.RELEASED)).alias("releases"),
+            how_many(one_of(JournalEvent.REVOKED)).alias("revocations"),
             how_many(one_of(JournalEvent.REPLAYED)).alias("replays"),
             F.sort_array(F.collect_list(F.when(one_of(JournalEvent.RECEIVED) | F.col("ends"), mark))).alias("marks"),
         )
@@ -195,6 +197,7 @@ def _messages(lives: DataFrame) -> DataFrame:
         "failures",
         "expiries",
         "releases",
+        "revocations",
         "replays",
         "last.kind",
         "last.priority",

@@ -17,6 +17,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from restante.core.admin import Admin
 from restante.core.message import Message, State, moment
 from restante.core.operations import MAX_BATCH
+from restante.core.stored import encode_json
 from restante.rsmq import reader
 from restante.spark import connections
 from restante.spark.arrow import content, rows_as_batch
@@ -25,8 +26,8 @@ from restante.spark.schemas import RSMQ, SNAPSHOT
 
 #: Bytes of a payload to read where the table has its column: all of them.
 _WHOLE = 2**40
-#: Payload bytes to aim for in one page: a script that gathers more blocks the server too long. The first page, which is
-#: small, shows how many messages that are.
+#: Bytes of payloads and results to aim for in one page: a script that gathers more blocks the server too long. The
+#: first page, which is small, shows how many messages that are.
 PAGE_BYTES = 2_000_000
 FIRST_PAGE = 50
 #: Fewest messages of a part: smaller ones cost more than they save.
@@ -70,16 +71,16 @@ class SnapshotReader(DataSourceReader):
         admin = Admin(connections.post(self.options.server(), patience=self.options.patience))
         preview = _WHOLE if "payload" in self.names else 0
         after = partition.after
-        limit = FIRST_PAGE if preview else MAX_BATCH
+        limit = FIRST_PAGE
         while True:
             page = admin.messages(
                 partition.queue, partition.state, limit=limit, after=after, upto=partition.upto, preview=preview
             )
             if page.messages:
-                yield rows_as_batch(SNAPSHOT, self.names, map(_row, page.messages))
-                if preview:
-                    mean = sum(message.size for message in page.messages) / len(page.messages)
-                    limit = int(max(1, min(MAX_BATCH, PAGE_BYTES / max(mean, 1))))
+                rows = [_row(message) for message in page.messages]
+                yield rows_as_batch(SNAPSHOT, self.names, rows)
+                mean = sum(len(row["payload"]) + len(row["result"]) for row in rows) / len(rows)
+                limit = int(max(1, min(MAX_BATCH, PAGE_BYTES / max(mean, 1))))
             if page.next is None:
                 return
             after = page.next
@@ -89,6 +90,7 @@ def _row(message: Message) -> dict[str, Any]:
     stored = message.stored
     payload, headers, content_type = content(stored)
     last = message.history[-1] if message.history else None
+    progress = message.last_progress
     return {
         "queue": message.queue,
         "message_id": message.id,
@@ -102,10 +104,17 @@ def _row(message: Message) -> dict[str, Any]:
         "settled_at": message.settled_at if message.state in (State.DEAD, State.DONE) else None,
         "attempts": message.attempts,
         "max_attempts": stored.max_attempts,
+        "lease_seconds": None if stored.lease_ms is None else stored.lease_ms / 1000,
+        "timeout_seconds": message.timeout,
+        "expires_at": message.expires_at,
         "replays": message.replays,
         "consumer": message.consumer,
         "error_class": last.error_class if last else "",
         "error": last.error if last else "",
+        "progress": progress.fraction if progress else None,
+        "progress_step": progress.step if progress else "",
+        "progress_at": progress.at if progress else None,
+        "result": "" if message.result is None else encode_json(message.result, "result")[0].decode(),
         "payload": payload,
         "headers": headers,
         "content_type": content_type,

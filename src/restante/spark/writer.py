@@ -44,6 +44,7 @@ SEND_COLUMNS = (
     "due_at",
     "delay_seconds",
     "max_attempts",
+    "timeout_seconds",
 )
 #: Columns that the settle writer reads; the first three are required.
 SETTLE_COLUMNS = ("message_id", "lease_token", "verdict", "attempts", "retry", "error_class", "error", "delay_seconds")
@@ -147,6 +148,7 @@ def drafts(batch: pa.RecordBatch, options: Options) -> list[Draft]:
                 due_at=row.get("due_at"),
                 delay=row.get("delay_seconds") or 0,
                 max_attempts=row.get("max_attempts"),
+                timeout=row.get("timeout_seconds"),
                 content_type=content_type if type(payload) is bytes else None,
             )
         )

@@ -27,6 +27,25 @@ FAULTS: Final = (
     ),
     Fault(
         "dashboard",
+        "the report in its frame keeps the theme that it was opened in",
+        "Insights.tsx",
+        "  useEffect(tell, [shown]);\n",
+        "  useEffect(tell, []);\n  void shown;\n",
+        ("tests/browser/test_insights.py::test_the_report_follows_the_theme_of_the_dashboard",),
+    ),
+    Fault(
+        "dashboard",
+        "a progress of exactly 0 or 1 leaves the page of its message empty",
+        "Message.tsx",
+        "fraction: plain(progress.fraction)",
+        "fraction: progress.fraction",
+        (
+            "tests/browser/test_control.py::"
+            "test_round_progress_and_a_time_limit_are_shown_beside_a_payload_with_its_own_digits",
+        ),
+    ),
+    Fault(
+        "dashboard",
         "a payload is inserted into the page as HTML",
         "Payload.tsx",
         "tabIndex={0} aria-label={what}>\n        {content}\n      </pre>",

@@ -72,7 +72,7 @@ def read(lake: Lake, table: schemas.Table, names: Iterable[str], keep: ds.Expres
                 place = lake.at("gold", table.name)
                 dataset = ds.dataset(place, schema=table.arrow(), format="parquet", filesystem=lake.files)
                 if dataset.files:
-                    return dataset.to_table(columns=list(names), filter=keep)
+                    return _counted(dataset.to_table(columns=list(names), filter=keep))
             # A table that is rewritten as a whole is absent meanwhile.
             if last or table not in schemas.SUMMED or not lake.exists("gold", schemas.THROUGHPUT.name):
                 return None
@@ -81,6 +81,14 @@ def read(lake: Lake, table: schemas.Table, names: Iterable[str], keep: ds.Expres
                 raise RestanteError(f"cannot read gold/{table.name} of {lake.uri}: {error}") from error
         time.sleep(PAUSE)
     raise AssertionError("the last try returns or raises")
+
+
+def _counted(table: pa.Table) -> pa.Table:
+    """Counts are 0 where an earlier version wrote a file without their column."""
+    for place, field in enumerate(table.schema):
+        if pa.types.is_integer(field.type) and table[place].null_count:
+            table = table.set_column(place, field, pc.fill_null(table[place], 0))
+    return table
 
 
 #: Columns to read of each table by minute.
@@ -455,7 +463,7 @@ def _audit(table: pa.Table | None, axis: Axis) -> list[AuditRow]:
         return []
     # An hour that begins before the period reaches into it.
     table = table.filter(pc.greater(_seconds(table["hour"]), axis.begin - 3600))
-    sums = ("sent", "acked", "dead", "expired", "deleted", "waiting", "unsent")
+    sums = ("sent", *schemas.FATES, "unsent")
     # By incarnation too: a surplus of one must not hide a deficit of another.
     rows = [AuditRow(**row) for row in _grouped(table, ("queue", "incarnation", "hour"), sums)]
     return sorted(rows, key=lambda row: (row.hour, row.queue, row.incarnation))

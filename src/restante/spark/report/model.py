@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from restante.spark.coverage import Coverage
+from restante.spark.schemas import FATES
 
 #: The name under which figures by queue hold the sum of all queues; no queue has an empty name.
 ALL = ""
@@ -137,13 +138,15 @@ class AuditRow:
     dead: int
     expired: int
     deleted: int
+    cancelled: int
     waiting: int
     unsent: int
 
     @property
     def missing(self) -> int:
         """Messages sent but not accounted for; below zero if more ended than were sent."""
-        return self.sent - self.acked - self.dead - self.expired - self.deleted - self.waiting
+        fates: Iterable[int] = (getattr(self, fate) for fate in FATES)
+        return self.sent - sum(fates)
 
 
 @dataclass(slots=True)

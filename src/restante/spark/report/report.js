@@ -4,15 +4,22 @@
   const root = document.documentElement;
   const main = document.querySelector("main");
 
-  // -- theme: that of the system until the user presses the button -------------------------------------------------
+  // -- theme: that of the system until the user presses the button; in a frame, that of the page around it ----------
   const button = document.getElementById("theme");
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : dark.matches);
   const name = () => { button.textContent = isDark() ? "☀ Light" : "☾ Dark"; };
-  button.hidden = false;
-  button.addEventListener("click", () => { root.dataset.theme = isDark() ? "light" : "dark"; name(); });
+  const wear = (theme) => {
+    if (theme === "light" || theme === "dark") root.dataset.theme = theme;
+    name();
+  };
+  const framed = window.parent !== window;
+  button.hidden = framed;
+  button.addEventListener("click", () => wear(isDark() ? "light" : "dark"));
   dark.addEventListener("change", name);
-  name();
+  // The dashboard names its theme in the address, and each later one in a message; nobody else is listened to.
+  addEventListener("message", (event) => { if (framed && event.source === window.parent) wear(event.data); });
+  wear(framed ? location.hash.replace("#theme-", "") : "");
 
   // -- one queue, or all -------------------------------------------------------------------------------------------
   const select = document.getElementById("queue");

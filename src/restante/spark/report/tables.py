@@ -15,6 +15,7 @@ from restante.spark.report.elements import Page, cell, drained, error, figure, m
 from restante.spark.report.findings import Level
 from restante.spark.report.formats import clock, count, percent, rate
 from restante.spark.report.model import AuditRow, Cause, ConsumerFigures, Failure
+from restante.spark.schemas import EQUATION, FATES
 
 T = TypeVar("T")
 
@@ -128,7 +129,7 @@ def audit(page: Page) -> str:
     return section(
         "audit",
         "Audit",
-        "Conservation: sent = acked + dead + expired + deleted + waiting, by hour of sending. Without sent event: "
+        f"Conservation: {EQUATION}, by hour of sending. Without sent event: "
         "messages in the lake that were sent before it began.",
         _result(rows, wrong) + _audited(page, rows, wrong) + _hours(page, wrong) if rows else "",
         page.lacks("audit") or "No message was sent.",
@@ -157,8 +158,8 @@ def _audited(page: Page, rows: list[AuditRow], wrong: list[AuditRow]) -> str:
     return table(f"Queue||{_AUDIT_HEADS}", lines, foot)
 
 
-_AUDITED = ("sent", "acked", "dead", "expired", "deleted", "waiting", "unsent")
-_AUDIT_HEADS = ">Sent|>Acked|>Dead|>Expired|>Deleted|>Waiting|>Without sent event"
+_AUDITED = ("sent", *FATES, "unsent")
+_AUDIT_HEADS = "|".join(f">{name.capitalize()}" for name in ("sent", *FATES, "without sent event"))
 
 
 def _sums(rows: list[AuditRow]) -> str:
