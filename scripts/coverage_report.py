@@ -125,6 +125,7 @@ def main(words: Sequence[str] | None = None) -> int:
 def measure(processes: str, tests: Sequence[str], limit: float) -> None:
     """Runs the tests and writes what they ran to `RESULTS`."""
     with tempfile.TemporaryDirectory(prefix="restante-coverage-") as folder:
+        Path(folder).chmod(0o1777)  # some tests run programs as a user without rights
         environment = {
             **os.environ,
             "COVERAGE_FILE": str(Path(folder, "data")),
