@@ -44,8 +44,10 @@ TEST_LIMIT: Final = 900
 PATIENCE: Final = 300
 #: Minutes after which the run is stopped, unless told otherwise.
 RUN_LIMIT: Final = 180.0
-#: Seconds that a run which was told to stop may take to leave its data, before each of two harder signals.
+#: Seconds that a run which was told to stop may take to leave its data, before it is killed.
 GRACE: Final = 60.0
+#: Seconds between two looks at whether they are gone.
+LOOK_AGAIN: Final = 0.1
 #: Seconds between two lines about how far the run is.
 EVERY: Final = 60.0
 _RESULT: Final = re.compile(r"^(?:\[gw\d+\] \[ *\d+%\] )?(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS) (tests/\S.*?)\s*$")
@@ -123,9 +125,17 @@ def main(words: Sequence[str] | None = None) -> int:
 def measure(processes: str, tests: Sequence[str], limit: float) -> None:
     """Runs the tests and writes what they ran to `RESULTS`."""
     with tempfile.TemporaryDirectory(prefix="restante-coverage-") as folder:
-        environment = {**os.environ, "COVERAGE_FILE": str(Path(folder, "data")), "RESTANTE_PATIENCE": str(PATIENCE)}
+        Path(folder).chmod(0o1777)  # some tests run programs as a user without rights
+        environment = {
+            **os.environ,
+            "COVERAGE_FILE": str(Path(folder, "data")),
+            "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT))),  # this checkout, whatever is installed
+            "RESTANTE_PATIENCE": str(PATIENCE),
+        }
         coverage = [sys.executable, "-m", "coverage"]
         run = run_tests([*coverage, "run"], processes, tests, environment, limit)
+        if not run.ended:
+            raise SystemExit("no test has ended: there is nothing to report")
         subprocess.run([*coverage, "combine", "--quiet"], cwd=ROOT, env=environment, check=True)
         report = Path(folder, "report.json")
         # Tests also run copies of the package, which are gone by now.
@@ -171,7 +181,7 @@ def run_tests(
         run.code = running.wait()
     finally:
         over.set()
-        _end_group(running)
+        _end_group(running, GRACE)
     for thread in watching:
         thread.join()
     CONSOLE.print(run.progress())
@@ -184,20 +194,23 @@ def _repeat(over: threading.Event, say: Callable[[], None]) -> None:
 
 
 def _stop_after(limit: float, running: subprocess.Popen[str], run: Run, over: threading.Event) -> None:
-    """Stops a run that does not end. Processes leave their data on each of the signals but the last."""
+    """Stops a run that does not end. At SIGTERM its processes leave their data, unless they hang in C."""
     if over.wait(limit):
         return
     run.stopped = True
     CONSOLE.out(f"stopped after {limit / 60:.0f} min, running: {', '.join(run.running)}", highlight=False)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        running.send_signal(number) if number is signal.SIGINT else os.killpg(running.pid, number)
-        if over.wait(GRACE):
-            return
-    _end_group(running)
+    os.killpg(running.pid, signal.SIGTERM)
+    if not over.wait(GRACE):
+        _end_group(running, 0.0)
 
 
-def _end_group(running: subprocess.Popen[str]) -> None:
+def _end_group(running: subprocess.Popen[str], grace: float) -> None:
+    """Kills what is left of the run's processes; before that they may write their data for `grace` seconds."""
+    deadline = time.monotonic() + grace
     try:
+        while time.monotonic() < deadline:
+            os.killpg(running.pid, 0)
+            time.sleep(LOOK_AGAIN)
         os.killpg(running.pid, signal.SIGKILL)
     except ProcessLookupError:
         pass  # Nobody is left.
