@@ -21,8 +21,7 @@ from restante.core.connection import Connection, Waker
 from restante.core.errors import RestanteError, Unavailable
 from restante.core.holder import LeaseHolder, isolate_suspect
 from restante.core.hooks import Listeners, distinct
-from restante.core.leased_message import AsyncLeasedMessage, Leased, LeasedMessage
-from restante.core.message import State
+from restante.core.leased_message import AsyncLeasedMessage, Leased, LeasedMessage, tell_ended
 from restante.core.prefetch import Prefetch
 from restante.core.queue import AsyncQueue, Queue
 from restante.core.renewal import Renewal
@@ -109,8 +108,8 @@ def iterate(queue: Queue, *, prefetch: int = 100, stop_when_empty: bool = False)
                     yield message
                 finally:
                     took = time.perf_counter() - started
-                    if hooks:
-                        _tell_ended(listeners, message, took)
+                    if hooks or queue.settings.soft_timeout is not None:
+                        _turn_ended(queue, listeners, message, took)
                 window.note(took)
                 if message.settled and not acks:
                     holder.drop(message)
@@ -131,13 +130,11 @@ def _end(holder: LeaseHolder, queue: Queue, waker: Waker, buffer: Iterable[Lease
     waker.close()
 
 
-def _tell_ended(listeners: Listeners, message: Leased, seconds: float) -> None:
-    """Tells hooks how a turn ended; nothing if the program released the message or left it leased."""
-    if message.error is not None:
-        state = message.state if message.state in (State.RETRYING, State.DEAD) else None
-        listeners.tell_failed(message, message.error, state)
-    elif message.verdict == "acked":
-        listeners.tell(listeners.finished, message, seconds)
+def _turn_ended(queue: Queue | AsyncQueue, listeners: Listeners, message: Leased, seconds: float) -> None:
+    """Tells hooks how a turn of the loop ended, and the log what of hooks and limits the turn left out."""
+    tell_ended(listeners, message, seconds)
+    if not message.ran:
+        queue.warn_of_loop(message, queue.settings.soft_timeout)
 
 
 def _flush(holder: LeaseHolder, queue: Queue) -> bool:
@@ -200,7 +197,7 @@ async def iterate_async(
             suspected = message.suspect
             if message.lease_lost:
                 continue
-            message.in_consume = True
+            message.in_consume = message.told = True
             message.limit(queue.settings.timeout)
             if listeners.started:
                 listeners.tell(listeners.started, message)
@@ -210,8 +207,8 @@ async def iterate_async(
             finally:
                 took = time.perf_counter() - started
                 renewal.drop(message)
-                if hooks:
-                    _tell_ended(listeners, message, took)
+                if hooks or queue.settings.soft_timeout is not None:
+                    _turn_ended(queue, listeners, message, took)
             window.note(took)
     finally:
         for message in buffer:

@@ -108,6 +108,7 @@ class HandlerRunner:
         """The handler of the message's kind; raises NoHandler if there is none."""
         if message.queue != self._name:
             raise InvalidInput(f"{message.id} is a message of {message.queue}, not of {self._name}")
+        message.ran = True
         handling = self._handlings.get(message.kind) or self._handlings.get(None)
         if handling is None:
             raise unknown_kind(self._name, message.kind, [kind for kind in self._handlings if kind is not None])

@@ -23,7 +23,8 @@ class Hook:
 
     `client.add_hook` covers all queues of the client, `queue.add_hook` one queue, `Consumer(…, hooks=[…])` one
     consumer. They are called in that order: the first hook of the client is the outermost. A consumer or loop has the
-    hooks that were added before it was made.
+    hooks that were added before it was made. A loop has no handler: there `around` runs by `queue.run_handler(message)`
+    alone, and the log says once that it did not.
     """
 
     def around(self, message: Message, call: Callable[[], Any]) -> Any:
@@ -81,6 +82,7 @@ class Hooked:
 class Sending(Protocol):
     """The facts of a queue that a send reads: what hooks do to each message."""
 
+    name: str
     sending: tuple[Callable[[str, Draft], Draft], ...]
 
 
@@ -88,8 +90,12 @@ class QueueHooks(Hooked):
     """The hooks of a queue: those of the client that opened it, then its own."""
 
     ref: Sending
+    #: What listens to the attempts here; None without hooks, which costs a block of `with message:` nothing.
+    listeners: Listeners | None = None
     #: Where the client that opened the queue keeps its hooks.
     _client: Hooked | None = None
+    #: Whether the log says already what a loop leaves out.
+    _warned = False
 
     @property
     def hooks(self) -> tuple[Hook, ...]:
@@ -103,7 +109,27 @@ class QueueHooks(Hooked):
         return self
 
     def _hooks_changed(self) -> None:
-        self.ref.sending = overridden(distinct(self.hooks), "sending")
+        hooks = distinct(self.hooks)
+        self.ref.sending = overridden(hooks, "sending")
+        self.listeners = Listeners(hooks) if hooks else None
+
+    def warn_of_loop(self, message: Message, soft_timeout: float | None = None) -> None:
+        """Logs, once per queue, what was left out of a turn that did not call `run_handler`: `around`, soft limits.
+
+        A hook that gives its block to loops (`processing`, as the shipped ones do) notes that on the message.
+        """
+        if self._warned:
+            return
+        by_hand = [hook for hook in distinct(self.hooks) if message.inside_hooks and hasattr(hook, "processing")]
+        idle = [hook for hook in distinct(self.hooks) if hook not in by_hand and is_around(hook)]
+        if idle:
+            names = ", ".join(type(hook).__name__ for hook in idle)
+            log.warning(
+                "hooks not called queue=%s hooks=%s: in a loop, around runs by run_handler", self.ref.name, names
+            )
+        if soft_timeout is not None:
+            log.warning("soft_timeout not in force queue=%s: in a loop, it holds by run_handler", self.ref.name)
+        self._warned = bool(idle) or soft_timeout is not None
 
 
 #: The methods that only listen: an error in them is logged.
@@ -130,6 +156,11 @@ def overridden(hooks: Iterable[Hook], name: str) -> tuple[Callable[..., Any], ..
     """The methods of this name that differ from the one of `Hook`, which does nothing."""
     methods = (getattr(hook, name) for hook in hooks)
     return tuple(method for method in methods if getattr(method, "__func__", None) is not getattr(Hook, name))
+
+
+def is_around(hook: Hook) -> bool:
+    """Whether a hook has code around handlers."""
+    return bool(overridden((hook,), "around") or overridden((hook,), "around_async"))
 
 
 def chain(hooks: Sequence[Hook], function: Callable[[Any], Any], *, asynchronous: bool) -> Callable[[Any], Any]:

@@ -285,7 +285,10 @@ class Queue(TaskMethod, HandlerMethods, _Named):
 
     @known_keywords
     def consume(self, *, prefetch: int = 100, stop_when_empty: bool = False) -> Iterator[LeasedMessage]:
-        """Yields messages one by one until stopped. While the server is away the loop and its verdicts wait."""
+        """Yields messages one by one until stopped. While the server is away the loop and its verdicts wait.
+
+        `around` hooks and soft limits hold for handlers: run one by `run_handler(message)`.
+        """
         from restante.core.consume import iterate  # imported here: consume.py imports this module
 
         return iterate(self, prefetch=prefetch, stop_when_empty=stop_when_empty)

@@ -114,6 +114,7 @@ class DrainableQueue(Drainable):
         given: Leased = message
         if handling.asynchronous and self._verbs is not None:
             given = AsyncLeasedMessage.of(self._verbs, message)
+        given.told = True
         self._listeners.tell(self._listeners.started, given)
         started = time.perf_counter()
         try:
