@@ -457,6 +457,12 @@ class _QueueOpener(Hooked, Generic[C, Q]):
             self._on_close = None
 
 
+def queues_with(handler: Any) -> list[Any]:
+    """The queues of this process that have this function as a handler."""
+    queues = [queue for client in CLIENTS for queue in list(client._queues.values())]
+    return [queue for queue in queues if any(known is handler for known in queue.handlers.values())]
+
+
 class Client(_QueueOpener[Connection, Queue]):
     """A connection to one server, used to open queues. Close it when done."""
 

@@ -257,6 +257,11 @@ class AnyTask(Registered, Generic[P, R]):
         return self._definition.kind
 
     @property
+    def queue(self) -> Any:
+        """The queue that it sends to."""
+        return self._definition.queue
+
+    @property
     def function(self) -> Callable[..., R]:
         """The function itself."""
         return self._definition.function
