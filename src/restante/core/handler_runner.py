@@ -24,6 +24,7 @@ from restante.core.handlers import (
     unknown_kind,
 )
 from restante.core.hooks import Hook, distinct
+from restante.core.keywords import known_keywords
 from restante.core.leased_message import AsyncLeasedMessage, Leased, LeasedMessage
 from restante.core.settings import QueueSettings
 from restante.core.time_limit import Abandoned, HandlerStopped, TimeLimits, Watch
@@ -173,6 +174,7 @@ class HandlerMethods(_Running):
     @overload
     def handler(self, *, kind: str | None = None) -> Callable[[Handler], Handler]: ...
 
+    @known_keywords
     def handler(self: Any, function: Any = None, *, kind: str | None = None) -> Any:
         """Registers a handler for the queue's messages, or for one kind of them; `restante consume` runs it."""
         return register(self.handlers, self.name, function, kind)
@@ -196,6 +198,7 @@ class AsyncHandlerMethods(_Running):
     @overload
     def handler(self, *, kind: str | None = None) -> Callable[[AsyncHandler], AsyncHandler]: ...
 
+    @known_keywords
     def handler(self: Any, function: Any = None, *, kind: str | None = None) -> Any:
         """Registers a handler for the queue's messages, or for one kind of them; `restante consume` runs it.
 

@@ -146,6 +146,8 @@ def check_json_types(value: Any, what: str) -> None:
 
 
 def _remedy(item: Any) -> str:
+    if type(item).__module__.startswith("restante."):
+        return "send a Draft by send_many([draft]), a call of a task by task.send(…)"
     if dataclasses.is_dataclass(item):
         return "send dataclasses.asdict(value)"
     for kinds, text in _REMEDIES:

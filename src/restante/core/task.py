@@ -272,6 +272,9 @@ class AnyTask(Registered, Generic[P, R]):
 
     def using(self, **options: Unpack[SendingOptions]) -> Self:
         """Returns the same task with other options for what it sends: `ship.using(delay=60).send(order=42)`."""
+        for name in options:
+            if name in ("kind", "soft_timeout"):
+                raise InvalidInput(f"{self.kind}.using() has no option {name!r}: give it to @{self.queue.name}.task")
         check_keywords(options, _sending_options(), f"{self.kind}.using()")
         other = copy.copy(self)
         other._options = {**self._options, **options}
