@@ -6,6 +6,7 @@ Restante is installed loads this module.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 _KEY = pytest.StashKey()
 
 _OPTION = "restante_private"
+#: Lines of an INI or TOML file that set something of ours.
+_OURS = re.compile(r"^\s*(restante_\w+)\s*=", re.MULTILINE)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -33,8 +36,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    """Sets the environment before the first conftest.py is imported: it may import a module that connects."""
-    if early_config.getini(_OPTION):
+    """Sets the environment before the first conftest.py is imported: it may import a module that connects.
+
+    A slip in the option ends the run: the tests would reach the server that the environment names.
+    """
+    if early_config.inipath is not None:
+        # pytest itself only warns of an unknown option, at the end of the run.
+        for name in _OURS.findall(early_config.inipath.read_text(encoding="utf-8", errors="replace")):
+            if name != _OPTION:
+                raise pytest.UsageError(f"{early_config.inipath.name} has {name}: did you mean {_OPTION}?")
+    try:
+        private = early_config.getini(_OPTION)
+    except ValueError as error:
+        raise pytest.UsageError(f"{_OPTION} must be true or false: {error}") from None
+    if private:
         _server(early_config).use()
 
 

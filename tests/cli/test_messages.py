@@ -293,7 +293,9 @@ def test_what_cannot_be_consumed_is_said(cli: Cli) -> None:
     (cli.cwd / "app.py").write_text(APP + "\nplain = restante.connect().queue('plain')\n")
     (cli.cwd / "broken.py").write_text("x = 1\n1 / 0\n")
     assert "no module absent" in cli("consume", "absent:orders").error
-    assert "is a function, not a queue" in cli("consume", "app:order").error
+    assert "is a module, not a queue, a task or a handler: name app:orders or app:emails" in (
+        cli("consume", "app:time").error
+    )
     broken = cli("consume", "broken")
     assert (broken.code, "ZeroDivisionError" in broken.error, "broken.py line 2" in broken.error) == (2, True, True)
     assert cli("consume", "app:plain").code == 4

@@ -333,6 +333,22 @@ def test_a_misspelt_or_impossible_option_of_a_send_is_refused(post: Client, orde
     assert stored(post, orders) == []
 
 
+def test_a_slip_is_refused_with_what_to_write_instead(orders: Queue) -> None:
+    @orders.task
+    def ship(order: int) -> None: ...
+
+    for option in ("kind", "soft_timeout"):
+        with pytest.raises(InvalidInput, match=f"no option '{option}': give it to @orders.task"):
+            ship.using(**{option: 1})  # type: ignore[arg-type]
+    for value in (ship, ship.draft(1), [ship.draft(1)]):
+        with pytest.raises(
+            InvalidPayload, match=r"send a Draft by send_many\(\[draft\]\), a call of a task by task\.send"
+        ):
+            orders.send(value)
+    with pytest.raises(InvalidInput, match="handler has no option 'knd': did you mean kind"):
+        orders.handler(knd="ship")  # type: ignore[call-overload]
+
+
 def test_using_takes_what_a_type_checker_knows(orders: Queue) -> None:
     @orders.task
     def ship(order: int) -> None: ...

@@ -96,6 +96,21 @@ orders.task(priority="high")  # call-overload
 restante.Task(ship)  # call-arg,arg-type
 
 
+far_orders = web.queue("orders")
+
+@far_orders.task
+def far_ship(order: int) -> None: ...
+
+
+far_ship.send("42")  # arg-type
+far_ship.send(ordr=42)  # call-arg
+far_ship.draft("42")  # arg-type
+far_ship.using(dealy=3)  # call-arg
+far_orders.task(prioty=3)(ship.function)  # call-overload
+far_orders.run_handler(42)  # arg-type
+far_orders.consume()  # attr-defined
+
+
 async def forgets() -> None:
     ship.send_async(42)  # unused-coroutine
     await ship.send_async("42")  # arg-type
@@ -104,6 +119,12 @@ async def forgets() -> None:
         far.queue("orders").send(1)  # unused-coroutine
         far.queue("orders").receive_many(1)  # unused-coroutine
         await far.queue("orders").send(1, priorty=3)  # call-arg
+        far_task = far.queue("orders").task(awaits)
+        far_task.send(42)  # unused-coroutine
+        await far_task.send("42")  # arg-type
+        await far_task.using(dealy=3).send(42)  # call-arg
+        async with await far.queue("orders").receive() as received:  # union-attr,union-attr
+            far.queue("orders").run_handler(received)  # unused-coroutine
     async with restante.aio.connect("redis://localhost") as other:
         other.queue("orders", leese=30)  # call-arg
         queue = other.queue("orders")
@@ -150,6 +171,19 @@ orders.send_many(("a", "b"))
 orders.configure(lease=30, max_length=None)
 web = restante.http.connect("http://localhost:8025", token="x", timeout=3)
 web.queue("orders", lease=30).send(1, priority=3, id="x")
+
+
+@web.queue("orders").task(priority=3)
+def pack(message: LeasedMessage, order: int) -> str:
+    return str(order)
+
+
+total: float = pack.send(order=42).result(timeout=3)
+pack.using(delay=3).send(42).cancel()
+got = web.queue("orders").receive()
+if got is not None:
+    with got:
+        got.ack(result=web.queue("orders").run_handler(got))
 restante.http.aio.connect("https://queues", verify="ca.pem", cert=("a.pem", "a.key"), proxy="http://proxy:3128")
 Admin(post, operator="me").configure("orders", lease=30)
 Sweeper(post, ("orders",))

@@ -134,7 +134,13 @@ class TestStoredForm:
         except restante.InvalidPayload:
             return
         held = Stored(raw)
-        assert (held.payload, held.headers) == (payload, {header: header})
+        assert (held.payload, held.headers, held.kind) == (payload, {header: header}, "")
+
+    @quick
+    @given(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._:@/+-]{0,30}", fullmatch=True))
+    def test_the_kind_is_read_without_the_other_facts(self, kind: str) -> None:
+        held = Stored(stored_form({"a": 1}, kind=kind))
+        assert (held.kind, held.kind, held.priority) == (kind, kind, 0)
 
 
 class TestLines:

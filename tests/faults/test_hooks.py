@@ -126,7 +126,7 @@ def test_an_error_in_a_listener_is_logged_and_changes_nothing(
     post: Client, view: Admin, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Broken(Hook):
-        def started(self, message: Message) -> None:
+        def started(self, message: Message, *details: Any) -> None:
             raise RuntimeError("broken hook")
 
         finished = failed = dead = started  # type: ignore[assignment]
@@ -218,6 +218,67 @@ def test_what_cannot_be_a_hook_is_refused_when_it_is_added(post: Client, name: s
         post.add_hook(Async())
     with pytest.raises(InvalidInput, match="without async"):
         Consumer([queue], hooks=[AsyncListener()])
+
+
+@pytest.mark.parametrize(
+    ("members", "said"),
+    [
+        ({"arround": lambda self, message, call: call()}, r"Slip\.arround is never called: did you mean around\?"),
+        ({"around_asnyc": lambda self, message, call: call()}, r"did you mean around_async\?"),
+        ({"finish": lambda self, message: None}, r"overrides no method of restante\.Hook: did you mean finished\?"),
+        ({}, r"overrides no method of restante\.Hook: known are"),
+        ({"around": lambda self, message: None}, r"Slip\.around must take \(message, call\)"),
+        ({"finished": lambda self, message: None}, r"Slip\.finished must take \(message, seconds\)"),
+        ({"dead": lambda self, message, error, state: None}, r"Slip\.dead must take \(message, error\)"),
+    ],
+)
+def test_a_hook_that_would_not_be_called_is_refused(post: Client, members: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        post.add_hook(type("Slip", (Hook,), members)())
+
+
+def test_a_hook_may_have_methods_and_parameters_of_its_own(post: Client) -> None:
+    class Own(Hook):
+        limit = 3
+
+        def start(self) -> None: ...
+
+        def started(self, *details: Any) -> None: ...
+
+        def failed(self, message: Message, error: BaseException, state: State | None = None, more: int = 0) -> None: ...
+
+    post.add_hook(Own())
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_hook_for_the_other_kind_of_handlers_is_named_once(
+    post: Client, name: str, caplog: pytest.LogCaptureFixture, asynchronous: bool
+) -> None:
+    class Plain(Hook):
+        def around(self, message: Message, call: Callable[[], Any]) -> Any:
+            return call()
+
+    class Coroutine(Hook):
+        async def around_async(self, message: Message, call: Callable[[], Awaitable[Any]]) -> Any:
+            return await call()
+
+    queue = post.queue(name)
+
+    async def ship_async(message: LeasedMessage) -> None: ...
+
+    def ship(message: LeasedMessage) -> None: ...
+
+    queue.handler(ship_async if asynchronous else ship)
+    for hook in (Plain(), Coroutine()):
+        queue.add_hook(hook)
+    for _ in range(2):
+        Consumer([queue], stop_when_empty=True).run()
+    called = [record.getMessage() for record in caplog.records if "hook not called" in record.getMessage()]
+    named, has, lacks = ("Plain", "around", "around_async") if asynchronous else ("Coroutine", "around_async", "around")
+    kind = "coroutine" if asynchronous else "plain"
+    (line,) = called
+    assert line.startswith(f"hook not called hook={named} handler=")
+    assert line.endswith(f": it has {has} and no {lacks}, which {kind} handlers need")
 
 
 def test_without_hooks_the_handler_itself_is_called() -> None:

@@ -315,7 +315,10 @@ class TestDocuments:
             .replace("localhost:8025", serving.address.removeprefix("http://"))
         )
 
-    @pytest.mark.parametrize(("number", "said"), [(0, "shipping order 3\n"), (1, "shipping order 4\n")])
+    @pytest.mark.parametrize(
+        ("number", "said"),
+        [(0, "shipping order 3\n"), (1, "shipping order 4\n"), (2, "shipped order 5 by air\n")],
+    )
     def test_the_examples_in_python_run(self, serving: Serving, post: Client, number: int, said: str) -> None:
         ran = subprocess.run(
             [sys.executable, "-c", self._text("python", serving, number)],

@@ -153,3 +153,20 @@ def test_nothing_but_the_plugin_is_imported():
 """
     )
     assert "1 passed" in run_pytest(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("restante_privat = true", "pytest.ini has restante_privat: did you mean restante_private?"),
+        ("restante_private = yess", "restante_private must be true or false: "),
+    ],
+)
+def test_a_slip_in_the_option_ends_the_run_before_a_test_reaches_another_server(
+    tmp_path: Path, line: str, said: str
+) -> None:
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\n{line}\n")
+    (tmp_path / "test_app.py").write_text("def test_alone():\n    print('ran')\n")
+    output = run_pytest(tmp_path, "-s", code=4)
+    assert said in output
+    assert "ran" not in output.replace("restante_private", "")

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +21,17 @@ from typing import Annotated, Any
 import typer
 
 import restante
-from restante import Admin, Consumer, InvalidInput, Queue, RestanteError
-from restante.aio import AsyncQueue
+from restante import Admin, Client, Consumer, InvalidInput, Queue, RestanteError
+from restante.aio import AsyncClient, AsyncQueue
 from restante.cli.arguments import parse_duration, parse_size
 from restante.cli.json_log import JsonLines
 from restante.cli.session import QUICK, Context, Session, WrongUsage
 from restante.core.consume import stopping_by_signal
+from restante.core.hooks import QueueHooks
+from restante.core.keywords import LISTED, nearest
 from restante.core.operations import MAX_BATCH
+from restante.core.queue import queues_with
+from restante.core.task import AnyTask
 
 #: Log lines: time, level, and a verb with key=value.
 LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
@@ -58,7 +62,9 @@ def consume(
     context: Context,
     names: Annotated[
         list[str],
-        typer.Argument(metavar="MODULE:QUEUE…", help="Queue objects, or modules: all their queues with handlers."),
+        typer.Argument(
+            metavar="MODULE:QUEUE…", help="Queues, tasks or handlers, or modules: all their queues with handlers."
+        ),
     ],
     concurrency: Annotated[
         int, typer.Option("-c", "--concurrency", min=1, help="How many handlers run at a time, per process.")
@@ -193,33 +199,89 @@ def _check_server(url: str) -> None:
 
 
 def find_queues(name: str) -> list[Queue | AsyncQueue]:
-    """Returns the queues that `module:queue` or `module` names."""
+    """Returns the queues that `module:queue`, `module:task`, `module:handler` or `module` means."""
     module_name, _, path = name.partition(":")
-    try:
-        module: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
-            raise WrongUsage(f"no module {module_name} in this directory or installed") from None
-        raise WrongUsage(f"importing {module_name} failed: {_error_with_line(error)}") from None
-    except RestanteError:
-        raise
-    except Exception as error:
-        raise WrongUsage(f"importing {module_name} failed: {_error_with_line(error)}") from None
+    module = _imported(module_name)
+    known = _consumable(module)
     if not path:
-        queues = [value for value in vars(module).values() if isinstance(value, Queue | AsyncQueue) and value.handlers]
+        queues = list(dict.fromkeys(queue for each in known.values() for queue in each))
         if not queues:
-            raise WrongUsage(f"{module_name} has no queue with a handler: register one with @queue.handler")
+            raise WrongUsage(
+                f"{module_name} has no queue with a handler: register one with @queue.handler or @queue.task"
+                f"{_http_hint(vars(module).values())}"
+            )
         return queues
     value = module
     for part in path.split("."):
         if not hasattr(value, part):
-            raise WrongUsage(f"{module_name} has no {path}")
+            raise WrongUsage(f"{module_name} has no {path}: {nearest(path, known)}")
         value = getattr(value, part)
-    if not isinstance(value, Queue | AsyncQueue):
-        raise WrongUsage(f"{name} is a {type(value).__name__}, not a queue opened by restante.connect().queue(…)")
-    if not value.handlers:
-        raise InvalidInput(f"{name} has no handler: register one with @{path}.handler")
-    return [value]
+    if isinstance(value, Queue | AsyncQueue) and not value.handlers:
+        raise InvalidInput(f"{name} has no handler: register one with @{path}.handler or @{path}.task")
+    queues = queues_of(value)
+    if not queues:
+        raise WrongUsage(_refusal(name, value, [f"{module_name}:{one}" for one in known]))
+    return queues
+
+
+def _imported(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and (name == error.name or name.startswith(f"{error.name}.")):
+            raise WrongUsage(f"no module {name} in this directory or installed") from None
+        raise WrongUsage(f"importing {name} failed: {_error_with_line(error)}") from None
+    except RestanteError:
+        raise
+    except Exception as error:
+        raise WrongUsage(f"importing {name} failed: {_error_with_line(error)}") from None
+
+
+def _consumable(module: Any) -> dict[str, list[Queue | AsyncQueue]]:
+    """The names of a module that mean queues with handlers: queues, tasks, and what they mean."""
+    found = {}
+    for name, value in vars(module).items():
+        if isinstance(value, Queue | AsyncQueue | AnyTask) and (queues := queues_of(value)):
+            found[name] = queues
+    return found
+
+
+def queues_of(value: Any) -> list[Queue | AsyncQueue]:
+    """The queues with handlers that an object means: itself, that of a task, or those of a handler."""
+    if isinstance(value, AnyTask):
+        value = value.queue
+    if isinstance(value, Queue | AsyncQueue):
+        return [value] if value.handlers else []
+    return queues_with(value) if callable(value) else []
+
+
+def _refusal(name: str, value: Any, known: Sequence[str]) -> str:
+    """Says what a name is that means no queue, and what to name instead."""
+    kind = type(value).__name__
+    article = "an" if kind.startswith(("A", "E", "I", "O", "U", "Http")) else "a"
+    expected = "a queue, a task or a handler"
+    instead = f": name {' or '.join(known[:LISTED])}" if known else ": this module has none"
+    members = list(value.values()) if isinstance(value, dict) else value
+    if isinstance(members, list | tuple | set | frozenset) and any(queues_of(each) for each in members):
+        return (
+            f"{name} is a {kind}; name each of its queues or tasks, such as {' '.join(known) or 'app:orders app:mail'}"
+        )
+    if isinstance(value, Client | AsyncClient):
+        return f"{name} is {article} {kind}, not one of its queues{instead}"
+    if isinstance(value, Consumer):
+        return f"{name} is a Consumer, which runs in a program of its own by run(){instead}"
+    if hint := _http_hint([value]):
+        return f"{name} is {article} {kind}, not {expected}{hint}"
+    return f"{name} is {article} {kind}, not {expected}{instead}"
+
+
+def _http_hint(values: Iterable[Any]) -> str:
+    """What to do with queues over HTTP, if there is one among these values or the queues of these tasks."""
+    for value in values:
+        queue = value.queue if isinstance(value, AnyTask) else value
+        if isinstance(queue, QueueHooks) and not isinstance(queue, Queue | AsyncQueue):
+            return "; nothing consumes over HTTP: receive in a loop and call run_handler, or connect to Redis"
+    return ""
 
 
 def _error_with_line(error: Exception) -> str:

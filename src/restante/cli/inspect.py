@@ -1,4 +1,4 @@
-"""Commands that change nothing: ls, show, journal, consumers, doctor."""
+"""Commands that change nothing: ls, show, result, journal, consumers, doctor."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rich.console import RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
-from restante import Admin, JournalEntry, Position, RestanteError, State
+from restante import Admin, JournalEntry, Position, RestanteError, ResultTimeout, State
 from restante.cli import render
-from restante.cli.arguments import OptionalQueueName, QueueName, complete_queue
+from restante.cli.arguments import OptionalQueueName, QueueName, complete_queue, parse_duration
 from restante.cli.session import Code, Context, Session, WrongUsage
 from restante.core.consume import stopping_by_signal
 from restante.core.doctor import examine
@@ -33,7 +33,7 @@ _LEVELS = {"ok": "green", "notice": "cyan", "warning": "yellow", "danger": "bold
 
 def add_to(app: typer.Typer) -> None:
     """Registers the commands."""
-    for command in (ls, show, journal, consumers, doctor):
+    for command in (ls, show, result, journal, consumers, doctor):
         app.command(rich_help_panel="Look")(command)
 
 
@@ -183,6 +183,34 @@ def show(context: Context, queue: QueueName, id: Annotated[str, typer.Argument(h
             text = Text("\n".join(render.one_line(line, 400) for line in last.error.strip().splitlines()))
             session.out.print(Panel.fit(text, title=f"error of attempt {last.attempt}", title_align="left"))
     return None
+
+
+def result(
+    context: Context,
+    queue: QueueName,
+    id: Annotated[str, typer.Argument(help="The message's id.")],
+    wait: Annotated[
+        float, typer.Option(parser=parse_duration, metavar="TIME", help="How long to wait for the message's end.")
+    ] = 0.0,
+) -> None:
+    """Print the result of a message as JSON. Exit code 1 if it has not ended or has no result, 4 if it is dead."""
+    session = context.obj
+    handle = session.post.queue(session.existing(queue)).handle(id)
+    try:
+        value = handle.result(timeout=wait)
+    except ResultTimeout:
+        found = handle.status()
+        if not found.ended:
+            state = found.state.value if found.state else "gone"
+            progress = f" ({render.progress_text(found.progress)})" if found.progress else ""
+            raise ResultTimeout(f"{id} is {state}{progress} and has not ended: wait with --wait 60") from None
+        value = handle.result(timeout=0)
+    if session.json:
+        session.emit({"queue": queue, "id": id, "state": State.DONE.value, "result": value})
+    elif session.out.is_terminal:
+        session.out.print(render.json_value(value))
+    else:
+        session.emit(value)
 
 
 def journal(

@@ -47,6 +47,7 @@ class Code(enum.IntEnum):
 #: The first class that matches decides.
 _CODES: tuple[tuple[type[errors.RestanteError], Code], ...] = (
     (errors.NotFound, Code.NOTHING),
+    (errors.ResultTimeout, Code.NOTHING),
     (errors.Unavailable, Code.UNAVAILABLE),
     (errors.Unconfirmed, Code.UNAVAILABLE),
     (errors.RestanteError, Code.REFUSED),

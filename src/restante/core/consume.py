@@ -21,8 +21,7 @@ from restante.core.connection import Connection, Waker
 from restante.core.errors import RestanteError, Unavailable
 from restante.core.holder import LeaseHolder, isolate_suspect
 from restante.core.hooks import Listeners, distinct
-from restante.core.leased_message import AsyncLeasedMessage, Leased, LeasedMessage
-from restante.core.message import State
+from restante.core.leased_message import AsyncLeasedMessage, Leased, LeasedMessage, tell_ended
 from restante.core.prefetch import Prefetch
 from restante.core.queue import AsyncQueue, Queue
 from restante.core.queue_ref import QueueRef
@@ -63,6 +62,7 @@ class _Loop:
     """What both loops share: how much to receive, the pauses while the server is away, and each message's turn."""
 
     def __init__(self, queue: Queue | AsyncQueue, prefetch: int) -> None:
+        self._queue = queue
         self._ref = queue.ref
         self._hooks = distinct(queue.hooks)
         self._listeners = Listeners(self._hooks)
@@ -97,16 +97,14 @@ class _Loop:
         return time.perf_counter()
 
     def end(self, message: Leased, started: float) -> None:
-        """Ends a turn: tells hooks how, but nothing if the program released the message or left it leased."""
+        """Ends a turn: tells hooks how, and the log what of hooks and limits a loop leaves out."""
         took = time.perf_counter() - started
         self.window.note(took)
-        if not self._hooks:
-            return
-        if message.error is not None:
-            state = message.state if message.state in (State.RETRYING, State.DEAD) else None
-            self._listeners.tell_failed(message, message.error, state)
-        elif message.verdict == "acked":
-            self._listeners.tell(self._listeners.finished, message, took)
+        soft_timeout = self._ref.settings.soft_timeout
+        if self._hooks or soft_timeout is not None:
+            tell_ended(self._listeners, message, took)
+            if not message.ran:
+                self._queue.warn_of_loop(message, soft_timeout)
 
 
 def iterate(queue: Queue, *, prefetch: int = 100, stop_when_empty: bool = False) -> Iterator[LeasedMessage]:
@@ -222,7 +220,7 @@ async def iterate_async(
             loop.suspected = message.suspect
             if message.lease_lost:
                 continue
-            message.in_consume = True
+            message.in_consume = message.told = True
             started = loop.begin(message)
             try:
                 yield message

@@ -12,7 +12,6 @@ runs its handler inside its hooks and limits, and settles it by `_succeed` or `_
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import os
 import platform
@@ -30,7 +29,7 @@ from restante.core.connection import Waker
 from restante.core.consume import stopping_by_signal
 from restante.core.errors import InvalidInput, LeaseLost, RestanteError, TimeLimit, Unavailable, UnsafeServer
 from restante.core.failure_log import FailureLog
-from restante.core.handlers import with_every_kind
+from restante.core.handlers import Handling, with_every_kind
 from restante.core.holder import LeaseHolder
 from restante.core.hooks import Hook, Listeners, check_hook, distinct
 from restante.core.keywords import known_keywords
@@ -39,7 +38,7 @@ from restante.core.message import State
 from restante.core.operations import MAX_BATCH
 from restante.core.prefetch import Prefetch
 from restante.core.queue import AsyncQueue, Queue
-from restante.core.sources import Handling, Source, SourceConnections
+from restante.core.sources import Source, SourceConnections
 from restante.core.time_limit import Abandoned, HandlerStopped, TimeLimits, Watch
 from restante.core.tracebacks import place
 from restante.core.workers import LoopThread, Worker, Workers
@@ -309,18 +308,19 @@ class Consumer:
         handler = source.handler(message)
         started = self._start(source, message)
         try:
-            limits = source.limits(message, handler)
+            limits = handler.limits(message, source.queue.ref.settings)
             if limits is None:
-                result = _run(handler, message)
+                result = handler.call(message)
             else:
                 message.limits = limits
-                result = self._limits.around(message, partial(_run, handler, message))
+                result = self._limits.around(message, partial(handler.call, message))
         except (Abandoned, HandlerStopped):
             return  # `_hangs` has settled it
         except BaseException as error:
             self._fail(source, message, error)
         else:
-            self._succeed(source, message, started, result if source.keeps(handler, result) else None)
+            kept = result if handler.keeps(source.queue.ref.settings, result) else None
+            self._succeed(source, message, started, kept)
         finally:
             self._running.pop(message.lease_token, None)
 
@@ -331,7 +331,7 @@ class Consumer:
         if (task := asyncio.current_task()) is not None:
             message.on_cancel = partial(self._loop.call, task.cancel)
         try:
-            limits = source.limits(message, handler)
+            limits = handler.limits(message, source.queue.ref.settings)
             if limits is None:
                 result = await handler.function(message)
             else:
@@ -344,7 +344,7 @@ class Consumer:
                 raise  # the message has been returned
             await asyncio.to_thread(self._fail, source, message, error)
         else:
-            kept = result if source.keeps(handler, result) else None
+            kept = result if handler.keeps(source.queue.ref.settings, result) else None
             if self._parked or not self._prefetch.quick or kept is not None:
                 await asyncio.to_thread(self._succeed, source, message, started, kept)
             else:
@@ -512,13 +512,3 @@ class Consumer:
     def _hand_back(self, messages: list[Leased]) -> None:
         for name, source in self._sources.items():
             self._holder.release(source.queue, [message for message in messages if message.queue == name])
-
-
-def _run(handler: Handling, message: Leased) -> Any:
-    """Runs a plain handler inside its hooks and returns its result."""
-    result = handler.function(message)
-    if result is not None and inspect.isawaitable(result):
-        if inspect.iscoroutine(result):
-            result.close()
-        raise TypeError("the handler returned a coroutine that nobody awaits: use async def")
-    return result

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol, TypeVar
 
 from restante.core.errors import InvalidInput, NoHandler
+from restante.core.hooks import Hook, chain
 from restante.core.keywords import LISTED, resembling
-from restante.core.leased_message import AsyncLeasedMessage, LeasedMessage
+from restante.core.leased_message import AsyncLeasedMessage, Leased, LeasedMessage
 from restante.core.message import Message
+from restante.core.retry import seconds
+from restante.core.settings import QueueSettings
 
 
 class MessageHandler(Protocol):
@@ -80,6 +84,49 @@ def unknown_kind(queue: str, kind: str, known: Sequence[str]) -> NoHandler:
         f"no handler for kind {kind!r} in {queue}{asked} This consumer knows {listed}. Start a consumer that has the "
         "handler and replay the message, or send it again with a known kind"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Handling:
+    """A registered handler inside its hooks, whether it is a coroutine function, and what else its caller must know."""
+
+    function: Callable[[Any], Any]
+    asynchronous: bool
+    timeout: float | None = None
+    soft_timeout: float | None = None
+    #: Whether what it returns is the result of its message, as that of a task.
+    returns: bool = False
+    #: Whether it uses the message itself. A task that does not can be called with the message of either runner.
+    takes_message: bool = True
+
+    @classmethod
+    def of(cls, function: Callable[[Any], Any], hooks: Sequence[Hook] = ()) -> Handling:
+        asynchronous = is_coroutine_function(function)
+        limits = (getattr(function, name, None) for name in ("timeout", "soft_timeout"))
+        timeout, soft = (None if limit is None else seconds(limit, "timeout", least=0.001) for limit in limits)
+        returns = getattr(function, "returns", False) is True
+        takes = getattr(function, "takes_message", True) is not False
+        return cls(chain(hooks, function, asynchronous=asynchronous), asynchronous, timeout, soft, returns, takes)
+
+    def limits(self, message: Leased, settings: QueueSettings | None) -> tuple[float | None, float | None] | None:
+        """Timeout and soft timeout of an attempt: the message's own, else the handler's, else the queue's."""
+        timeout, soft = message.timeout or self.timeout, self.soft_timeout
+        if settings is not None:
+            timeout, soft = timeout or settings.timeout, soft or settings.soft_timeout
+        return None if timeout is None and soft is None else (timeout, soft)
+
+    def keeps(self, settings: QueueSettings, result: Any) -> bool:
+        """Whether what the handler returned is to be kept with its message."""
+        return result is not None and self.returns and settings.keep_done > 0
+
+    def call(self, message: Leased) -> Any:
+        """Runs a plain handler and returns its result; a coroutine that it returns would never run."""
+        result = self.function(message)
+        if result is not None and inspect.isawaitable(result):
+            if inspect.iscoroutine(result):
+                result.close()
+            raise TypeError("the handler returned a coroutine that nobody awaits: use async def")
+        return result
 
 
 def is_coroutine_function(function: Callable[..., Any]) -> bool:

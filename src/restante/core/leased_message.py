@@ -22,6 +22,7 @@ from restante.core.call_retry import away
 from restante.core.connection import Waker
 from restante.core.errors import AlreadySettled, LeaseLost, RestanteError, Unavailable
 from restante.core.flow import drive, drive_async
+from restante.core.hooks import Listeners
 from restante.core.message import Message, State
 from restante.core.operations import lease_lost
 from restante.core.retry import RetryPolicy
@@ -64,6 +65,8 @@ def _is_last(message: Any) -> bool:
 class Leased(Message):
     """What the received message of both runners has in common."""
 
+    #: The queue it came from.
+    source: Any
     #: Set when the lease is known to have ended: another consumer may have the message.
     lease_lost = False
     #: Called by the renewal, in its thread, when it learns that the message was cancelled.
@@ -79,6 +82,11 @@ class Leased(Message):
     #: when its handler starts.
     limits: tuple[float | None, float | None] = (None, None)
     limit_at: float | None = None
+    #: Whether a loop or a test tells hooks of this attempt, as a consumer does. Otherwise `with message:` tells them.
+    told = False
+    #: Whether `run_handler` has run its handler.
+    ran = False
+    _block: tuple[Listeners, float] | None = None
     #: In a loop: when the renewal fails the attempt instead of extending its lease, by time.monotonic().
     fails_at: float | None = None
 
@@ -93,6 +101,23 @@ class Leased(Message):
         if timeout is not None:
             self.limits = (timeout, None)
             self.limit_at = self.fails_at = time.monotonic() + timeout
+
+    def _block_begins(self) -> None:
+        """Tells the hooks of the queue, if it has any, that a block of `with message:` has received this message."""
+        if self.told or self.waker is not None:
+            return
+        listeners: Listeners | None = getattr(self.source, "listeners", None)
+        if listeners is not None:
+            self._block = listeners, time.perf_counter()
+            listeners.tell(listeners.started, self)
+
+    def _block_ends(self) -> None:
+        if self._block is not None:
+            listeners, started = self._block
+            self._block = None
+            tell_ended(listeners, self, time.perf_counter() - started)
+            if not self.ran:
+                self.source.warn_of_loop(self)
 
     def _note_failure(self, error: Exception) -> None:
         """Logs the exception of a block with its traceback, before the nack: a nack may wait for the server."""
@@ -111,6 +136,15 @@ class Leased(Message):
         elif self.waker is None:
             raise failure
         _log_failed(self, verb, failure)
+
+
+def tell_ended(listeners: Listeners, message: Leased, seconds: float) -> None:
+    """Tells hooks how a turn ended; nothing if the program released the message or left it leased."""
+    if message.error is not None:
+        state = message.state if message.state in (State.RETRYING, State.DEAD) else None
+        listeners.tell_failed(message, message.error, state)
+    elif message.verdict == "acked":
+        listeners.tell(listeners.finished, message, seconds)
 
 
 @contextlib.contextmanager
@@ -246,6 +280,7 @@ class LeasedMessage(Leased):
         return insist(self, verb, call)
 
     def __enter__(self) -> Self:
+        self._block_begins()
         return self
 
     def __exit__(
@@ -254,7 +289,10 @@ class LeasedMessage(Leased):
         if error is None and self.riding_acks is not None and not self.settled:
             self.ack()  # it only queues the ack and cannot fail: a flow would cost each message of a loop a tenth more
             return True
-        return drive(_ending(self, error), operator.call)
+        try:
+            return drive(_ending(self, error), operator.call)
+        finally:
+            self._block_ends()
 
 
 class AsyncLeasedMessage(Leased):
@@ -346,9 +384,13 @@ class AsyncLeasedMessage(Leased):
                 await asyncio.sleep(away(failures))
 
     async def __aenter__(self) -> Self:
+        self._block_begins()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        return await drive_async(_ending(self, error), operator.call)
+        try:
+            return await drive_async(_ending(self, error), operator.call)
+        finally:
+            self._block_ends()

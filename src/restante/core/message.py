@@ -294,6 +294,8 @@ class Message:
     lease_token: str = ""
     #: Whether this consumer knows that the message was cancelled while it held it.
     cancelled: bool = False
+    #: Whether a loop has entered the block that a hook has for loops, such as `OpenTelemetry.processing`.
+    inside_hooks: bool = False
     #: Whether this consumer has settled the message, and how: acked, nacked, buried or released.
     settled: bool = False
     verdict: str = ""

@@ -13,7 +13,7 @@ import platform
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from datetime import timedelta
-from typing import Any, ClassVar, Concatenate, Generic, NoReturn, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import Any, ClassVar, Concatenate, Generic, NoReturn, ParamSpec, Self, TypeVar, Unpack
 from weakref import WeakSet
 
 import orjson
@@ -27,7 +27,8 @@ from restante.core.flow import Flow as Flow
 from restante.core.flow import Wait as Wait
 from restante.core.flow import drive, drive_async
 from restante.core.handle import AsyncHandle, Handle, cancel, status
-from restante.core.handlers import AsyncHandler, Handler, Handlers, register
+from restante.core.handler_runner import AsyncHandlerMethods, HandlerMethods
+from restante.core.handlers import Handlers
 from restante.core.hooks import Hooked, QueueHooks
 from restante.core.keys import QUEUES
 from restante.core.keywords import check_keywords, known_keywords, parameters
@@ -229,7 +230,7 @@ class _Named(QueueHooks):
         raise TypeError("a queue holds connections: open it by name in the other process")
 
 
-class Queue(TaskMethod, _Named):
+class Queue(TaskMethod, HandlerMethods, _Named):
     """A queue. Open it with `client.queue(name)`; threads may share it."""
 
     def __init__(self, connection: Connection, name: str, consumer: str, options: QueueOptions) -> None:
@@ -287,23 +288,16 @@ class Queue(TaskMethod, _Named):
 
     @known_keywords
     def consume(self, *, prefetch: int = 100, stop_when_empty: bool = False) -> Iterator[LeasedMessage]:
-        """Yields messages one by one until stopped. While the server is away the loop and its verdicts wait."""
+        """Yields messages one by one until stopped. While the server is away the loop and its verdicts wait.
+
+        `around` hooks and soft limits hold for handlers: run one by `run_handler(message)`.
+        """
         from restante.core.consume import iterate  # imported here: consume.py imports this module
 
         return iterate(self, prefetch=prefetch, stop_when_empty=stop_when_empty)
 
-    @overload
-    def handler(self, function: Handler) -> Handler: ...
 
-    @overload
-    def handler(self, *, kind: str | None = None) -> Callable[[Handler], Handler]: ...
-
-    def handler(self, function: Any = None, *, kind: str | None = None) -> Any:
-        """Registers a handler for the queue's messages, or for one kind of them; `restante consume` runs it."""
-        return register(self.handlers, self.name, function, kind)
-
-
-class AsyncQueue(AsyncTaskMethod, _Named):
+class AsyncQueue(AsyncTaskMethod, AsyncHandlerMethods, _Named):
     """A queue for asyncio. Open it with `client.queue(name)` on a client of `restante.aio.connect()`."""
 
     def __init__(self, connection: AsyncConnection, name: str, consumer: str, options: QueueOptions) -> None:
@@ -370,19 +364,6 @@ class AsyncQueue(AsyncTaskMethod, _Named):
         from restante.core.consume import iterate_async  # imported here: consume.py imports this module
 
         return iterate_async(self, prefetch=prefetch, stop_when_empty=stop_when_empty)
-
-    @overload
-    def handler(self, function: AsyncHandler) -> AsyncHandler: ...
-
-    @overload
-    def handler(self, *, kind: str | None = None) -> Callable[[AsyncHandler], AsyncHandler]: ...
-
-    def handler(self, function: Any = None, *, kind: str | None = None) -> Any:
-        """Registers a handler for the queue's messages, or for one kind of them; `restante consume` runs it.
-
-        A coroutine function gets an `AsyncLeasedMessage`, a plain function runs in a thread and gets a `LeasedMessage`.
-        """
-        return register(self.handlers, self.name, function, kind)
 
 
 C = TypeVar("C", bound=Connection | AsyncConnection)
@@ -477,6 +458,12 @@ class _QueueOpener(Hooked, Generic[C, Q]):
         if self._on_close is not None:
             self._on_close()
             self._on_close = None
+
+
+def queues_with(handler: Any) -> list[Any]:
+    """The queues of this process that have this function as a handler."""
+    queues = [queue for client in CLIENTS for queue in list(client._queues.values())]
+    return [queue for queue in queues if any(known is handler for known in queue.handlers.values())]
 
 
 class Client(_QueueOpener[Connection, Queue]):

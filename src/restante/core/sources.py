@@ -6,40 +6,16 @@ Opens connections that its consumer closes; they fail as those of the queues do.
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections import deque
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from restante.core.connection import Connection
 from restante.core.connection_aio import AsyncConnection
 from restante.core.consume import log_paused
-from restante.core.hooks import Hook, Listeners, chain
+from restante.core.handlers import Handling
+from restante.core.hooks import Listeners
 from restante.core.leased_message import AsyncLeasedMessage, Leased, LeasedMessage
 from restante.core.queue import AsyncQueue, Queue
-from restante.core.retry import seconds
-
-
-@dataclass(frozen=True, slots=True)
-class Handling:
-    """A registered handler inside its hooks, whether it is a coroutine function, and what else a consumer must know."""
-
-    function: Callable[[Any], Any]
-    asynchronous: bool
-    timeout: float | None = None
-    soft_timeout: float | None = None
-    #: Whether what it returns is the result of its message, as that of a task.
-    returns: bool = False
-
-    @classmethod
-    def of(cls, function: Callable[[Any], Any], hooks: Sequence[Hook] = ()) -> Handling:
-        called = type(function).__call__  # for a callable object
-        asynchronous = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
-        limits = (getattr(function, name, None) for name in ("timeout", "soft_timeout"))
-        timeout, soft = (None if limit is None else seconds(limit, "timeout", least=0.001) for limit in limits)
-        returns = getattr(function, "returns", False) is True
-        return cls(chain(hooks, function, asynchronous=asynchronous), asynchronous, timeout, soft, returns)
 
 
 @dataclass(slots=True)
@@ -67,18 +43,6 @@ class Source:
         if self._only is not None:
             return self._only
         return self.handlers.get(message.kind) or self.handlers[None]
-
-    def limits(self, message: Leased, handler: Handling) -> tuple[float | None, float | None] | None:
-        """Timeout and soft timeout of an attempt: the message's own, else the handler's, else the queue's."""
-        settings = self.queue.ref.settings
-        timeout = message.timeout or handler.timeout
-        timeout = timeout or settings.timeout
-        soft = handler.soft_timeout or settings.soft_timeout
-        return None if timeout is None and soft is None else (timeout, soft)
-
-    def keeps(self, handler: Handling, result: Any) -> bool:
-        """Whether what a handler returned is to be kept with its message."""
-        return result is not None and handler.returns and self.queue.ref.settings.keep_done > 0
 
     def shaped(self, messages: list[LeasedMessage]) -> list[Leased]:
         """The messages as their handlers take them: a coroutine handler of an `AsyncQueue` awaits its verbs."""

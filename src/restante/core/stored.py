@@ -146,6 +146,8 @@ def check_json_types(value: Any, what: str) -> None:
 
 
 def _remedy(item: Any) -> str:
+    if type(item).__module__.startswith("restante."):
+        return "send a Draft by send_many([draft]), a call of a task by task.send(…)"
     if dataclasses.is_dataclass(item):
         return "send dataclasses.asdict(value)"
     for kinds, text in _REMEDIES:
@@ -278,6 +280,7 @@ class Stored:
     #: False for a preview on a page of a list, whose payload is cut and cannot be checked.
     whole: bool = True
     _parts: tuple[list[bytes], list[str], int] | None = None
+    _kind: str | None = None
     _options: dict[str, Any] | None = None
     _payload: Any = _UNREAD
 
@@ -300,7 +303,16 @@ class Stored:
 
     @property
     def kind(self) -> str:
-        return self._split()[0][1].decode("utf-8", "replace")
+        kind = self._kind
+        if kind is None:
+            # Without the patterns of `_split`: a consumer of several kinds asks for each message, and more than once.
+            raw = self.raw
+            start = raw.find(b"\t") + 1
+            end = raw.find(b"\t", start)
+            if not start or end < 0:
+                raise Corrupt(DAMAGED)
+            kind = self._kind = raw[start:end].decode("utf-8", "replace")
+        return kind
 
     @property
     def priority(self) -> int:
@@ -408,6 +420,10 @@ class Damaged(Stored):
 
     def _split(self) -> tuple[list[bytes], list[str], int]:
         return [b"0", b"", b"0", b"%d" % len(self.raw)], [""] * 6, 0
+
+    @property
+    def kind(self) -> str:
+        return ""
 
     @property
     def options(self) -> dict[str, Any]:

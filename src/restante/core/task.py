@@ -133,8 +133,9 @@ class TaskDefinition:
 
         chosen: Any = handle_async if self.asynchronous else call if converted is None else handle
         chosen.__name__ = chosen.__qualname__ = self.kind
-        # A consumer reads these: limits of time, and that the result is the message's result.
+        # `Handling` reads these: limits of time, that the result is the message's, and whether it needs the message.
         chosen.timeout, chosen.soft_timeout, chosen.returns = self.timeout, self.soft_timeout, True
+        chosen.takes_message = takes_message
         return cast(Callable[[Any], Any], chosen)
 
     def _readable(self) -> TaskArguments:
@@ -239,6 +240,11 @@ class AnyTask(Registered, Generic[P, R]):
         return self._definition.kind
 
     @property
+    def queue(self) -> Any:
+        """The queue that it sends to."""
+        return self._definition.queue
+
+    @property
     def function(self) -> Callable[..., R]:
         """The function itself."""
         return self._definition.function
@@ -249,6 +255,9 @@ class AnyTask(Registered, Generic[P, R]):
 
     def using(self, **options: Unpack[SendingOptions]) -> Self:
         """Returns the same task with other options for what it sends: `ship.using(delay=60).send(order=42)`."""
+        for name in options:
+            if name in ("kind", "soft_timeout"):
+                raise InvalidInput(f"{self.kind}.using() has no option {name!r}: give it to @{self.queue.name}.task")
         check_keywords(options, _sending_options(), f"{self.kind}.using()")
         other = copy.copy(self)
         other._options = {**self._options, **options}
@@ -278,7 +287,7 @@ class Task(AnyTask[P, R]):
 
     @property
     def queue(self) -> Queue:
-        """The queue that it sends to."""
+        """The queue that it sends to; over HTTP an `HttpQueue`."""
         return cast("Queue", self._definition.queue)
 
     def send(self, *args: P.args, **kwargs: P.kwargs) -> Handle:
@@ -297,7 +306,7 @@ class AsyncTask(AnyTask[P, R]):
 
     @property
     def queue(self) -> AsyncQueue:
-        """The queue that it sends to."""
+        """The queue that it sends to; over HTTP an `AsyncHttpQueue`."""
         return cast("AsyncQueue", self._definition.queue)
 
     async def send(self, *args: P.args, **kwargs: P.kwargs) -> AsyncHandle:
@@ -393,7 +402,7 @@ class TaskMethod:
     def task(self, function: None = None, /, **options: Unpack[TaskOptions]) -> TaskDecorator: ...
 
     def task(self, function: Any = None, /, **options: Unpack[TaskOptions]) -> Any:
-        """Makes a function a task: `send` stores a call of it as a message, and `restante consume` runs it."""
+        """Makes a function a task: `send` stores a call of it as a message, and a consumer of the queue runs it."""
         return define(cast("Queue", self), function, options)
 
 
@@ -415,7 +424,7 @@ class AsyncTaskMethod:
     def task(self, function: None = None, /, **options: Unpack[TaskOptions]) -> AsyncTaskDecorator: ...
 
     def task(self, function: Any = None, /, **options: Unpack[TaskOptions]) -> Any:
-        """Makes a function a task: `send` stores a call of it as a message, and `restante consume` runs it.
+        """Makes a function a task: `send` stores a call of it as a message, and a consumer of the queue runs it.
 
         A coroutine function that takes the message gets an `AsyncLeasedMessage`, a plain function a `LeasedMessage`.
         """

@@ -134,14 +134,18 @@ class TimeLimits(Hook):
     """Watches the attempts of one consumer. Attempts without a limit do not come here.
 
     `on_hung` is called in the watching thread for a handler that did not end, with the error of its attempt, and
-    `on_late_end` in the handler's thread when it ends after all. Neither may wait: the limits of others are watched by
-    the same thread.
+    `on_late_end` in the handler's thread when it ends after all. `interrupt` is called after an exception was raised in
+    a thread, and may end the call into C in which that thread waits. None of them may wait: the limits of others are
+    watched by the same thread.
     """
 
     def __init__(
-        self, on_hung: Callable[[Watch, TimeLimit], None], on_late_end: Callable[[Watch], None] | None = None
+        self,
+        on_hung: Callable[[Watch, TimeLimit], None],
+        on_late_end: Callable[[Watch], None] | None = None,
+        interrupt: Callable[[threading.Thread], None] | None = None,
     ) -> None:
-        self._on_hung, self._on_late_end = on_hung, on_late_end
+        self._on_hung, self._on_late_end, self._interrupt = on_hung, on_late_end, interrupt
         #: The attempts that run. A dict, because adding and removing are atomic.
         self._running: dict[Watch, None] = {}
         self._wake = threading.Event()
@@ -286,7 +290,7 @@ class TimeLimits(Hook):
         watch.stopping = True
         if watch.inside:
             watch.softened = True
-            _raise_in(watch.thread.ident, SoftTimeLimit)
+            self._raise(watch, SoftTimeLimit)
         watch.stopping = False
 
     def _stop(self, watch: Watch) -> None:
@@ -300,8 +304,13 @@ class TimeLimits(Hook):
         if watch.inside:
             watch.over = True
             watch.place = stack_traceback(thread_frame(watch.thread.ident))
-            _raise_in(watch.thread.ident, HandlerStopped)
+            self._raise(watch, HandlerStopped)
         watch.stopping = False
+
+    def _raise(self, watch: Watch, error: type[BaseException]) -> None:
+        _raise_in(watch.thread.ident, error)
+        if self._interrupt is not None:
+            self._interrupt(watch.thread)
 
     def _give_up(self, watch: Watch) -> None:
         """Gives up a handler that has not ended."""
@@ -315,7 +324,7 @@ class TimeLimits(Hook):
                     watch.blocking = True
                     # It computes or sleeps without await, so it cannot be cancelled, and no other coroutine can run. It
                     # has done so since its limit passed, so the exception finds it there and not in the event loop.
-                    _raise_in(watch.thread.ident, HandlerStopped)
+                    self._raise(watch, HandlerStopped)
             else:
                 watch.place = stack_traceback(thread_frame(watch.thread.ident)) or watch.place
             self._on_hung(watch, watch.exceeded(None))

@@ -40,6 +40,7 @@ class LogContext(Processing):
 
     def processing(self, message: Message) -> AbstractContextManager[None]:
         """The context around the handling of a message. In a loop: `with message, context.processing(message):`."""
+        message.inside_hooks = True
         headers = message.headers if self._carried else {}
         values = (message.queue, message.id, message.kind, message.attempts)
         carried = {name: headers[name] for name in self._carried if name in headers}

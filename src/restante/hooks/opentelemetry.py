@@ -77,6 +77,7 @@ class OpenTelemetry(Processing):
 
         In a loop: `with message, otel.processing(message):`, in this order, since `message` ends the error's way.
         """
+        message.inside_hooks = True
         attributes = _attributes(message.queue, "process")
         self._consumed.add(1, attributes)
         facts = _facts(message.id, message.kind) | {

@@ -52,6 +52,7 @@ class Sentry(Processing):
     @contextmanager
     def processing(self, message: Message) -> Iterator[None]:
         """The scope around the handling of a message. In a loop: `with message, sentry.processing(message):`."""
+        message.inside_hooks = True
         with sentry_sdk.isolation_scope() as scope:
             _describe(scope, message)
             headers = {name: text for name, text in message.headers.items() if isinstance(text, str)}

@@ -13,13 +13,16 @@ from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar, Unpack
 from restante.core.attempts import Status
 from restante.core.flow import drive, drive_async
 from restante.core.handle import AsyncHandle, Handle
+from restante.core.handler_runner import AsyncHandlerMethods, HandlerMethods
+from restante.core.handlers import Handlers
 from restante.core.hooks import Hooked, QueueHooks
 from restante.core.keywords import check_keywords, parameters
 from restante.core.leased_message import AsyncLeasedMessage, LeasedMessage
 from restante.core.message import Message
 from restante.core.names import valid_name
 from restante.core.queue import consumer_name
-from restante.core.settings import QueueOptions, QueueSettings
+from restante.core.settings import QueueOptions, QueueSettings, queue_fields
+from restante.core.task import AsyncTaskMethod, TaskMethod
 from restante.http import calls
 from restante.http.calls import Call, HttpQueueRef
 from restante.http.connection import DEFAULT_ADDRESS, AsyncHttpConnection, HttpConnection, HttpEndpoint, HttpOptions
@@ -127,6 +130,7 @@ class _Queue(QueueHooks):
         super().__init__()
         self.connection = connection
         self.ref = HttpQueueRef(name, address, consumer, options, functools.partial(self._message, self))
+        self.handlers: Handlers = {}
 
     @property
     def name(self) -> str:
@@ -141,8 +145,11 @@ class _Queue(QueueHooks):
         return calls.receive(self.ref, calls.wanted(count, lease, self.ref.consumer), timeout, acks)
 
 
-class HttpQueue(_Queue):
-    """A queue of an HTTP server; its methods are those of `Queue`. Open it with `client.queue(name)`."""
+class HttpQueue(TaskMethod, HandlerMethods, _Queue):
+    """A queue of an HTTP server; its methods are those of `Queue`. Open it with `client.queue(name)`.
+
+    It has no `consume()`, because no lease is renewed over HTTP: receive in a loop, and run handlers by `run_handler`.
+    """
 
     _message = HttpMessage
 
@@ -181,7 +188,7 @@ class HttpQueue(_Queue):
         return drive(self._receiving(count, timeout, lease, acks), self.connection.perform)
 
 
-class AsyncHttpQueue(_Queue):
+class AsyncHttpQueue(AsyncTaskMethod, AsyncHandlerMethods, _Queue):
     """A queue of an HTTP server for asyncio; its methods are those of `AsyncQueue`."""
 
     _message = AsyncHttpMessage
@@ -219,7 +226,8 @@ class AsyncHttpQueue(_Queue):
 class _Client(Hooked):
     """The part that `HttpClient` and `AsyncHttpClient` share."""
 
-    queue: Callable[..., _Queue]
+    _open: ClassVar[type[Any]]
+    connection: Any
 
     def __init__(self, address: str, options: HttpOptions) -> None:
         super().__init__()
@@ -229,12 +237,28 @@ class _Client(Hooked):
         self.address = self._endpoint.address
         consumer = options.get("consumer")
         self.consumer = valid_name(consumer, "consumer") if consumer else consumer_name()
+        self._queues: dict[str, Any] = {}
+
+    def _opened(self, name: str, options: QueueOptions) -> Any:
+        """The queue with this name: one object, because it has the handlers and hooks."""
+        queue = self._queues.get(name)
+        if queue is None:
+            queue = self._open(self.connection, self.address, name, self.consumer, options).opened_by(self)
+            return self._queues.setdefault(name, queue)
+        if options:
+            queue_fields(options)
+            queue.ref.pending = {**queue.ref.pending, **options}
+        return queue
+
+    def _hooks_changed(self) -> None:
+        for queue in self._queues.values():
+            queue._hooks_changed()
 
     def _receiving(
         self, queues: Sequence[str], count: int, timeout: float, lease: float | timedelta | None
     ) -> Call[list[Any]]:
         def make(fields: dict[str, Any]) -> Any:
-            return self.queue(fields["queue"]).ref.make(fields)
+            return self._opened(fields["queue"], {}).ref.make(fields)
 
         return calls.receive_any(self.address, queues, calls.wanted(count, lease, self.consumer), timeout, make)
 
@@ -246,13 +270,16 @@ class _Client(Hooked):
 class HttpClient(_Client):
     """Connections to one HTTP server; safe to share between threads. Close it when done."""
 
+    _open = HttpQueue
+
     def __init__(self, address: str, **options: Unpack[HttpOptions]) -> None:
         super().__init__(address, options)
         self.connection = HttpConnection(self._endpoint)
 
     def queue(self, name: str, **options: Unpack[QueueOptions]) -> HttpQueue:
         """The queue with this name. Options are stored at its first use, which needs the role operate."""
-        return HttpQueue(self.connection, self.address, name, self.consumer, options).opened_by(self)
+        queue: HttpQueue = self._opened(name, options)
+        return queue
 
     def receive_many(
         self, queues: Sequence[str], count: int = 1, timeout: float = 0, *, lease: float | timedelta | None = None
@@ -278,13 +305,16 @@ class HttpClient(_Client):
 class AsyncHttpClient(_Client):
     """An `HttpClient` for asyncio: `async with restante.http.aio.connect() as client:`."""
 
+    _open = AsyncHttpQueue
+
     def __init__(self, address: str, **options: Unpack[HttpOptions]) -> None:
         super().__init__(address, options)
         self.connection = AsyncHttpConnection(self._endpoint)
 
     def queue(self, name: str, **options: Unpack[QueueOptions]) -> AsyncHttpQueue:
         """The queue with this name. Options are stored at its first use, which needs the role operate."""
-        return AsyncHttpQueue(self.connection, self.address, name, self.consumer, options).opened_by(self)
+        queue: AsyncHttpQueue = self._opened(name, options)
+        return queue
 
     async def receive_many(
         self, queues: Sequence[str], count: int = 1, timeout: float = 0, *, lease: float | timedelta | None = None

@@ -19,6 +19,7 @@ from restante.bus.delivery import Delivery
 from restante.bus.handler import Handler
 from restante.bus.worker import decide
 from restante.core.errors import InvalidInput
+from restante.core.handlers import Handling
 from restante.core.inspector import Inspector
 from restante.core.leased_message import LeasedMessage
 from restante.core.message import RemoteError, State
@@ -69,7 +70,7 @@ class _Subscription(Drainable):
         delivery = self._bus.worker_backend.delivery(name, received, message.size)
         with _Watched(handler) as watched:
             try:
-                yield Attempt(functools.partial(self._run, delivery), message, False)
+                yield Attempt(Handling.of(functools.partial(self._run, delivery)), message, None)
             except Ignore:
                 pass  # as Celery treats it: done
             except Exception as error:

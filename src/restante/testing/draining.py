@@ -7,27 +7,32 @@ On failure: as in a consumer, an error of a handler nacks its message; then it i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
-import inspect
+import signal
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from restante.core.connection_aio import AsyncConnection
 from restante.core.errors import InvalidInput
 from restante.core.flow import drive, drive_async
-from restante.core.handlers import with_every_kind
+from restante.core.handler_runner import Limits, TimedCalls
+from restante.core.handlers import Handling, with_every_kind
 from restante.core.hooks import Listeners, distinct
 from restante.core.leased_message import AsyncLeasedMessage, Leased, LeasedMessage
 from restante.core.message import Message, State
 from restante.core.queue import AsyncQueue, Client, Queue
-from restante.core.sources import Handling
 from restante.testing.sent import note_handled
 
 if TYPE_CHECKING:
     from restante.bus.app import Bus
 
+#: Ends a call into C, such as a sleep, in which a handler passes its limit. By default a process ignores this signal,
+#: so one that comes late does no harm. None where the platform has none.
+WAKING: Final[signal.Signals | None] = getattr(signal, "SIGURG", None)
 #: Default of `most`: a handler that sends to its own queue for ever fails the test instead of hanging it.
 MOST = 1000
 
@@ -54,9 +59,9 @@ class Drained:
 class Attempt(NamedTuple):
     """One call of a handler, for the runner to make."""
 
-    function: Callable[[Any], Any]
-    message: Message
-    asynchronous: bool
+    handling: Handling
+    message: Leased
+    limits: Limits | None
 
 
 class Drainable:
@@ -96,10 +101,11 @@ class DrainableQueue(Drainable):
         given: Leased = message
         if handling.asynchronous and self._verbs is not None:
             given = AsyncLeasedMessage.of(self._verbs, message)
+        given.told = True
         self._listeners.tell(self._listeners.started, given)
         started = time.perf_counter()
         try:
-            result = yield Attempt(handling.function, given, handling.asynchronous)
+            result = yield Attempt(handling, given, handling.limits(given, self.queue.settings))
             if not given.settled:
                 self._ack(handling, message, result)
                 given.settled, given.verdict = True, "acked"
@@ -114,10 +120,10 @@ class DrainableQueue(Drainable):
 
     def _ack(self, handling: Handling, message: LeasedMessage, result: Any) -> None:
         """Acks a message; what a task returned is kept with it where the queue keeps results."""
-        if result is None or not handling.returns:
-            self.queue.ack_many((message,))
-        else:
+        if handling.keeps(self.queue.settings, result):
             self.queue.ack_result(message, result)
+        else:
+            self.queue.ack_many((message,))
 
 
 def _drainables(
@@ -189,16 +195,18 @@ def drain(*queues: Queue | AsyncQueue | Bus, raises: bool = True, most: int = MO
 
     Messages that handlers send to these queues meanwhile are handled too; delayed ones and retries wait for their time
     (see `Clock.move`). The first error of a handler is raised, after its message was nacked; with `raises=False` errors
-    are only returned. Coroutine handlers run on an event loop of this call. Time limits are not enforced.
+    are only returned. Coroutine handlers run on an event loop of this call. Time limits count real seconds, as in a
+    consumer: an attempt that passes its `timeout` fails with `TimeLimit`.
     """
     opened = _Opened(queues)
     drained = Drained()
     runner = asyncio.Runner()  # makes its loop when it first runs a coroutine
+    calls = TimedCalls(_interrupt)
 
     def perform(attempt: Attempt) -> Any:
-        if not attempt.asynchronous:
-            return _refuse_coroutine(attempt.function(attempt.message))
-        return runner.run(attempt.function(attempt.message), context=contextvars.copy_context())
+        if not attempt.handling.asynchronous:
+            return calls.call(*attempt)
+        return runner.run(calls.call_async(*attempt), context=contextvars.copy_context())
 
     awaits = False
     try:
@@ -206,8 +214,10 @@ def drain(*queues: Queue | AsyncQueue | Bus, raises: bool = True, most: int = MO
         if any(source.awaits for source in sources):
             _refuse_running_loop()
             awaits = True
-        return drive(_work(sources, drained, most, raises), perform)
+        with _interruptible():
+            return drive(_work(sources, drained, most, raises), perform)
     finally:
+        calls.close()
         opened.close()
         if awaits:
             runner.run(opened.close_link())
@@ -218,15 +228,17 @@ async def drain_async(*queues: Queue | AsyncQueue | Bus, raises: bool = True, mo
     """`drain` for coroutine tests: coroutine handlers run on the test's event loop, plain handlers block it."""
     opened = _Opened(queues)
     drained = Drained()
+    calls = TimedCalls(_interrupt)
 
     async def perform(attempt: Attempt) -> Any:
-        result = attempt.function(attempt.message)
-        return await result if attempt.asynchronous else _refuse_coroutine(result)
+        return await calls.call_async(*attempt) if attempt.handling.asynchronous else calls.call(*attempt)
 
     try:
         sources = list(_drainables(queues, opened.client, opened.link))
-        return await drive_async(_work(sources, drained, most, raises), perform)
+        with _interruptible():
+            return await drive_async(_work(sources, drained, most, raises), perform)
     finally:
+        calls.close()
         opened.close()
         await opened.close_link()
 
@@ -239,10 +251,25 @@ def _refuse_running_loop() -> None:
     raise InvalidInput("an event loop runs in this thread: await drain_async(…) in a coroutine test")
 
 
-def _refuse_coroutine(result: Any) -> Any:
-    """A handler that returns a coroutine has done nothing; a consumer fails it too."""
-    if inspect.isawaitable(result):
-        if inspect.iscoroutine(result):
-            result.close()
-        raise TypeError("the handler returned a coroutine that nobody awaits: use async def")
-    return result
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Lets `_interrupt` end a call into C of this thread, if it is the main thread, which alone gets signals."""
+    if WAKING is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(WAKING, _wake)
+    try:
+        yield
+    finally:
+        # A handler that was not set from Python reads as None.
+        signal.signal(WAKING, signal.SIG_DFL if before is None else before)
+
+
+def _wake(*_: object) -> None:
+    """Runs in the main thread when the signal has interrupted a call: here Python raises what waits for the thread."""
+
+
+def _interrupt(thread: threading.Thread) -> None:
+    main = thread is threading.main_thread() and thread.ident is not None
+    if WAKING is not None and main and signal.getsignal(WAKING) is _wake:
+        signal.pthread_kill(thread.ident or 0, WAKING)
