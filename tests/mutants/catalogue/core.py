@@ -166,7 +166,7 @@ FAULTS: Final = (
     Fault(
         "core",
         "a handler that returns a coroutine is acked without having run",
-        "_run",
+        "Handling.call",
         "if result is not None and inspect.isawaitable(result):",
         "if False:",
         ("tests/faults/test_misleading_errors.py", "-k", "would_run_nothing"),

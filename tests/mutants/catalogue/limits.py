@@ -59,9 +59,9 @@ FAULTS: Final = (
     Fault(
         "core",
         "the queue's limit goes before that of the message",
-        "Source.limits",
-        "timeout = timeout or settings.timeout",
-        "timeout = settings.timeout or timeout",
+        "Handling.limits",
+        "timeout, soft = timeout or settings.timeout,",
+        "timeout, soft = settings.timeout or timeout,",
         (*_LIMITS, "-k", "goes_before"),
     ),
     Fault(
@@ -92,7 +92,7 @@ FAULTS: Final = (
         "testing",
         "drain lets a handler run for ever",
         "DrainableQueue.attempt",
-        "handling.limits(given, self._queue.settings)",
+        "handling.limits(given, self.queue.settings)",
         "None",
         ("tests/testing/test_draining_limits.py", "-k", "goes_before"),
     ),
