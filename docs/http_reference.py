@@ -19,6 +19,7 @@ HEADINGS = {
     "messages": "Messages",
     "looking": "Read",
     "operating": "Admin",
+    "schedules": "Schedules",
     "topics": "Topics",
     "rsmq": "RSMQ",
     "session": "Session",

@@ -6,7 +6,7 @@ import { ask } from "./parts/Dialog";
 import { attempt, say } from "./parts/Toasts";
 import { filterText, runReplay, whileReplaying } from "./replays";
 import { queueApi, rsmqApi } from "./router";
-import type { Cancelled, DeadEvent, Deleted, Dropped, Moved, Purged, QueueOut, ReplayedEvents, Revoked, SettingsOut } from "./types";
+import type { Cancelled, DeadEvent, Deleted, Dropped, Moved, Purged, QueueOut, ReplayedEvents, Revoked, ScheduleOut, SettingsOut } from "./types";
 
 const messages = (n: number): string => plural(n, "message");
 
@@ -186,3 +186,28 @@ export const saveSettings = (queue: string, changed: Partial<SettingsOut>): Prom
     await put<QueueOut>(queueApi(queue), changed);
     return `Saved ${plural(Object.keys(changed).length, "setting")} of ${queue}.`;
   });
+
+const scheduleApi = ({ queue, name }: ScheduleOut, rest = ""): string => queueApi(queue, `/schedules/${encodeURIComponent(name)}${rest}`);
+
+const CHANGED = { run: "Sent the message of", pause: "Paused", resume: "Resumed" };
+
+/** Pauses or resumes a schedule, or sends its message now. */
+export const changeSchedule = (schedule: ScheduleOut, verb: "run" | "pause" | "resume"): Promise<boolean> =>
+  attempt(async () => {
+    await post(scheduleApi(schedule, `/${verb}`));
+    return `${CHANGED[verb]} ${schedule.name}.`;
+  });
+
+export async function deleteSchedule(schedule: ScheduleOut): Promise<boolean> {
+  const yes = await ask({
+    title: `Delete the schedule ${schedule.name} of ${schedule.queue}?`,
+    text: "It no longer ticks. Messages that it has sent stay.",
+    yes: "Delete",
+    danger: true,
+  });
+  if (!yes) return false;
+  return attempt(async () => {
+    await remove(scheduleApi(schedule));
+    return `Deleted ${schedule.name}.`;
+  });
+}

@@ -17,6 +17,7 @@ import { QueuePage } from "./pages/Queue";
 import { RsmqPage } from "./pages/Rsmq";
 import { RsmqMessagePage } from "./pages/RsmqMessage";
 import { RsmqQueuePage } from "./pages/RsmqQueue";
+import { SchedulesPage } from "./pages/Schedules";
 import { SignInPage } from "./pages/SignIn";
 import { TopicsPage } from "./pages/Topics";
 import { UnknownPage } from "./pages/Unknown";
@@ -33,6 +34,7 @@ import { toggleTheme } from "./theme";
 const PLAIN_PAGES: Record<string, () => JSX.Element> = {
   dead: DeadPage,
   consumers: ConsumersPage,
+  schedules: SchedulesPage,
   journal: JournalPage,
   anomalies: AnomaliesPage,
   audit: AuditPage,
@@ -81,6 +83,7 @@ export function App() {
     "g t": () => go("/topics"),
     "g j": () => go("/journal"),
     "g c": () => go("/consumers"),
+    "g s": () => go("/schedules"),
   });
   if (signInNeeded.value) {
     return (

@@ -54,9 +54,11 @@ if TYPE_CHECKING:
     from restante.core.message import Draft, JournalEvent, Message, MessageId, Progress, State
     from restante.core.queue import Client, LeasedMessage, Queue
     from restante.core.retry import RetryPolicy, exponential, fixed, no_retry
+    from restante.core.schedule import Schedule
     from restante.core.settings import ClientSettings, QueueSettings
     from restante.core.sweeper import Sweeper
     from restante.core.task import Task
+    from restante.core.ticks import Timing, cron, every
 
 #: The module of each name. A module is imported when its name is first used: a service on RabbitMQ needs no Redis
 #: client, a service that only publishes needs no Celery, and neither waits for imports that it does not need.
@@ -78,9 +80,11 @@ _HOMES = {
     "restante.core.message": "Draft JournalEvent Message MessageId Progress State",
     "restante.core.queue": "LeasedMessage Client Queue",
     "restante.core.retry": "RetryPolicy exponential fixed no_retry",
+    "restante.core.schedule": "Schedule",
     "restante.core.settings": "ClientSettings QueueSettings",
     "restante.core.sweeper": "Sweeper",
     "restante.core.task": "Task",
+    "restante.core.ticks": "Timing cron every",
 }
 
 __all__ = [
@@ -129,11 +133,13 @@ __all__ = [
     "RestanteError",
     "ResultTimeout",
     "RetryPolicy",
+    "Schedule",
     "SoftTimeLimit",
     "State",
     "Sweeper",
     "Task",
     "TimeLimit",
+    "Timing",
     "TopologyMismatch",
     "Unavailable",
     "Unconfirmed",
@@ -141,6 +147,8 @@ __all__ = [
     "UnsafeServer",
     "aio",
     "connect",
+    "cron",
+    "every",
     "exponential",
     "fixed",
     "no_retry",

@@ -71,6 +71,7 @@ class TestLooking:
             "/queues/payments",
             "/dead",
             "/consumers",
+            "/schedules",
             "/journal",
             "/anomalies",
             "/audit",
@@ -352,6 +353,7 @@ def test_pages_are_accessible_in_both_themes(watched: Watched, post: Client, adm
     watched.page.add_init_script("localStorage.setItem('restante-theme', 'light')")
     dead = admin.messages("payments", State.DEAD, limit=1).messages[0]
     found: list[Any] = []
+    post.queue("payments").schedule("nightly", "0 3 * * *", tz="Europe/Berlin")
     for path in (
         "/",
         "/queues/payments?state=dead",
@@ -359,6 +361,7 @@ def test_pages_are_accessible_in_both_themes(watched: Watched, post: Client, adm
         f"/queues/payments/messages/{dead.id}",
         "/dead",
         "/consumers",
+        "/schedules",
         "/journal",
         "/anomalies",
         "/audit",

@@ -370,4 +370,10 @@ ROWS: Final = (
     _row(61, "cluster slot moves under load", "faults/test_cluster_move.py"),
     _row(62, "users of an embedded server killed or starting at once", "faults/test_embedded.py"),
     _row(63, "client used on both sides of a fork", f"{_WAKING}a_client_works_on_both_sides_of_a_fork"),
+    _row(
+        64,
+        "who fires schedules killed at random moments",
+        "faults/test_schedules.py",
+        "celery/test_beat.py::test_two_beats_that_are_killed_and_restarted_send_each_tick_once",
+    ),
 )

@@ -46,6 +46,7 @@ CAPABILITIES: Final = {
     "priority": "256 levels, high first",
     "registry": "consumers with the time they were last seen",
     "retry": "retry policies and max_attempts",
+    "schedule": "messages at the ticks of a schedule",
     "tokens": "leases fenced by a token",
     "unique": "at most one message per key in chosen states",
 }
@@ -178,7 +179,7 @@ def sync_client(url: str) -> Callable[..., Any]:
 
 
 #: What a queue behind an HTTP server can do: everything but the loop; operators look at the same Redis.
-HTTP_CAN: Final = BLOCKING - {"consume"}
+HTTP_CAN: Final = BLOCKING - {"consume", "schedule"}
 
 
 def http_client(address: str) -> Callable[..., Any]:

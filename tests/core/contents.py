@@ -227,7 +227,7 @@ def _leases(entries: list[tuple[bytes, list[bytes]]]) -> dict[str, Any]:
 
 
 def _kind(name: str) -> str:
-    if name in (*STATES, "marker", "cancelled"):
+    if name in (*STATES, "marker", "cancelled", "ticks"):
         return "zset"
     return {"journal": "journal", "leases": "stream"}.get(name, "hash")
 
@@ -356,6 +356,10 @@ def violations(found: Dump, journal: Journal | None = None) -> list[str]:
             wrong.append(f"the unique key {key} is held by {id}, which is gone or has another")
         elif id in places and _LETTERS[places[id][0]] not in parts[2]:
             wrong.append(f"the unique key {key} is held by {id} while it is {places[id][0]}")
+    schedules = found.get("schedules", {})
+    wrong += [f"{name} ticks and is no schedule" for name in found.get("ticks", {}) if name not in schedules]
+    if queue.get("schedules", 0) != len(schedules):
+        wrong.append(f"the queue says {queue.get('schedules', 0)} schedules, there are {len(schedules)}")
     return wrong + _settings_violations(queue) + _journal_violations(queue, journal, places) + _lease_violations(found)
 
 

@@ -6,21 +6,25 @@ the model cannot tell it believes the server.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
+from types import MappingProxyType
 from typing import Any
 
 from restante.core.message import STATE_LETTERS
 from tests.core.contents import SPAN, STATES, TIMED, position
 from tests.core.entry import Entry, Full, Grave, Settings, Taken
 from tests.core.lease_book import LeaseBook
-from tests.core.verbs import CONSUMER, NONCE, OPERATOR, SILENT, Item, Token
+from tests.core.schedule_book import ScheduleBook
+from tests.core.verbs import CONSUMER, NONCE, OPERATOR, SILENT, Item, Tick, Token
 
 #: Messages one receive promotes or reclaims per state, and results one ack drops.
 BATCH = 200
 _LETTERS = {state.value: letter for state, letter in STATE_LETTERS.items()}
 
 
+#: When an id was acked that may be forgotten: longer ago than any window.
+FORGOTTEN = -(2**62)
 #: A line of the journal: every column but the format.
 Line = dict[str, Any]
 
@@ -46,6 +50,7 @@ class Model:
         self.payloads: dict[str, dict[str, Any]] = {}
         #: The consumer's lease journal.
         self.book = LeaseBook()
+        self.schedules = ScheduleBook()
         #: The tokens of cancelled leases, with the time at which each lease would have ended.
         self.cancelled: dict[str, int] = {}
 
@@ -194,11 +199,18 @@ class Model:
     # -- verbs ---------------------------------------------------------------------------------------------------
 
     def send(
-        self, now: int, items: Sequence[Item], *, careful: bool, said: Callable[[int], str], part: int = 0
+        self,
+        now: int,
+        items: Sequence[Item],
+        *,
+        careful: bool,
+        said: Callable[[int], str],
+        part: int = 0,
+        details: Mapping[str, str] = MappingProxyType({}),
     ) -> list[str]:
         """Per message "" or who stands for it; `said` is asked for what the server said where the model cannot tell.
 
-        `part` is 1 where part of the next millisecond has passed, here and below.
+        `part` is 1 where part of the next millisecond has passed, here and below. `details` are for the journal.
         """
         statuses: list[str] = []
         fresh: list[Item] = []
@@ -232,14 +244,16 @@ class Model:
         base = self._advance("sent", len(fresh))
         for at, item in enumerate(fresh, 1):
             due = due_at(item, now, part)
-            self.graves.pop(item.id, None)
+            if item.id in self.graves:
+                # Sent again after its window: whether the old ack is still remembered, only the server can tell.
+                self.graves[item.id].at, self.graves[item.id].window = FORGOTTEN, 0
             self.entries[item.id] = Entry(item, base + at, now, "", 0)
             if due > now:
                 self._put(item.id, "scheduled", due)
-                self._line("sent", "scheduled", now, item.id, due=due)
+                self._line("sent", "scheduled", now, item.id, due=due, detail=details.get(item.id, ""))
             else:
                 self._put(item.id, "ready", position(item.priority, base + at))
-                self._line("sent", "ready", now, item.id)
+                self._line("sent", "ready", now, item.id, detail=details.get(item.id, ""))
         self._beside(*(item.id for item in fresh))
         return statuses
 
@@ -551,6 +565,34 @@ class Model:
             if self.held((id, token), now)
         ]
         return self.book.hold(now, owner, lasts, pairs[0][1] if pairs else None, rows)
+
+    def schedule(self, now: int, name: str, before: str, after: str | None, rest: str, due: int | None) -> int:
+        """1 where a schedule was stored or removed."""
+        if not self.schedules.put(name, before, after, rest, due):
+            return 0
+        self._advance("configured")
+        said = "" if due is None else due
+        word = "removed" if after is None else "added"
+        self._line(
+            "configured", "gone", now, "", by=OPERATOR, due=said, detail=f"schedule {name} {word}", terminal=True
+        )
+        return 1
+
+    def tick(self, now: int, ticks: Sequence[Tick]) -> list[str]:
+        """What became of each schedule; raises Full where the queue has no room for their messages."""
+        waiting = ("ready", "leased", "retrying", "scheduled")
+
+        def waits(id: str) -> bool:
+            return id in self.entries and self.entries[id].state in waiting
+
+        statuses = self.schedules.judge(now, ticks, waits)
+        fired = [tick for tick, status in zip(ticks, statuses, strict=True) if status == "fired"]
+        items = [replace(item, due="") for tick in fired for item, _ in tick.messages]
+        details = {item.id: f"schedule {tick.name}" for tick in fired for item, _ in tick.messages}
+        if items:
+            self.send(now, items, careful=True, said=lambda _: "", details=details)
+        self.schedules.apply(ticks, statuses)
+        return statuses
 
     def configure(self, now: int, event: str, settings: Settings) -> None:
         """A change of the journal's level is told by the level before it."""

@@ -17,7 +17,7 @@ from tests.core.bench import Bench
 from tests.core.contents import STATES, Dump, Journal, dump, hint, violations
 from tests.core.entry import Full, Settings
 from tests.core.model import Model
-from tests.core.verbs import CONSUMER, OWNER, SCRIPTS, Item, Token, Verbs
+from tests.core.verbs import CONSUMER, OWNER, SCRIPTS, Item, Tick, Token, Verbs
 
 #: Milliseconds within which a new due time must wake a sleeper; beyond it the sleeper wakes by itself in time.
 HORIZON = 5000
@@ -166,6 +166,38 @@ class Pair:
         self._same("extend", reply, self.model.extend(self.now, pairs, lease_ms))
         self.check("extend")
 
+    def schedule(
+        self, name: str, before: str = "", after: str | None = "h1", due: int | None = None, rest: str = "rest"
+    ) -> None:
+        """Stores or changes a schedule; removes it where `after` is None. `due` is in milliseconds from now."""
+        at = None if due is None else self.now + due
+        record = "" if after is None else f"{after}\n{rest}"
+        reply = self.real.schedule(name, before, record, at, "removed" if after is None else "added")
+        self._same("schedule", reply, self.model.schedule(self.now, name, before, after, rest, at))
+        self.check("schedule")
+
+    def tick(self, *ticks: Tick, most: int = 100, chance: int = 0, ahead: int = 0) -> None:
+        refused = False
+        book, now = self.model.schedules, self.now
+        try:
+            at, nearest, statuses, rows = self.real.tick(*ticks, most=most, chance=chance, ahead=ahead)
+        except QueueFull:
+            refused = True
+        try:
+            expected = self.model.tick(now, ticks)
+        except Full:
+            self._same("refused", refused, True)
+        else:
+            self._same("refused", refused, False)
+            waiting = book.waiting(now)
+            first = chance % (len(waiting) - most + 1) if len(waiting) > most else 0
+            chosen = waiting[first : first + most] if waiting else book.waiting(now + ahead)[:most]
+            self._same("now", at, now)
+            self._same("nearest tick", nearest, str(min(book.ticks.values())) if book.ticks else "")
+            self._same("tick", statuses, expected)
+            self._same("due", rows, [word for name in chosen for word in (name, book.records()[name])])
+        self.check("tick")
+
     def progress(self, pair: Token, note: str = '[0.5,"half"]') -> None:
         self._same("progress", self.real.progress(pair, note), self.model.progress(self.now, pair, note))
         self.check("progress")
@@ -284,6 +316,8 @@ class Pair:
             {id: rows[-1][6] for id, rows in found.get("history", {}).items() if rows[-1][3] == "acked"},
             {id: entry.result for id, entry in model.entries.items() if entry.result},
         )
+        self._same("schedules", found.get("schedules", {}), model.schedules.records())
+        self._same("ticks", found.get("ticks", {}), model.schedules.ticks)
         self._same("holder", queue.get(f"holder:{CONSUMER}", ""), model.book.holder())
         if not model.conserved():
             raise Disagreement(f"the totals do not add up: {model.totals}")
@@ -306,6 +340,10 @@ class Pair:
             return True
         if limit is not None and ready and len(found.get("leased", {})) < min(limit, len(old.get("leased", {}))):
             return True
+        if verb == "schedule":
+            ticks, earlier = found.get("ticks", {}), old.get("ticks", {})
+            if ticks and (not earlier or min(ticks.values()) < min(earlier.values())):
+                return True
         known = hint(old)
         if due is None or verb == "extend":
             return False

@@ -9,9 +9,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from tests.core.paired import Pair
-from tests.core.verbs import OWNER, RIVAL, Item
+from tests.core.verbs import OWNER, RIVAL, Item, Tick
 
 #: Steps of the walk; fewer leave rare orders of verbs untried.
 WALK = 400
@@ -36,6 +37,7 @@ def play(pair: Pair) -> None:
         _payloads,
         _lease_journal,
         _control,
+        _schedules,
     ):
         chapter(pair)
     _walk(pair, random.Random(7), WALK)
@@ -516,6 +518,82 @@ def _control(pair: Pair) -> None:
     pair.configure(max_leased=None)
 
 
+def _schedules(pair: Pair) -> None:
+    """Schedules stored, fired, passed over and removed; who read an old head changes nothing."""
+    pair.tick()
+    pair.schedule("s", due=5000)
+    pair.schedule("s", due=1)
+    pair.schedule("s", "h2", "h3", due=1)
+    pair.schedule("t", due=7000)
+    pair.schedule("paused")
+    pair.schedule("near", due=4000)
+    pair.schedule("nobody", "h1", None)
+    pair.tick()
+
+    def due(name: str, number: int, **options: Any) -> Tick:
+        one = Item(f"{name}@{number}", priority=number)
+        told = Tick(name, f"h{number}", f"{one.id}\th{number + 1}", messages=((one, pair.now),))
+        return replace(told, **options)
+
+    pair.tick(ahead=5000)
+    pair.tick(ahead=4999)
+    pair.tick(ahead=9000, most=2)
+    early = due("s", 1, messages=((Item("s@1"), pair.now + 1),))
+    pair.tick(early)
+    pair.advance(5000)
+    pair.tick(most=1)
+    pair.tick(most=1, chance=1)
+    pair.tick(ahead=9000)
+    pair.tick(due("s", 1, due=pair.now + 2000), due("near", 2), due("near", 1, due=None), due("gone", 1))
+    pair.tick(due("s", 1, due=pair.now + 2000))
+    # Two messages of one tick, one of which was sent before, and a unique key that is held.
+    pair.send(Item("u", unique="k"), Item("s@9"))
+    both = ((Item("s@9"), pair.now), (Item("s@10"), pair.now - 1), (Item("s@11", unique="k"), pair.now))
+    pair.tick(Tick("s", "s@1\th2", "s@10\th3", due=pair.now, messages=both))
+    # The last message waits in one state after the other, then has ended.
+    last = "s@10\th3"
+    again = Tick("s", last, "none\th4", last, pair.now + 1, ((Item("s@12"), pair.now),))
+    pair.tick(again)
+    held = dict(pair.receive(9))
+    pair.tick(again)
+    pair.nack(("s@10", held["s@10"]), delay=500)
+    pair.tick(again)
+    pair.advance(500)
+    pair.release(*pair.receive(1), delay=300)
+    pair.tick(again)
+    pair.advance(300)
+    pair.bury(*pair.receive(1))
+    pair.tick(again)
+    pair.tick(Tick("t", "h1", "h2"))
+    pair.tick(Tick("paused", "h1", "x\th2", "y\th2", messages=((Item("p@1"), pair.now),)))
+    # A full queue refuses all of a call.
+    lives = sum(entry.state in ("ready", "scheduled", "retrying", "leased") for entry in pair.model.entries.values())
+    pair.configure(max_length=lives + 1)
+    pair.schedule("full", due=0)
+    pair.schedule("full2", due=0)
+    pair.tick(due("full", 1), due("full2", 1))
+    pair.tick(due("full", 1))
+    pair.tick(due("full2", 1))
+    pair.configure(max_length=None)
+    pair.tick(due("full2", 1))
+    for level in ("payloads", "terminal", "off", "full"):
+        pair.configure(journal=level)
+        pair.schedule(level, due=0)
+        pair.tick(due(level, 1))
+        pair.schedule(level, f"{level}@1\th2", None)
+    for name, head in pair.model.schedules.heads.copy().items():
+        pair.schedule(name, head + "x", None)
+        pair.schedule(name, head, "h9", due=-1)
+        pair.tick()
+        pair.schedule(name, "h9", "h10")
+        pair.schedule(name, "h10", None)
+    pair.schedule("last", due=5)
+    pair.schedule("last", "h1", None)
+    pair.ack(*pair.tokens_in_hand())
+    pair.ack(*pair.receive(99))
+    pair.purge("dead")
+
+
 def _walk(pair: Pair, chance: random.Random, steps: int) -> None:
     """Verbs by chance, weighted so that messages come to every state."""
     spans = (1, 10, 1000, 5000, 30_000, 70_000)
@@ -539,6 +617,24 @@ def _walk(pair: Pair, chance: random.Random, steps: int) -> None:
 
     def kept() -> bool:
         return chance.random() < 0.3
+
+    def schedule() -> None:
+        name = chance.choice(("s1", "s2", "s3"))
+        known = pair.model.schedules.heads.get(name, "")
+        after = chance.choice((f"\th{pair.now}", f"m{chance.randrange(20)}\th{pair.now}", None))
+        pair.schedule(name, chance.choice((known, known, "other")), after, chance.choice((None, -1, 0, 1000, 9000)))
+
+    def tick() -> None:
+        names = chance.sample(("s1", "s2", "s3"), chance.randint(0, 2))
+        made = []
+        for number, name in enumerate(names):
+            head = chance.choice((pair.model.schedules.heads.get(name, ""), "other"))
+            one = Item(f"{name}@{pair.bench.clock.now_us}.{len(pair.model.journal)}.{number}", priority=number)
+            passed = chance.choice(("", f"{head}p"))
+            due = chance.choice((None, pair.now + 500))
+            at = pair.now + chance.choice((-1, 0, 0, 1))
+            made.append(Tick(name, head, f"{one.id}\th", passed, due, ((one, at),)[: chance.randint(0, 1)]))
+        pair.tick(*made, most=chance.randint(0, 3), chance=chance.randrange(5), ahead=chance.choice((0, 900)))
 
     def present() -> str:
         return chance.choice([*pair.model.entries, f"m{chance.randrange(20)}"])
@@ -567,6 +663,8 @@ def _walk(pair: Pair, chance: random.Random, steps: int) -> None:
         (1, lambda: pair.purge(chance.choice(("ready", "scheduled", "retrying", "dead")), chance.randint(1, 2))),
         (2, edit),
         (2, lambda: pair.move(present(), present())),
+        (2, schedule),
+        (3, tick),
         (1, pair.turn),
         (1, lambda: pair.configure(journal=chance.choice(("full", "full", "payloads", "terminal", "off")))),
         (2, lambda: pair.hold(*some(0), owner=chance.choice((OWNER, OWNER, RIVAL)), lasts=chance.choice(spans))),

@@ -132,6 +132,7 @@ def test_scripts_use_no_key_that_was_not_read_from_their_text(debian: Bench, mon
         admin.show("q", "seen")
         for id in ("seen", "nobody"):
             queue.status(id)
+        queue.schedules()
         throttle(queue, "job", 1, 1, 1)
         line = Line(JournalEvent.SENT, State.READY, "k", 1)
         for verb in ("take", "confirm", "seize", "release", "note"):

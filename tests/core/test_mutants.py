@@ -73,6 +73,55 @@ MUTANTS = (
     mutant("received is removed and not leased", "receive", ("call('ZADD', leased, unpack(scored))", "")),
     mutant("purge leaves payloads", "purge", ("m.forget(messages, deliveries, history, ids)\nreturn", "return")),
     mutant("delete takes what is leased", "delete", ("if body and call('ZSCORE', leased, id) then", "if false then")),
+    # Schedules
+    mutant("fires what has changed", "tick", ("string.sub(record, 1, #before + 1) == before .. '\\n'", "true")),
+    mutant("fires early", "tick", ("early = early or tonumber(ARGV[i + 1]) > now", "")),
+    mutant("the tick stays due", "tick", ("call('HSET', schedules, name, record)\n  if due ==", "if due ==")),
+    mutant(
+        "the next tick is not noted",
+        "tick",
+        ("if due == '' then call('ZREM', ticks, name) else call('ZADD', ticks, due, name) end", ""),
+    ),
+    mutant(
+        "an ended schedule ticks on", "tick", ("if due == '' then call('ZREM', ticks, name) else", "if due ~= '' then")
+    ),
+    mutant("fires beside a message that waits", "tick", ("unsettled(match(before, '^[^\\t]*')) and 'passed' or", "")),
+    mutant("a leased message counts as settled", "tick", (" or call('ZSCORE', leased, id)", "")),
+    mutant("a retrying message counts as settled", "tick", (" or call('ZSCORE', retrying, id)", "")),
+    mutant("a scheduled message counts as settled", "tick", ("\n    or call('ZSCORE', scheduled, id)", "")),
+    mutant(
+        "messages of a changed schedule are sent", "tick", ("for i = #sends, place + 1, -1 do sends[i] = nil end", "")
+    ),
+    mutant("a tick takes an id that is there", "tick", ("{ '1' }, {}", "{ '0' }, {}")),
+    mutant("a refused tick moves on", "tick", ("if type(stored) == 'table' and stored.err then return stored end", "")),
+    mutant("looks ahead beyond what is asked for", "tick", ("now + ahead, 'LIMIT'", "'+inf', 'LIMIT'")),
+    mutant("what comes soon hides what is due", "tick", ("if waiting == 0 and most > 0 then", "if most > 0 then")),
+    mutant("always the first of many", "tick", ("chance % (waiting - most + 1) or 0", "0 or 0")),
+    mutant(
+        "a schedule stored over another's change",
+        "schedule",
+        ("~= before then return 0 end", "== '\t' then return 0 end"),
+    ),
+    mutant(
+        "a removed schedule ticks on",
+        "schedule",
+        ("call('HDEL', schedules, name)\n  call('ZREM', ticks, name)", "call('HDEL', schedules, name)"),
+    ),
+    mutant("a removed schedule stays", "schedule", ("call('HDEL', schedules, name)", "")),
+    mutant(
+        "a paused schedule ticks on",
+        "schedule",
+        ("if due == '' then call('ZREM', ticks, name) else", "if due ~= '' then"),
+    ),
+    mutant(
+        "a new schedule wakes nobody", "schedule", ("'^%d*(.*)$'))\n  call('ZADD', marker, '0', '0')", "'^%d*(.*)$'))")
+    ),
+    mutant("schedules are not counted", "schedule", ("call('HSET', queue, 'schedules', count)", "")),
+    mutant(
+        "the settings lose their version",
+        "schedule",
+        ("call('HSET', queue, 'settings', version .. match(settings or '', '^%d*(.*)$'))", ""),
+    ),
     # Order
     mutant("priority ignored", "send", (READY_SCORE, "255 * SPAN + base + n")),
     mutant("priority turned round", "send", (READY_SCORE, "priority * SPAN + base + n")),

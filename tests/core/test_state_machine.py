@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 from restante.core.settings import JOURNAL_LEVELS
 from tests.core.bench import Bench
 from tests.core.paired import Pair
-from tests.core.verbs import OWNER, RIVAL, Item, Token
+from tests.core.verbs import OWNER, RIVAL, Item, Tick, Token
 
 #: Runs tried unless the environment says otherwise; a run is up to STEPS verbs.
 EXAMPLES, CHAOS_EXAMPLES = 60, 3000
@@ -189,6 +189,43 @@ class QueueMachine(RuleBasedStateMachine):
         else:
             kept = entry.item
             self.pair.edit(replace(item, id=kept.id, due="", unique=kept.unique, letters=kept.letters), delay)
+
+    @rule(
+        name=st.sampled_from(["s1", "s2"]),
+        known=st.booleans(),
+        last=st.none() | IDS,
+        due=st.none() | st.just(0) | SPANS,
+        removed=st.booleans(),
+    )
+    def store_or_remove_a_schedule(
+        self, name: str, known: bool, last: str | None, due: int | None, removed: bool
+    ) -> None:
+        head = self.pair.model.schedules.heads.get(name, "")
+        self.fresh += 1
+        after = None if removed else f"{last or ''}\t{self.fresh}"
+        self.pair.schedule(name, head if known else "other", after, due)
+
+    @rule(
+        names=st.lists(st.sampled_from(["s1", "s2"]), unique=True),
+        known=st.booleans(),
+        count=st.integers(0, 3),
+        early=st.booleans(),
+        overlaps=st.booleans(),
+        due=st.none() | st.just(0) | SPANS,
+    )
+    def fire_schedules(
+        self, names: list[str], known: bool, count: int, early: bool, overlaps: bool, due: int | None
+    ) -> None:
+        ticks = []
+        for name in names:
+            head = self.pair.model.schedules.heads.get(name, "") if known else "other"
+            items = [Item(f"{name}@{self.fresh + number}") for number in range(1, count + 1)]
+            self.fresh += 1 + count
+            told = tuple((item, self.pair.now + early) for item in items)
+            after = f"{items[-1].id if items else ''}\t{self.fresh}"
+            next_due = None if due is None else self.pair.now + due
+            ticks.append(Tick(name, head, after, "" if overlaps else f"{head}+", next_due, told))
+        self.pair.tick(*ticks)
 
     @rule(data=st.data())
     def move(self, data: Any) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
-from restante.core import admin, handle, inspector, lease_journal, operations, operator_verbs, queue
+from restante.core import admin, firing, handle, inspector, lease_journal, operations, operator_verbs, queue, schedule
 from restante.core.connection import Connection
 from restante.core.keys import QueueKeys
 from restante.core.scripts import Argument, Script, ScriptCall, sha1
@@ -18,7 +18,7 @@ from restante.core.stored import encode
 SCRIPTS: Final[Mapping[str, Script]] = MappingProxyType(
     {
         script.name: script
-        for module in (operations, operator_verbs, handle, queue, inspector, admin, lease_journal)
+        for module in (operations, operator_verbs, handle, queue, inspector, admin, lease_journal, schedule, firing)
         for script in vars(module).values()
         if isinstance(script, Script)
     }
@@ -82,6 +82,21 @@ class Item:
             return ""
         letters = self.letters if self.unique else ""
         return f"{self.lease_ms or ''}\t{self.max_attempts or ''}\t{letters}\t{self.unique or ''}"
+
+
+@dataclass(frozen=True)
+class Tick:
+    """What the script that fires is told about one schedule."""
+
+    name: str
+    #: Its head as read, after it fired, and where it is passed over because the last message waits ("" to fire then).
+    before: str
+    after: str
+    passed: str = ""
+    #: When the next tick is due.
+    due: int | None = None
+    #: Messages, each with the time at which it is due.
+    messages: tuple[tuple[Item, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -200,6 +215,27 @@ class Verbs:
             args += (id, token, lease_ms)
         lost, cancelled, *until = text(self.call("extend", *args))
         return lost, cancelled, until
+
+    def schedule(self, name: str, before: str, record: str, due: int | None = None, word: str = "added") -> int:
+        """1 where it was stored, 0 where it had changed."""
+        told = "" if due is None else str(due)
+        return int(self.call("schedule", OPERATOR, f"schedule {name} {word}", name, before, record, told))
+
+    def tick(
+        self, *ticks: Tick, most: int = 100, chance: int = 0, ahead: int = 0
+    ) -> tuple[int, str, list[str], list[str]]:
+        """Now, when the nearest tick is due, what became of each, and names and records of those that are due."""
+        args: list[Argument] = [most, chance, ahead]
+        for tick in ticks:
+            due = "" if tick.due is None else str(tick.due)
+            args += (tick.name, tick.before, tick.after, tick.passed, due, len(tick.messages))
+            for item, at in tick.messages:
+                args += (item.id, at, item.priority, item.stored)
+        now, nearest, statuses, *rows = text(self.call("tick", *args))
+        return now, nearest, statuses, rows
+
+    def agenda(self, *names: str, cursor: str = "0", count: int = 100) -> Any:
+        return text(self.call("agenda", cursor, count, *names))
 
     def progress(self, pair: Token, note: str = '[0.5,"half"]') -> int:
         """1 where it was noted, 0 for a lost lease, -1 for a cancelled message."""

@@ -51,6 +51,10 @@ _BODIES: dict[str, Any] = {
     "sign_in": {"token": "rst_no"},
     "rsmq_delete_many": {"ids": [_RSMQ_ID]},
     "rsmq_move": {"ids": [_RSMQ_ID], "to": "other"},
+    "put_schedule": {"cron": "0 3 * * *"},
+    "pause_schedule": {},
+    "resume_schedule": {},
+    "run_schedule": {},
 }
 _NEEDS = {
     "send": "send",
@@ -86,6 +90,11 @@ _NEEDS = {
     "rsmq_delete": "operate",
     "rsmq_delete_many": "operate",
     "rsmq_move": "operate",
+    "put_schedule": "operate",
+    "pause_schedule": "operate",
+    "resume_schedule": "operate",
+    "run_schedule": "operate",
+    "delete_schedule": "operate",
 }
 
 
@@ -125,6 +134,8 @@ def test_the_api_has_the_routes_its_design_names() -> None:
         "audit",
         "topics",
         "dead_events",
+        "schedules",
+        "show_schedule",
         "rsmq_queues",
         "rsmq_queue",
         "rsmq_messages",

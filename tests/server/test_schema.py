@@ -29,10 +29,12 @@ def as_lines(context: Any, value: Any) -> bytes:
     return str(value).encode(errors="replace")
 
 
-#: Whether a text is a file of messages is more than a description of text can say; and what is generated as a wrong
-#: list of queues, or beside a namespace, may be empty and travel as nothing.
+#: Whether a text is a file of messages, or a cron expression that ever matches, is more than a description of text can
+#: say; and what is generated as a wrong list of queues, or beside a namespace, may be empty and travel as nothing.
 EXCLUDED = {
     "import": [positive_data_acceptance],
+    "put_schedule": [positive_data_acceptance],
+    "schedules": [negative_data_rejection],
     "journal": [negative_data_rejection],
     "rsmq_queues": [negative_data_rejection],
 }

@@ -35,6 +35,22 @@ def test_a_delayed_message_is_ready_when_the_clock_reaches_its_time(
     assert orders.receive() is not None
 
 
+def test_a_schedule_ticks_when_the_clock_moves(restante_client: Client, restante_clock: Clock) -> None:
+    restante_clock.freeze(NEW_YEAR)
+    orders = restante_client.queue("orders")
+    made = orders.schedule("nightly", "0 3 * * *", tz="Europe/Berlin", missed="all")
+    assert made.next_at is not None
+    restante_clock.set(made.next_at - timedelta(milliseconds=1))
+    assert orders.receive() is None
+    restante_clock.move(0.001)
+    message = orders.receive()
+    assert message is not None
+    assert (message.schedule, message.tick) == ("nightly", made.next_at)
+    message.ack()
+    restante_clock.move(timedelta(days=2))
+    assert len(orders.receive_many(10)) == 2
+
+
 def test_a_lease_ends_and_its_holder_learns_it(restante_client: Client, restante_clock: Clock) -> None:
     orders = restante_client.queue("orders", lease=30)
     orders.send("x")

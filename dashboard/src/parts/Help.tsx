@@ -17,6 +17,7 @@ const KEYS: [string, string][] = [
   ["g d", "dead letters"],
   ["g t", "topics"],
   ["g c", "consumers"],
+  ["g s", "schedules"],
   ["g j", "journal"],
   ["t", "switch between light and dark"],
   ["?", "this help"],

@@ -50,6 +50,12 @@ function DueIn({ at }: { at: number }) {
   return <span ref={element} title={`due at ${instant(at)}`} />;
 }
 
+/** The time until a schedule ticks. */
+export function UntilTick({ at }: { at: number }) {
+  const element = useTicking((now) => (now < at ? `in ${precise(at - now)}` : "now"), null, [at]);
+  return <span ref={element} class="countdown" title={`fires at ${instant(at)}`} data-part="countdown" />;
+}
+
 /** When an RSMQ message becomes available; after that, how long it has waited. */
 export function Available({ at }: { at: number }) {
   const element = useTicking((now) => (now < at ? `in ${precise(at - now)}` : `waited ${duration(now - at)}`), null, [at]);

@@ -45,7 +45,15 @@ _BITS: dict[str, list[tuple[int, Any]]] = {}
 for _place, (_name, _value) in enumerate(USUAL):
     _BITS.setdefault(_name, []).append((1 << _place, _value))
 #: Properties that are not stored here: each message has them by other means.
-_ELSEWHERE = ("delivery_info", "delivery_tag", "body_encoding", "priority", "restante_id", "restante_new")
+_ELSEWHERE = (
+    "delivery_info",
+    "delivery_tag",
+    "body_encoding",
+    "priority",
+    "restante_id",
+    "restante_new",
+    "restante_fire",
+)
 #: The properties of AMQP 0-9-1.
 _AMQP = frozenset(
     {

@@ -77,6 +77,8 @@ class Publisher:
             delay=delay,
             expires=None if dead_letters else self.expires(info, properties, delay),
         )
+        if (fire := properties.get("restante_fire")) is not None:
+            return fire(ref, info, call)  # type: ignore[no-any-return]  # a tick of `beat.Scheduler`
         if id is None and properties.pop("restante_new", None):
             call = ops.first_try(ref, call)
         return call

@@ -26,6 +26,7 @@ from restante.cli import (
     rabbitmq,
     rsmq,
     rsmq_bridge,
+    schedule,
 )
 from restante.cli.options import options_first
 from restante.cli.session import Code, Context, Session, WrongUsage, code_of
@@ -46,6 +47,7 @@ for part in (
     bus,
     inspect,
     admin,
+    schedule,
     access,
     migrate,
     rabbitmq,

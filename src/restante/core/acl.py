@@ -23,6 +23,7 @@ from restante.core.keys import (
     AUDIT,
     NAMES,
     QUEUES,
+    SCHEDULED_QUEUES,
     SESSIONS,
     SUBSCRIPTIONS,
     TOKENS,
@@ -30,7 +31,7 @@ from restante.core.keys import (
     key_pattern,
 )
 from restante.core.message import State
-from restante.core.scripts import PARTS, Script
+from restante.core.scripts import PARTS, WHOLE, Script
 
 
 class RedisRole(enum.StrEnum):
@@ -38,7 +39,7 @@ class RedisRole(enum.StrEnum):
 
     #: Read: counts, lists, messages, consumers, journals, the audit, the doctor.
     VIEW = "view"
-    #: Send messages.
+    #: Send messages; store schedules and fire them.
     SEND = "send"
     #: Receive, renew and settle messages; sweep.
     CONSUME = "consume"
@@ -50,19 +51,19 @@ class RedisRole(enum.StrEnum):
 
 #: The scripts each role runs.
 SCRIPTS: dict[RedisRole, frozenset[str]] = {
-    RedisRole.VIEW: frozenset({"counts", "list", "show", "status"}),
-    RedisRole.SEND: frozenset({"configure", "throttle", "send"}),
+    RedisRole.VIEW: frozenset({"agenda", "counts", "list", "show", "status"}),
+    RedisRole.SEND: frozenset({"agenda", "configure", "schedule", "throttle", "send", "tick"}),
     RedisRole.CONSUME: frozenset(
         {
-            *("ack", "ack_result", "bury", "claim", "clear", "configure", "extend", "hold", "nack", "progress"),
-            *("receive", "release"),
+            *("ack", "ack_result", "agenda", "bury", "claim", "clear", "configure", "extend", "hold", "nack"),
+            *("progress", "receive", "release"),
         }
     ),
     RedisRole.PIPELINE: frozenset({"counts", "list", "show"}),
     RedisRole.OPERATE: frozenset(
         {
-            *("cancel", "configure", "counts", "delete", "edit", "list", "move", "purge", "replay", "revoke", "send"),
-            *("show", "status"),
+            *("agenda", "cancel", "configure", "counts", "delete", "edit", "list", "move", "purge", "replay", "revoke"),
+            *("schedule", "send", "show", "status", "tick"),
         }
     ),
 }
@@ -74,7 +75,7 @@ _READS = {
     "HGETALL": {"queue", "consumers", "tasks", SUBSCRIPTIONS.decode(), UNROUTABLE.decode()},
     "HGET": {"tasks"},
     "SISMEMBER": {QUEUES.decode()},
-    "SMEMBERS": {QUEUES.decode()},
+    "SMEMBERS": {QUEUES.decode(), SCHEDULED_QUEUES.decode()},
     "XRANGE": {"journal"},
     "XREAD": {"journal"},
     "XREVRANGE": {"journal", AUDIT.decode()},
@@ -84,10 +85,10 @@ _READS = {
 #: Commands that clients send without a script, with their keys: a queue's by word, other keys in full.
 PLAIN: dict[RedisRole, dict[str, set[str]]] = {
     RedisRole.VIEW: _READS,
-    RedisRole.SEND: {"SADD": {QUEUES.decode()}, "HDEL": {"queue"}},
+    RedisRole.SEND: {"SADD": {QUEUES.decode(), SCHEDULED_QUEUES.decode()}, "HDEL": {"queue"}},
     RedisRole.CONSUME: {
         "SADD": {QUEUES.decode()},
-        "SMEMBERS": {QUEUES.decode()},
+        "SMEMBERS": {QUEUES.decode(), SCHEDULED_QUEUES.decode()},
         "BZPOPMIN": {"marker"},
         "ZADD": {"marker"},
         "ZCARD": {"ready"},
@@ -104,8 +105,8 @@ PLAIN: dict[RedisRole, dict[str, set[str]]] = {
     RedisRole.OPERATE: {
         **_READS,
         "HGETALL": {*_READS["HGETALL"], TOKENS.decode()},
-        "SADD": {QUEUES.decode()},
-        "SREM": {QUEUES.decode()},
+        "SADD": {QUEUES.decode(), SCHEDULED_QUEUES.decode()},
+        "SREM": {QUEUES.decode(), SCHEDULED_QUEUES.decode()},
         "XADD": {AUDIT.decode()},
         "HKEYS": {"queue"},
         "UNLINK": set(_EVERY_KEY),
@@ -134,20 +135,21 @@ _CONSUMERS = "+client|unblock"
 READING = frozenset(
     {
         *("EXISTS", "GET"),
-        *("HEXISTS", "HGET", "HGETALL", "HKEYS", "HLEN", "HMGET"),
+        *("HEXISTS", "HGET", "HGETALL", "HKEYS", "HLEN", "HMGET", "HSCAN"),
         *("SISMEMBER", "SMEMBERS"),
         *("XRANGE", "XREAD", "XREVRANGE"),
         *("ZCARD", "ZCOUNT", "ZRANGE", "ZRANGEBYSCORE", "ZREVRANGE", "ZSCORE"),
     }
 )
 #: Lua files with shared functions.
-SHARED = ("prelude", "moves", *sorted(frozenset().union(*PARTS.values())))
+SHARED = ("prelude", "moves", *sorted(frozenset().union(*PARTS.values()) - {*WHOLE.values()}))
 #: Placeholder for a password's hash. A server refuses it, so a line pasted unchanged creates no user.
 PLACEHOLDER = "#SHA256-OF-THE-PASSWORD"
 
 _CALL = re.compile(r"\bcall\('([A-Z]+)'((?:,[^,()]+(?:\([^()]*\))?)*)")
 _FUNCTION = re.compile(r"^local function (\w+)\(.*?^end$", re.MULTILINE | re.DOTALL)
 _CALLED = re.compile(r"\b(\w+)\(")
+_WHOLE = re.compile(rf"\brequire\('({'|'.join(WHOLE.values())})'\)")
 _COMMENT = re.compile(r"--[^\n]*")
 
 
@@ -168,6 +170,7 @@ def _reached(text: str) -> Iterator[str]:
     while waiting:
         part = waiting.pop()
         yield part
+        waiting += [_text(name) for name in _WHOLE.findall(part)]
         fresh = {name for name in _CALLED.findall(part) if name in known} - seen
         seen |= fresh
         waiting += [known[name] for name in fresh]

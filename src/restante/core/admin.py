@@ -17,13 +17,14 @@ from typing import Any, Unpack
 import orjson
 
 from restante.core.errors import Corrupt, InvalidInput, MessageLeased, NotFound, RestanteError
-from restante.core.inspector import SHOW, Inspector, parse_message
-from restante.core.keys import AUDIT, QUEUES
+from restante.core.inspector import SHOW, parse_message
+from restante.core.keys import AUDIT, QUEUES, SCHEDULED_QUEUES
 from restante.core.keywords import known_keywords, nearest
 from restante.core.message import ENDED, STATE_LETTERS, Message, State, new_id
 from restante.core.names import valid_name
 from restante.core.operator_verbs import cancel_many, delete, revoke
 from restante.core.queue import Client, open_queue
+from restante.core.schedule_admin import ScheduleAdmin
 from restante.core.scripts import Script
 from restante.core.send_options import due_argument
 from restante.core.settings import QueueOptions, QueueSettings, milliseconds, queue_fields, whole
@@ -94,7 +95,7 @@ class ReplayTask:
         return (self.kind is None or message.kind == self.kind) and self.error_class in (None, died_of)
 
 
-class Admin(Inspector):
+class Admin(ScheduleAdmin):
     """The operators' verbs on a server: `Admin(client)`. The journal records `operator` as their author.
 
     With `audited=False` nothing is written to the audit, for programs that clean up after themselves.
@@ -235,6 +236,7 @@ class Admin(Inspector):
         holders = [name.decode().partition(":")[2] for name in fields if name.startswith(b"holder:")]
         copies = [key for holder in holders for key in keys.lease_journal(holder)]
         self._client.connection.command("UNLINK", *keys.by_name.values(), *copies, key=keys["queue"])
+        self._client.connection.command("SREM", SCHEDULED_QUEUES, queue, key=SCHEDULED_QUEUES)
         self._client.connection.command("SREM", QUEUES, queue, key=QUEUES)
         self._ref(queue).opened = False
         self.note("drop", queue, leased, "by force" if leased else "")

@@ -313,6 +313,8 @@ TYPES = {
     "cancelled": "zset",
     "consumers": "hash",
     "tasks": "hash",
+    "schedules": "hash",
+    "ticks": "zset",
     "queues": "set",
     "leases": "stream",
     "verdicts": "hash",

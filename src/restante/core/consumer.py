@@ -29,6 +29,7 @@ from restante.core.connection import Waker
 from restante.core.consume import stopping_by_signal
 from restante.core.errors import InvalidInput, LeaseLost, RestanteError, TimeLimit, Unavailable, UnsafeServer
 from restante.core.failure_log import FailureLog
+from restante.core.firing import firing
 from restante.core.handlers import Handling, with_every_kind
 from restante.core.holder import LeaseHolder
 from restante.core.hooks import Hook, Listeners, check_hook, distinct
@@ -152,6 +153,7 @@ class Consumer:
             try:
                 for source in self._sources.values():
                     source.open()
+                    source.store_schedules()
                 while not self._stops:
                     asked = time.monotonic()
                     try:
@@ -182,11 +184,7 @@ class Consumer:
         """Waits for room, receives from each queue and delivers its acks. Returns False when the consumer is done."""
         if time.monotonic() - self._examined > EXAMINE_EVERY:
             self._examine()
-        with self._changed:
-            # Fetch again when half of the messages are handled, so that quick handlers get batches and not one message
-            # per call. While a suspect runs, nothing is prefetched.
-            while self._outstanding > (0 if self._suspected else self._prefetch.low) and not self._stops:
-                self._changed.wait(0.2)
+        self._await_room()
         if self._stops:
             return True
         got_any, due = False, None
@@ -220,6 +218,26 @@ class Consumer:
                 return True
         self._park(BLOCK if due is None else min(BLOCK, due))
         return True
+
+    def _await_room(self) -> None:
+        """Waits until there is room to fetch, and fires schedules meanwhile.
+
+        Fetches again when half of the messages are handled, so that quick handlers get batches and not one message per
+        call. While a suspect runs, nothing is prefetched.
+        """
+        while True:
+            due: Source | None = None
+            with self._changed:
+                while self._outstanding > (0 if self._suspected else self._prefetch.low) and not self._stops:
+                    first = min(self._sources.values(), key=lambda source: source.looks_at)
+                    pause = first.looks_at - time.monotonic()
+                    if pause <= 0:
+                        due = first
+                        break
+                    self._changed.wait(min(0.2, pause))
+            if due is None:
+                return
+            due.queue.run(firing(due.queue.ref))
 
     def _examine(self) -> None:
         """Logs an error if the server has become unsafe. Stopping a running consumer would not help."""

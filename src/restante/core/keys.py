@@ -17,6 +17,8 @@
 | cancelled | zset | tokens of cancelled leases by the lease's end, ms | cancel | the next cancel after it |
 | consumers | hash | consumer → last seen and card | receive, extend | listing the consumers |
 | tasks | hash | task id → progress of a replay | replay | the operator |
+| schedules | hash | name → a schedule: its next and last tick, definition, message | schedule, tick | schedule |
+| ticks | zset | name of an active schedule by its next due time, ms | schedule, tick | same |
 | leases:consumer | stream | a lease journal: id → token, attempts, stored form; numbered rows | hold | clear |
 | verdicts:consumer | hash | lease token → verdict | ack, nack, bury, release | clear |
 
@@ -25,6 +27,7 @@ Beside them:
 | key | type | members | written by |
 |---|---|---|---|
 | restante:queues | set | all queue names | the first use of a queue, drop |
+| restante:schedules | set | names of queues that have or had schedules | the first schedule of a queue, drop |
 | restante:transient | zset | queues that are removed when unused, by time | declare |
 | restante:unroutable | hash | `count:`, `at:` + exchange → unroutable messages, time of the last, ms | publish |
 | restante:audit | stream | operator, verb, queue and number of messages, bounded | every operator's verb |
@@ -52,6 +55,9 @@ from restante.core.names import valid_name
 
 #: The set of all queue names.
 QUEUES = b"restante:queues"
+
+#: The queues that have or had schedules: a sweeper looks at these.
+SCHEDULED_QUEUES = b"restante:schedules"
 
 #: Queues that are removed when unused, by time.
 TRANSIENT = b"restante:transient"
@@ -94,6 +100,8 @@ NAMES = (
     "cancelled",
     "consumers",
     "tasks",
+    "schedules",
+    "ticks",
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import os
 import random
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -142,6 +143,8 @@ MAX_ERROR = 4000
 _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
 
+#: The id of a tick's message.
+_TICK_ID = re.compile(r"(.+)@(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{3})?Z)")
 _random = random.Random()
 # A forked child must not repeat its parent's numbers.
 os.register_at_fork(after_in_child=_random.seed)
@@ -170,6 +173,12 @@ def new_ids(count: int) -> list[str]:
     stamp = _stamp_of(time.time_ns() // 1_000_000)[1]
     text = _random.randbytes(8 * count).hex().upper()
     return [stamp + text[place : place + 16] for place in range(0, 16 * count, 16)]
+
+
+def tick_id(schedule: str, tick: int) -> str:
+    """The message id of a schedule's tick, which is an instant in milliseconds: the schedule's name and the instant."""
+    at = EPOCH + timedelta(milliseconds=tick)
+    return f"{schedule}@{at:%Y-%m-%dT%H:%M:%S}{f'.{tick % 1000:03d}' if tick % 1000 else ''}Z"
 
 
 class MessageId(str):
@@ -347,6 +356,21 @@ class Message:
         self.received_ms = received_ms
         self.lease_ms = expires_ms - received_ms if received_ms else 0
         self.settled_ms = settled_ms
+
+    @property
+    def schedule(self) -> str | None:
+        """The schedule whose tick sent the message, as its id says; None for other messages."""
+        found = _TICK_ID.fullmatch(self.id)
+        return None if found is None else found[1]
+
+    @property
+    def tick(self) -> datetime | None:
+        """The tick that sent the message; None for other messages."""
+        found = _TICK_ID.fullmatch(self.id)
+        try:
+            return None if found is None else datetime.fromisoformat(found[2])
+        except ValueError:
+            return None
 
     @property
     def payload(self) -> Any:

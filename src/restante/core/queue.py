@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import math
 import os
 import platform
 import time
@@ -23,6 +24,7 @@ from restante.core.call_retry import BLOCK
 from restante.core.connection import Connection, Waker
 from restante.core.connection_aio import AsyncConnection
 from restante.core.errors import InvalidInput
+from restante.core.firing import firing
 from restante.core.flow import Flow as Flow
 from restante.core.flow import Wait as Wait
 from restante.core.flow import drive, drive_async
@@ -38,6 +40,7 @@ from restante.core.message import Message
 from restante.core.names import valid_name
 from restante.core.operations import MAX_BATCH, Received
 from restante.core.queue_ref import QueueRef
+from restante.core.schedule import ScheduleOptions, schedule, schedules, unschedule
 from restante.core.scripts import Argument, Operation, Script, ScriptCall
 from restante.core.send_options import SendOptions
 from restante.core.settings import ClientSettings, QueueOptions, QueueSettings, queue_fields
@@ -60,7 +63,9 @@ def open_queue(ref: QueueRef, *, operator: str = "", event: str = "configured") 
 
     def parse(reply: list[bytes]) -> None:
         texts = [text.decode("utf-8", "replace") for text in reply]
-        ref.settings = QueueSettings.parse(dict(zip(texts[::2], texts[1::2], strict=True)))
+        stored = dict(zip(texts[::2], texts[1::2], strict=True))
+        ref.settings = QueueSettings.parse(stored)
+        ref.scheduled, ref.look_at = stored.get("schedules", "0") != "0", 0.0
         ref.pending = {}
         ref.opened = True
 
@@ -80,7 +85,7 @@ def receiving(
     while True:
         until: float | None = None
         for ref in refs:
-            got = yield from _receive_from(ref, count, lease, acks)
+            got = yield from _fire_and_receive(ref, count, lease, acks)
             acks = ()
             if got.messages or (timeout == 0 and len(refs) == 1):
                 return got
@@ -91,8 +96,28 @@ def receiving(
         if remaining <= 0:
             return None
         pause = min(BLOCK, remaining) if until is None else min(BLOCK, remaining, until)
+        for ref in refs:
+            if not ref.opened:  # changed meanwhile: this wait may be long, and a new schedule due before it ends
+                yield open_queue(ref)
+                pause = 0.0
         if pause > 0:
             yield Wait([ref.keys["marker"] for ref in refs], pause)
+
+
+def _fire_and_receive(
+    ref: QueueRef, count: int, lease: float | timedelta | None, acks: Sequence[Message | ops.Ticket]
+) -> Flow[Received]:
+    """Receives from one queue without waiting. Where it has schedules, fires those that are due before.
+
+    `due` of the answer then counts their next tick.
+    """
+    if ref.scheduled:
+        if time.monotonic() >= ref.look_at:
+            yield from firing(ref)
+        got: Received = yield from _receive_from(ref, count, lease, acks)
+        wait = max(0, math.ceil((ref.look_at - time.monotonic()) * 1000))
+        return got._replace(due=got.now + wait if got.due is None else min(got.due, got.now + wait))
+    return (yield from _receive_from(ref, count, lease, acks))
 
 
 def _receive_from(
@@ -147,10 +172,13 @@ def check_timeout(timeout: float) -> float:
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 #: Keywords that a verb passes on to each message of a call.
-_SHARED = {"send_many": tuple(SendOptions.__annotations__)}
+_SHARED = {
+    "send_many": tuple(SendOptions.__annotations__),
+    "schedule": tuple(ScheduleOptions.__annotations__),
+}
 
 
-def shown_as(method: Method, build: Callable[..., Operation[Any]]) -> Method:
+def shown_as(method: Method, build: Callable[..., Operation[Any] | Flow[Any]]) -> Method:
     """Gives a method the signature of its operation as its callers see it: `self` for the ref, the result as result.
 
     Done once per method, for `inspect`, `help()` and editors. Type checkers read the annotations of `sync_method`.
@@ -204,6 +232,36 @@ def async_method(
             check_keywords(kwargs, known, f"{build.__name__}()")
             raise
         return await self.connection.run(operation)  # type: ignore[no-any-return]
+
+    return shown_as(method, build)
+
+
+def sync_flow(build: Callable[Concatenate[QueueRef, P], Flow[T]]) -> Callable[Concatenate[Any, P], T]:
+    """Turns a flow of several operations into a method that runs it."""
+    known = (*parameters(build), *_SHARED.get(build.__name__, ()))
+
+    @functools.wraps(build)
+    def method(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        check_keywords(kwargs, known, f"{build.__name__}()")
+        if not self.ref.opened:
+            self.ensure_open()
+        return self.run(build(self.ref, *args, **kwargs))  # type: ignore[no-any-return]
+
+    return shown_as(method, build)
+
+
+def async_flow(
+    build: Callable[Concatenate[QueueRef, P], Flow[T]],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    """Turns a flow of several operations into a coroutine method that runs it."""
+    known = (*parameters(build), *_SHARED.get(build.__name__, ()))
+
+    @functools.wraps(build)
+    async def method(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        check_keywords(kwargs, known, f"{build.__name__}()")
+        if not self.ref.opened:
+            await self.ensure_open()
+        return await self.run(build(self.ref, *args, **kwargs))  # type: ignore[no-any-return]
 
     return shown_as(method, build)
 
@@ -262,6 +320,9 @@ class Queue(TaskMethod, HandlerMethods, _Named):
     progress = sync_method(ops.progress)
     status = sync_method(status)
     cancel = sync_method(cancel)
+    schedule = sync_flow(schedule)
+    schedules = sync_flow(schedules)
+    unschedule = sync_flow(unschedule)
 
     def handle(self, id: str) -> Handle:
         """The message with this id, to follow it, to wait for its result, or to cancel it. It calls no server."""
@@ -329,6 +390,9 @@ class AsyncQueue(AsyncTaskMethod, AsyncHandlerMethods, _Named):
     progress = async_method(ops.progress)
     status = async_method(status)
     cancel = async_method(cancel)
+    schedule = async_flow(schedule)
+    schedules = async_flow(schedules)
+    unschedule = async_flow(unschedule)
 
     def handle(self, id: str) -> AsyncHandle:
         """The message with this id, to follow it, to wait for its result, or to cancel it. It calls no server."""

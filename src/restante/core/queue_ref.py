@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from restante.core.keys import QueueKeys
@@ -18,14 +18,18 @@ class QueueRef:
         "consumer",
         "given",
         "keys",
+        "look_at",
         "make",
         "name",
         "opened",
         "pending",
         "presence",
+        "read_ahead",
+        "scheduled",
         "seen",
         "sending",
         "settings",
+        "task_schedules",
     )
 
     def __init__(self, name: str, consumer: str, make: Callable[..., Any]) -> None:
@@ -46,6 +50,13 @@ class QueueRef:
         self.presence = b""
         #: What hooks do to each message that is sent: empty for most queues, which costs a send nothing.
         self.sending: tuple[Callable[[str, Draft], Draft], ...] = ()
+        #: Whether the queue has schedules, and when to look next whether one is due, by time.monotonic().
+        self.scheduled = False
+        self.look_at = 0.0
+        #: The schedules that are due then.
+        self.read_ahead: Sequence[Any] = ()
+        #: Schedules of the queue's tasks, by name, which a consumer stores when it starts.
+        self.task_schedules: dict[str, Any] = {}
 
     def give(self, fields: dict[str, str]) -> None:
         """Adds settings that the next call writes."""

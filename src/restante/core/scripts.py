@@ -17,9 +17,9 @@ Argument = bytes | str | int
 pack: Callable[[tuple[Any, ...]], bytes] = hiredis.pack_command
 
 #: Scripts that store new data are refused at maxmemory. All others run there, or a full server could not be emptied.
-NEED_ROOM = frozenset({"edit", "hold", "move", "send"})
+NEED_ROOM = frozenset({"edit", "hold", "move", "schedule", "send", "tick"})
 #: Scripts that only read also run on a replica and on a server whose disk is full.
-READ_ONLY = frozenset({"counts", "list", "show", "status"})
+READ_ONLY = frozenset({"agenda", "counts", "list", "show", "status"})
 
 #: The parts of a verb beside moves.lua: Lua files whose text runs only when the script requires them. A part costs a
 #: little at each call of a verb that has it, so a verb has only those it requires.
@@ -28,7 +28,10 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "ack_result": ("settling",),
     "receive": ("settling", "sweep", "limits"),
     "send": ("repeats",),
+    "tick": ("repeats", "send"),
 }
+#: A verb that another runs as a part: a tick stores its messages as a send does.
+WHOLE: Mapping[str, str] = {"tick": "send"}
 
 
 def declared(body: str, *, when_full: bool, reads: bool) -> bytes:

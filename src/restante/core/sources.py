@@ -6,16 +6,22 @@ Opens connections that its consumer closes; they fail as those of the queues do.
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 from collections import deque
 from dataclasses import dataclass
 
 from restante.core.connection import Connection
 from restante.core.connection_aio import AsyncConnection
 from restante.core.consume import log_paused
+from restante.core.errors import AccessDenied
 from restante.core.handlers import Handling
 from restante.core.hooks import Listeners
 from restante.core.leased_message import AsyncLeasedMessage, Leased, LeasedMessage
 from restante.core.queue import AsyncQueue, Queue
+from restante.core.schedule import storing_of_tasks
+
+log = logging.getLogger("restante")
 
 
 @dataclass(slots=True)
@@ -54,6 +60,28 @@ class Source:
             shaped.append(AsyncLeasedMessage.of(self.verbs, message) if awaits else message)
         return shaped
 
+    @property
+    def looks_at(self) -> float:
+        """When to look next whether a schedule is due, by time.monotonic()."""
+        ref = self.queue.ref
+        return ref.look_at if ref.scheduled else math.inf
+
+    def store_schedules(self) -> None:
+        """Stores the schedules of the queue's tasks, and logs those of tasks that this program does not have."""
+        if not self.queue.ref.scheduled and not self.queue.ref.task_schedules:
+            return
+        try:
+            unknown = self.queue.run(storing_of_tasks(self.queue.ref))
+        except AccessDenied as error:
+            log.error("schedules of tasks not stored queue=%s error=%s", self.queue.name, error)
+            return
+        for name in unknown:
+            log.warning(
+                "schedule without its task queue=%s schedule=%s: its task is not in this program; if it was removed, "
+                "remove its schedule too: restante schedule rm %s %s",
+                *(self.queue.name, name, self.queue.name, name),
+            )
+
     def open(self) -> None:
         """Reads the settings again if they have changed, and logs a pause."""
         if self.queue.ref.opened:
@@ -83,6 +111,7 @@ class SourceConnections:
         connection, loop_connection = self._opened[theirs]
         plain = Queue(connection, queue.name, queue.ref.consumer, {})
         plain.ref.pending = dict(queue.ref.pending)
+        plain.ref.task_schedules = queue.ref.task_schedules
         verbs = AsyncQueue(loop_connection, queue.name, queue.ref.consumer, {})
         verbs.ref = plain.ref  # a receive notices changed settings for both
         return plain, verbs

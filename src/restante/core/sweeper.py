@@ -1,4 +1,4 @@
-"""Promotes due messages and reclaims expired leases in queues without consumers.
+"""Promotes due messages, reclaims expired leases and fires schedules in queues without consumers.
 
 Every receive does this for its own queue, so a sweeper is needed where no consumer runs. Several sweepers may run at
 once, because every move is one atomic script. On failure it waits with jittered pauses and continues when the server is
@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from restante.core import operations as ops
 from restante.core.call_retry import away
 from restante.core.errors import RestanteError
-from restante.core.keys import QUEUES
+from restante.core.firing import firing
+from restante.core.keys import QUEUES, SCHEDULED_QUEUES
 from restante.core.keywords import known_keywords
-from restante.core.queue import Client, queue_names
+from restante.core.queue import Client, queue_names, run_flow
+from restante.core.queue_ref import QueueRef
 
 log = logging.getLogger("restante")
 
@@ -35,6 +37,7 @@ class Swept:
     queues: int = 0
     promoted: int = 0
     expired: int = 0
+    fired: int = 0
     next_seconds: float = ROUND
 
 
@@ -51,6 +54,8 @@ class Sweeper:
         self._news = threading.Condition()
         #: Queue → its next due time, by the monotonic clock.
         self._due: dict[str, float] = {}
+        #: The queues that have schedules.
+        self._scheduled: frozenset[str] = frozenset()
         #: Seconds the last round took.
         self.lag = 0.0
 
@@ -60,6 +65,10 @@ class Sweeper:
         names = self._named or tuple(
             sorted(name.decode() for name in self._client.connection.command("SMEMBERS", QUEUES, key=QUEUES))
         )
+        found = self._client.connection.command("SMEMBERS", SCHEDULED_QUEUES, key=SCHEDULED_QUEUES)
+        self._scheduled = frozenset(name.decode() for name in found)
+        for name in self._scheduled.intersection(names):
+            self._client.queue(name).ref.look_at = 0.0  # one of them may be new, or its next tick another
         done = self._sweep(names)
         for name in self._due.keys() - set(names):
             self._due.pop(name, None)
@@ -74,6 +83,8 @@ class Sweeper:
             with self._news:
                 known = self._due.pop(name, None)
             try:
+                if name in self._scheduled:
+                    done.fired += self._fire(ref, done)
                 while True:
                     got = self._client.connection.run(ops.receive(ref, 0))
                     done.promoted += got.promoted
@@ -87,9 +98,21 @@ class Sweeper:
                 left = (got.due - got.now) / 1000
                 done.next_seconds = min(done.next_seconds, left)
                 self._know(name, time.monotonic() + left)
-        if done.promoted or done.expired:
-            log.info("swept queues=%d promoted=%d expired=%d", done.queues, done.promoted, done.expired)
+        if done.promoted or done.expired or done.fired:
+            log.info(
+                "swept queues=%d promoted=%d expired=%d fired=%d", done.queues, done.promoted, done.expired, done.fired
+            )
         return done
+
+    def _fire(self, ref: QueueRef, done: Swept) -> int:
+        """Fires the schedules of a queue that are due, and notes when to look again."""
+        fired = 0
+        while time.monotonic() >= ref.look_at and not self._stop.is_set():
+            fired += run_flow(self._client.connection, firing(ref))
+        left = ref.look_at - time.monotonic()
+        done.next_seconds = min(done.next_seconds, max(0.0, left))
+        self._know(ref.name, ref.look_at)
+        return fired
 
     def _know(self, queue: str, at: float | None) -> None:
         """Stores the next due time of a queue, unless a nearer one was stored meanwhile."""

@@ -39,9 +39,11 @@ from restante.core.message import Draft, Message
 from restante.core.names import valid_name
 from restante.core.queue_ref import QueueRef
 from restante.core.retry import seconds
+from restante.core.schedule import Schedule, check_name, timing_from
 from restante.core.send_options import EachSendOptions, MessageOptions
 from restante.core.stored import MAX_UNIQUE, encode_json
 from restante.core.task_arguments import TaskArguments, Unreadable, resolved, result_conversion
+from restante.core.ticks import Timing
 
 if TYPE_CHECKING:
     from restante.core.handle import AsyncHandle, Handle
@@ -53,11 +55,18 @@ R = TypeVar("R")
 
 
 class TaskOptions(MessageOptions, total=False):
-    """What `@queue.task(…)` accepts; those of every message, but `timeout`, are given to each that the task sends."""
+    """What `@queue.task(…)` accepts; those of every message, but `timeout`, are given to each that the task sends.
+
+    With `cron` or `every` the task is called without arguments at each tick: a consumer of its queue stores the
+    schedule when it starts.
+    """
 
     kind: str | None
     unique: bool | str | Sequence[str]
     soft_timeout: float | timedelta | None
+    cron: str | Timing | None
+    every: float | str | timedelta | Timing | None
+    tz: str | None
 
 
 class SendingOptions(EachSendOptions, total=False):
@@ -68,7 +77,7 @@ class SendingOptions(EachSendOptions, total=False):
 
 
 #: Options of the task itself; the others go into each message.
-_OF_TASK: Final = ("kind", "unique", "timeout", "soft_timeout")
+_OF_TASK: Final = ("kind", "unique", "timeout", "soft_timeout", "cron", "every", "tz")
 #: What a task decides for its messages.
 _DECIDED: Final = ("payload", "kind", "content_type")
 #: Characters of a kind that stand before the hash of arguments which are too long for a unique key.
@@ -271,6 +280,11 @@ class AnyTask(Registered, Generic[P, R]):
             raise InvalidInput("a draft has no durability of its own: give it to send_many")
         return Draft(payload, kind=self.kind, **options)
 
+    def _planned(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Payload and options of a call without arguments."""
+        payload, options = self._message((), {})
+        return payload, options | {"kind": self.kind}
+
     def _message(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Payload and options of the message for a call."""
         payload = self._definition.payload(args, kwargs)
@@ -296,6 +310,14 @@ class Task(AnyTask[P, R]):
         queue = self.queue
         return queue.handle(queue.send(payload, kind=self.kind, **options))
 
+    def schedule(self, name: str, cron: str | Timing, /, *args: P.args, **kwargs: P.kwargs) -> Schedule:
+        """Sends a call of the function at each tick: `ship.schedule("nightly", "0 3 * * *", order=42)`.
+
+        For a time zone or an interval give `restante.cron(…)` or `restante.every(…)`.
+        """
+        payload, options = self._message(args, kwargs)
+        return self.queue.schedule(name, cron, payload=payload, kind=self.kind, **options)
+
     async def send_async(self, *args: P.args, **kwargs: P.kwargs) -> Handle:
         """Sends a call of the function from a coroutine: in a thread, so that the event loop does not wait."""
         return await asyncio.to_thread(self.send, *args, **kwargs)
@@ -314,6 +336,14 @@ class AsyncTask(AnyTask[P, R]):
         payload, options = self._message(args, kwargs)
         queue = self.queue
         return queue.handle(await queue.send(payload, kind=self.kind, **options))
+
+    async def schedule(self, name: str, cron: str | Timing, /, *args: P.args, **kwargs: P.kwargs) -> Schedule:
+        """Sends a call of the function at each tick: `await ship.schedule("nightly", "0 3 * * *", order=42)`.
+
+        For a time zone or an interval give `restante.cron(…)` or `restante.every(…)`.
+        """
+        payload, options = self._message(args, kwargs)
+        return await self.queue.schedule(name, cron, payload=payload, kind=self.kind, **options)
 
     async def send_async(self, *args: P.args, **kwargs: P.kwargs) -> AsyncHandle:
         """The same as `send`, so that code with tasks of both kinds of queues reads alike."""
@@ -358,10 +388,35 @@ def define(queue: Queue | AsyncQueue, function: Any, options: TaskOptions) -> An
         ops.send(QueueRef(queue.name, "", Draft), {}, kind=definition.kind, unique=unique, **sent)
         claim(queue.handlers, queue.name, definition.kind, definition.handler())
         if _is_async(queue):
-            return (AsyncMessageTask if definition.takes_message else AsyncTask)(definition, sent)
-        return (MessageTask if definition.takes_message else Task)(definition, sent)
+            task: Any = (AsyncMessageTask if definition.takes_message else AsyncTask)(definition, sent)
+        else:
+            task = (MessageTask if definition.takes_message else Task)(definition, sent)
+        _plan(task, options)
+        return task
 
     return add if function is None else add(function)
+
+
+def _plan(task: AnyTask[Any, Any], options: TaskOptions) -> None:
+    """Notes the schedule of a task with `cron` or `every`, for the consumers of its queue."""
+    at, interval, tz = options.get("cron"), options.get("every"), options.get("tz")
+    if at is None and interval is None:
+        if tz is not None:
+            raise InvalidInput(f"the task {task.kind} has a time zone and no cron expression: give cron='0 3 * * *'")
+        return
+    if isinstance(interval, Timing):
+        if at is not None:
+            raise InvalidInput(f"the task {task.kind} has cron and every: give one of them")
+        at, interval = interval, None
+    timing = timing_from(at, interval, {"tz": tz})
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    every = task._definition.parameters
+    if needed := [one.name for one in every if one.default is one.empty and one.kind not in variable]:
+        raise InvalidInput(
+            f"the task {task.kind} is called without arguments at each tick and needs {needed[0]}: give it a default, "
+            f'or use {task.kind}.schedule("name", "0 3 * * *", {needed[0]}=…)'
+        )
+    task._definition.queue.ref.task_schedules[check_name(task.kind)] = lambda: (timing, *task._planned())
 
 
 class TaskDecorator(Protocol):

@@ -26,7 +26,7 @@ from restante.rsmq import inspector
 from restante.server import requests, responses
 from restante.server.access import COOKIE, SESSION_SECONDS, Caller
 from restante.server.guard import BodyRefused, Guard
-from restante.server.routes import admin, messages, read, rsmq, topics
+from restante.server.routes import admin, messages, read, rsmq, schedules, topics
 from restante.server.routing import Reader, StateDep, json_route, router
 from restante.server.state import Json, Refused, ServerSettings, ServerState
 
@@ -51,6 +51,7 @@ PAGES = (
     ("overview", "Overview"),
     ("dead", "Dead letters"),
     ("consumers", "Consumers"),
+    ("schedules", "Schedules"),
     ("journal", "Journal"),
     ("anomalies", "Anomalies"),
     ("audit", "Audit"),
@@ -62,6 +63,7 @@ _DASHBOARD = (
     "/queues/{rest:path}",
     "/dead",
     "/consumers",
+    "/schedules",
     "/journal",
     "/anomalies",
     "/audit",
@@ -113,7 +115,7 @@ def create_app(url: str, settings: ServerSettings | None = None) -> Guard:
 
 def _routers() -> list[tuple[str, APIRouter]]:
     """The routers of the API, each with its path prefix."""
-    parts = (_session, messages.api, read.api, admin.api, topics.api, rsmq.api)
+    parts = (_session, messages.api, read.api, admin.api, schedules.api, topics.api, rsmq.api)
     return [*(("/api", part) for part in parts), ("", read.plain)]
 
 

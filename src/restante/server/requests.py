@@ -331,6 +331,58 @@ class Configure(Strict):
         return options
 
 
+class PutSchedule(Strict):
+    """A schedule. Give `cron` or `every_seconds`, and `payload` (any JSON value) or `payload_base64` (bytes)."""
+
+    cron: str | None = Field(None, max_length=500, examples=["0 3 * * *"])
+    every_seconds: float | None = Field(None, ge=0.1, le=LONGEST_DELAY, allow_inf_nan=False)
+    tz: str | None = Field(None, max_length=100, examples=["Europe/Berlin"])
+    start_at: Annotated[int, Field(ge=0, le=253_402_300_799_000), BeforeValidator(_whole)] | None = None
+    end_at: Annotated[int, Field(ge=0, le=253_402_300_799_000), BeforeValidator(_whole)] | None = None
+    jitter_seconds: Seconds = 0
+    missed: Literal["once", "skip", "all"] = "once"
+    overlap: bool = True
+    payload: Any = None
+    payload_base64: str | None = Field(None, pattern=BASE64)
+    content_type: str | None = Field(None, min_length=1, max_length=200)
+    kind: Kind | None = None
+    priority: Priority = 0
+    headers: dict[str, Any] | None = None
+    lease_seconds: Lease | None = None
+    max_attempts: Attempts | None = None
+    retry: Policy | None = None
+    expires_seconds: Seconds | None = None
+    timeout_seconds: Lease | None = None
+
+    def options(self) -> dict[str, Any]:
+        """The schedule as keywords of `Admin.add_schedule`."""
+        content: Any = self.payload
+        if self.payload_base64 is not None:
+            if "payload" in self.model_fields_set:
+                raise InvalidInput("give payload or payload_base64, and not both")
+            content = base64.b64decode(self.payload_base64)
+        return {
+            "cron": self.cron,
+            "every": self.every_seconds,
+            "tz": self.tz,
+            "start": from_ms(self.start_at),
+            "end": from_ms(self.end_at),
+            "jitter": self.jitter_seconds,
+            "missed": self.missed,
+            "overlap": self.overlap,
+            "payload": content,
+            "content_type": self.content_type,
+            "kind": self.kind or "",
+            "priority": self.priority,
+            "headers": self.headers,
+            "lease": self.lease_seconds,
+            "max_attempts": self.max_attempts,
+            "retry": check_policy(self.retry),
+            "expires": self.expires_seconds,
+            "timeout": self.timeout_seconds,
+        }
+
+
 #: The rules of `restante.rsmq.keys` and of RSMQ's IDs as patterns for OpenAPI.
 RSMQ_NAMESPACE = r"^[A-Za-z0-9._:@/+{}-]{1,200}$"
 RSMQ_QUEUE = r"^[A-Za-z0-9._-]{1,160}$"

@@ -313,6 +313,52 @@ class Tasks(BaseModel):
     tasks: list[TaskOut]
 
 
+class ScheduleOut(BaseModel):
+    queue: str
+    name: str
+    status: Literal["active", "paused", "ended"]
+    cron: str | None
+    every_seconds: float | None
+    tz: str
+    start_at: int | None
+    end_at: int | None
+    jitter_seconds: float
+    missed: Literal["once", "skip", "all"]
+    overlap: bool
+    kind: str
+    priority: int
+    next_at: int | None = Field(description="the next tick; null: paused or ended")
+    due_at: int | None = Field(description="when it fires: the tick and its jitter")
+    last_at: int | None = Field(description="the last tick that fired")
+    last_id: str | None
+    last_state: State | None = Field(description="of the last message; null: acked or removed")
+    fired: int
+    skipped: int = Field(description="ticks passed over, at least")
+    skipped_why: Literal["missed", "overlap"] | None
+    origin: str
+    ticks: list[int] | None = Field(None, description="the next ticks, without jitter")
+    payload: Any = None
+    payload_base64: str | None = None
+
+
+class Schedules(BaseModel):
+    now: int
+    total: int
+    schedules: list[ScheduleOut]
+
+
+class OneSchedule(BaseModel):
+    schedule: ScheduleOut
+
+
+class RunSchedule(BaseModel):
+    id: str
+
+
+class DeletedSchedule(BaseModel):
+    deleted: str
+
+
 class DeadGroup(BaseModel):
     error_class: str
     kind: str

@@ -14,6 +14,7 @@ from restante.core.attempts import Status
 from restante.core.inspector import AuditEntry, Counts
 from restante.core.journal import JournalEntry
 from restante.core.message import Message, State
+from restante.core.schedule import Schedule
 from restante.core.settings import DEFAULT_MAX_ATTEMPTS, QueueSettings
 from restante.rsmq.inspector import RsmqCounts
 from restante.rsmq.reader import RsmqMessage
@@ -46,6 +47,24 @@ def counts_out(counts: Counts) -> dict[str, Any]:
         "waited_seconds": round(counts.waited, 3),
         "paused": counts.paused,
     }
+
+
+def schedule_out(schedule: Schedule, *, ticks: int = 0) -> dict[str, Any]:
+    """A schedule; with `ticks` also so many of its next ticks, and its payload."""
+    timing = schedule.timing
+    made = schedule.as_dict() | {
+        "start_at": timing.start_ms or None,
+        "end_at": timing.end_ms or None,
+        **{name: ms(getattr(schedule, name)) for name in ("next_at", "due_at", "last_at")},
+    }
+    if ticks:
+        made["ticks"] = [ms(at) for at in schedule.next(ticks)]
+        stored = schedule.stored
+        if stored.options.get("e") == "bytes":
+            made["payload_base64"] = base64.b64encode(stored.body).decode()
+        else:
+            made["payload"] = orjson.Fragment(stored.body)
+    return made
 
 
 def _content(message: Message, *, checked: bool = True) -> dict[str, Any]:
