@@ -5,8 +5,8 @@ import type { State } from "./lifecycle";
 import { ask } from "./parts/Dialog";
 import { attempt, say } from "./parts/Toasts";
 import { filterText, runReplay, whileReplaying } from "./replays";
-import { queueApi, rsmqApi } from "./router";
-import type { Cancelled, DeadEvent, Deleted, Dropped, Moved, Purged, QueueOut, ReplayedEvents, Revoked, ScheduleOut, SettingsOut } from "./types";
+import { batchApi, queueApi, rsmqApi } from "./router";
+import type { BatchResumed, Cancelled, DeadEvent, Deleted, Dropped, Moved, Purged, QueueOut, ReplayedEvents, Revoked, ScheduleOut, SettingsOut } from "./types";
 
 const messages = (n: number): string => plural(n, "message");
 
@@ -118,6 +118,38 @@ export async function cancelIds(queue: string, ids: string[]): Promise<boolean> 
     const done = `Cancelled ${messages(cancelled)} of ${queue}.`;
     return missing > 0 ? `${done} ${count(missing)} had ended already.` : done;
   });
+}
+
+export async function cancelBatch(id: string, pending: number): Promise<boolean> {
+  const yes = await ask({
+    title: `Cancel the batch ${id}?`,
+    text: `Its ${messages(pending)} are cancelled, also those that run, and the batches in it. No message of its end is sent.`,
+    yes: "Cancel the batch",
+    no: "Keep",
+    danger: true,
+  });
+  if (!yes) return false;
+  const done = await attempt(async () => {
+    const { cancelled } = await post<Cancelled>(batchApi(id, "/cancel"), {});
+    return `Cancelled ${messages(cancelled)} of ${id}.`;
+  });
+  refetchAll();
+  return done;
+}
+
+export async function resumeBatch(id: string): Promise<boolean> {
+  const yes = await ask({
+    title: `Seal the batch ${id}?`,
+    text: "Do this if its producer has died. Messages that were not sent leave the batch, and it ends with the last of the others.",
+    yes: "Seal",
+  });
+  if (!yes) return false;
+  const done = await attempt(async () => {
+    const { missing } = await post<BatchResumed>(batchApi(id, "/resume"), {});
+    return `Sealed ${id} without ${messages(missing)}.`;
+  });
+  refetchAll();
+  return done;
 }
 
 export const moveIds = (queue: string, ids: string[], to: string): Promise<boolean> =>

@@ -7,6 +7,7 @@ import { useKeys } from "./keys";
 import { title } from "./lifecycle";
 import { AnomaliesPage } from "./pages/Anomalies";
 import { AuditPage } from "./pages/Audit";
+import { BatchesPage } from "./pages/Batches";
 import { ConsumersPage } from "./pages/Consumers";
 import { DeadPage } from "./pages/Dead";
 import { InsightsPage } from "./pages/Insights";
@@ -33,6 +34,7 @@ import { toggleTheme } from "./theme";
 
 const PLAIN_PAGES: Record<string, () => JSX.Element> = {
   dead: DeadPage,
+  batches: BatchesPage,
   consumers: ConsumersPage,
   schedules: SchedulesPage,
   journal: JournalPage,

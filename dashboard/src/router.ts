@@ -74,5 +74,8 @@ export const rsmqHref = (rest: string, values: Record<string, string> = {}): str
 /** The API path of an RSMQ queue or message. */
 export const rsmqApi = (rest: string, values: Record<string, string | number> = {}): string => `/api${rsmqHref(rest)}${search(values)}`;
 
+/** The API path of a batch. */
+export const batchApi = (id: string, rest = ""): string => `/api/batches/${encodeURIComponent(id)}${rest}`;
+
 /** The API path of a queue. */
 export const queueApi = (queue: string, rest = ""): string => `/api/queues/${encodeURIComponent(queue)}${rest}`;

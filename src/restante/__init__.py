@@ -11,10 +11,12 @@ if TYPE_CHECKING:
     from restante.bus.app import Bus
     from restante.connecting import connect
     from restante.core.admin import Admin
+    from restante.core.batch import Batch, BatchFailure, BatchHandle, BatchStatus
     from restante.core.consumer import Consumer
     from restante.core.errors import (
         AccessDenied,
         AlreadySettled,
+        BatchEnded,
         BatchFailed,
         CallFailed,
         CallTimeout,
@@ -67,12 +69,14 @@ _HOMES = {
     "restante.bus.app": "Bus",
     "restante.connecting": "connect",
     "restante.core.admin": "Admin",
+    "restante.core.batch": "Batch BatchFailure BatchHandle BatchStatus",
     "restante.core.consumer": "Consumer",
     "restante.core.errors": (
-        "AccessDenied AlreadySettled BatchFailed CallFailed CallTimeout Corrupt Declined InUse InvalidArguments "
-        "InvalidInput InvalidName InvalidPayload JournalLost LeaseLost MessageCancelled MessageDead MessageLeased "
-        "MissingExtra NoHandler NoResult NotFound NotReady PayloadTooLarge QueueFull ReadOnly RestanteError "
-        "ResultTimeout SoftTimeLimit TimeLimit TopologyMismatch Unavailable Unconfirmed Unroutable UnsafeServer"
+        "AccessDenied AlreadySettled BatchEnded BatchFailed CallFailed CallTimeout Corrupt Declined InUse "
+        "InvalidArguments InvalidInput InvalidName InvalidPayload JournalLost LeaseLost MessageCancelled MessageDead "
+        "MessageLeased MissingExtra NoHandler NoResult NotFound NotReady PayloadTooLarge QueueFull ReadOnly "
+        "RestanteError ResultTimeout SoftTimeLimit TimeLimit TopologyMismatch Unavailable Unconfirmed Unroutable "
+        "UnsafeServer"
     ),
     "restante.core.hooks": "Hook",
     "restante.core.journal": "JournalEntry Position",
@@ -91,7 +95,12 @@ __all__ = [
     "AccessDenied",
     "Admin",
     "AlreadySettled",
+    "Batch",
+    "BatchEnded",
     "BatchFailed",
+    "BatchFailure",
+    "BatchHandle",
+    "BatchStatus",
     "Bus",
     "CallFailed",
     "CallTimeout",

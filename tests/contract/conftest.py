@@ -39,7 +39,7 @@ ROOMS: Final = {
     "cluster": BLOCKING,
     "embedded": BLOCKING,
     "http": HTTP_CAN,
-    "async-http": ALL - {"consume", "schedule"},
+    "async-http": ALL - {"consume", "schedule", "batches"},
     "rsmq": RSMQ_CAN,
     "rsmq-valkey": RSMQ_CAN,
 }

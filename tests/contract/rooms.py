@@ -28,6 +28,7 @@ from tests.harness.clock import FrozenClock
 CAPABILITIES: Final = {
     "admin": "an operator's view: counts, pages, replay, delete, purge, edit, move",
     "batch": "many messages by one call",
+    "batches": "messages of several queues with one message at their end",
     "cancel": "calls that are coroutines, which a task's cancellation ends",
     "bytes": "raw bytes with a content type",
     "consume": "a loop over messages",
@@ -179,7 +180,7 @@ def sync_client(url: str) -> Callable[..., Any]:
 
 
 #: What a queue behind an HTTP server can do: everything but the loop; operators look at the same Redis.
-HTTP_CAN: Final = BLOCKING - {"consume", "schedule"}
+HTTP_CAN: Final = BLOCKING - {"consume", "schedule", "batches"}
 
 
 def http_client(address: str) -> Callable[..., Any]:

@@ -352,7 +352,7 @@ def violations(found: Dump, journal: Journal | None = None) -> list[str]:
         wrong.append(f"the hint says {known}, later than {min(waiting)}")
     for key, id in found.get("unique", {}).items():
         parts = messages[id]["limits"].split("\t") if id in messages else []
-        if len(parts) != 4 or parts[3] != key:
+        if len(parts) not in (4, 5) or parts[3] != key:
             wrong.append(f"the unique key {key} is held by {id}, which is gone or has another")
         elif id in places and _LETTERS[places[id][0]] not in parts[2]:
             wrong.append(f"the unique key {key} is held by {id} while it is {places[id][0]}")

@@ -15,6 +15,7 @@ import pytest
 import restante.core
 from restante import Admin
 from restante.core.acl import PLAIN, SCRIPTS, SHARED, RedisRole, granted, role_for_script, rules, script_calls
+from restante.core.batch_calls import BatchName, adding
 from restante.core.claims import CLAIM, once
 from restante.core.journal import Line
 from restante.core.keys import NAMES
@@ -118,6 +119,22 @@ def _monitored(bench: Bench) -> Iterator[list[list[str]]]:
             seen.append(["lua" if b" lua] " in line else "", *words])
 
 
+def _use_batches(client: restante.Client) -> None:
+    """Every verb of a batch, with a message that fails, and one that was announced and never sent."""
+    work = client.queue("work", max_attempts=1)
+    with client.batch("q", on_complete=1, on_dead=2) as batch:
+        batch.send(work, 1)
+        batch.send(work, 2)
+    client.connection.run(adding(BatchName.parse(batch.id), [("work", "never")]))
+    work.receive().nack(error="boom")  # type: ignore[union-attr]
+    batch.resume()
+    batch.status()
+    work.receive().ack()  # type: ignore[union-attr]
+    with client.batch("q", parent=None) as other:
+        other.send(work, 1)
+    other.cancel()
+
+
 def test_scripts_use_no_key_that_was_not_read_from_their_text(debian: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scenario, "WALK", 40)  # the story alone meets every rule
     by_sha = {script.sha.decode(): script.name for script in (*BY_NAME.values(), CLAIM, THROTTLE)}
@@ -134,6 +151,7 @@ def test_scripts_use_no_key_that_was_not_read_from_their_text(debian: Bench, mon
             queue.status(id)
         queue.schedules()
         throttle(queue, "job", 1, 1, 1)
+        _use_batches(post)
         line = Line(JournalEvent.SENT, State.READY, "k", 1)
         for verb in ("take", "confirm", "seize", "release", "note"):
             post.connection.run(once(verb, queue.ref.keys, "seen", 1, 60, line))

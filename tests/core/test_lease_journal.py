@@ -323,6 +323,23 @@ class TestSettle:
         assert reading.journal.retry_delay(1, fixed(9).text()) == 9000
         assert reading.journal.retry_delay(1, no_retry().text()) is None
 
+    def test_verdicts_on_messages_of_a_batch_end_it(self, reading: Reading) -> None:
+        with reading.post.batch("home", on_complete="end") as batch:
+            for verdict in VERDICTS:
+                batch.send(reading.queue, verdict)
+        reading.claim(len(VERDICTS))
+        rows = reading.rows()
+        for verdict, row in zip(VERDICTS, rows, strict=True):
+            delay = None if verdict == "nack" else 0
+            assert reading.journal.settle(verdict, settlements([row], delay_ms=delay)) == []
+            assert reading.journal.settle(verdict, settlements([row], delay_ms=delay)) == []
+        assert (batch.status().pending, batch.status().done) == (1, 1)  # one was released
+        reading.claim(1)
+        (left,) = reading.rows(after=len(rows))
+        assert reading.journal.settle("bury", settlements([left], error="boom")) == []
+        (end,) = reading.post.queue("home").receive_many(2)
+        assert (end.headers["batch"]["done"], end.headers["batch"]["dead"]) == (1, 3)
+
 
 def message_of(reading: Reading, row: Row) -> LeasedMessage:
     """The lease of a row as another holder of its token has it."""

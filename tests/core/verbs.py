@@ -8,7 +8,18 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
-from restante.core import admin, firing, handle, inspector, lease_journal, operations, operator_verbs, queue, schedule
+from restante.core import (
+    admin,
+    batch_calls,
+    firing,
+    handle,
+    inspector,
+    lease_journal,
+    operations,
+    operator_verbs,
+    queue,
+    schedule,
+)
 from restante.core.connection import Connection
 from restante.core.keys import QueueKeys
 from restante.core.scripts import Argument, Script, ScriptCall, sha1
@@ -18,7 +29,10 @@ from restante.core.stored import encode
 SCRIPTS: Final[Mapping[str, Script]] = MappingProxyType(
     {
         script.name: script
-        for module in (operations, operator_verbs, handle, queue, inspector, admin, lease_journal, schedule, firing)
+        for module in (
+            *(operations, operator_verbs, handle, queue, inspector, admin, lease_journal, schedule, firing),
+            batch_calls,
+        )
         for script in vars(module).values()
         if isinstance(script, Script)
     }
@@ -262,7 +276,8 @@ class Verbs:
         return list(text(self.call("delete", OPERATOR, detail, *ids)))
 
     def purge(self, state: str, limit: int = 1000) -> int:
-        return int(self.call("purge", OPERATOR, state, limit, more=(self.keys[state], self.keys["unique"])))
+        more = self.keys.group((state, "unique", "outbox"))
+        return int(self.call("purge", OPERATOR, state, limit, more=more))
 
     def edit(self, item: Item, due: str = "") -> str:
         return str(text(self.call("edit", OPERATOR, item.id, item.stored, item.priority, due)))

@@ -379,7 +379,7 @@ def test_the_journal_and_key_pages_have_every_column_event_and_key() -> None:
     assert re.findall(r"^\| \d+ \| `(\w+)`", journal.text, re.MULTILINE) == list(COLUMNS)
     for event in JournalEvent:
         assert f"`{event.value}`" in journal.text
-    assert set(rows(keys)) == {*NAMES, "leases:<consumer>", "verdicts:<consumer>"}
+    assert set(rows(keys)) == {*NAMES, "leases:<consumer>", "verdicts:<consumer>", "batch:<id>", "members:<id>"}
     assert [level for level in rows(journal) if level in JOURNAL_LEVELS] == list(JOURNAL_LEVELS)
     assert all(f"`{level}`" in rows(SETTINGS)["journal"][2] for level in JOURNAL_LEVELS)
 

@@ -49,6 +49,9 @@ _BODIES: dict[str, Any] = {
     "replay_events": {"ids": ["m1"]},
     "edit": {"priority": 1},
     "sign_in": {"token": "rst_no"},
+    "send_batch": {"home": "orders", "messages": []},
+    "cancel_batch": {},
+    "resume_batch": {},
     "rsmq_delete_many": {"ids": [_RSMQ_ID]},
     "rsmq_move": {"ids": [_RSMQ_ID], "to": "other"},
     "put_schedule": {"cron": "0 3 * * *"},
@@ -87,6 +90,9 @@ _NEEDS = {
     "edit": "operate",
     "delete": "operate",
     "import": "operate",
+    "send_batch": "send",
+    "cancel_batch": "operate",
+    "resume_batch": "operate",
     "rsmq_delete": "operate",
     "rsmq_delete_many": "operate",
     "rsmq_move": "operate",
@@ -101,7 +107,7 @@ _NEEDS = {
 def _operations() -> list[tuple[str, str, str]]:
     """(method, path, operation) of the whole API, by its routes: its description takes long to make, and a test below
     compares them."""
-    named = {"queue": "orders", "id": "m1", "service": "billing"}
+    named = {"queue": "orders", "id": "m1", "service": "billing", "batch": "orders%2Fb1"}
     return [
         (method, re.sub(r"\{(\w+)\}", lambda found: named[found[1]], path), route.name.rstrip("_"))
         for path, route in api_routes()
@@ -129,6 +135,8 @@ def test_the_api_has_the_routes_its_design_names() -> None:
         "dead",
         "replays",
         "replay_task",
+        "batches",
+        "batch",
         "consumers",
         "anomalies",
         "audit",

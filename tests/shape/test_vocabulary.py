@@ -91,6 +91,8 @@ SHARED_EVENTS: Final = {
     "ack": {"acked"},
     "ack_result": {"acked"},
     "receive": {"acked", "promoted", "expired", "deleted"},
+    "batch_seal": {"sent"},
+    "batch_count": {"sent"},
     "configure": {"configured", "paused", "resumed"},
     "tick": {"sent"},
 }
@@ -264,7 +266,16 @@ class TestScripts:
         assert said[: len(given)] == given
         rest = " ".join(said[len(given) :])
         # What the caller adds: the index of a state, the keys of another queue, or those of a lease journal.
-        added = {"hold": "leases", "claim": "record", "clear": "leases verdicts", **dict.fromkeys(VERDICTS, "verdicts")}
+        record = {"batch_open": "batch", "batch_add": "batch members", "batch_seal": "batch members"}
+        counted = {"batch_show": "batch members", "batch_count": "batch members source"}
+        added = {
+            **record,
+            **counted,
+            "hold": "leases",
+            "claim": "record",
+            "clear": "leases verdicts",
+            **dict.fromkeys(VERDICTS, "verdicts"),
+        }
         if verb in added:
             assert rest == added[verb]
         else:
@@ -317,7 +328,7 @@ class TestKeys:
         assert all(TYPES[state] == "zset" for state in STATES)
 
     def test_every_key_has_a_type_and_lives_in_the_queue_s_slot(self) -> None:
-        assert {*NAMES, "leases", "verdicts", "queues"} == set(TYPES)
+        assert {*NAMES, "leases", "verdicts", "batch", "members", "queues"} == set(TYPES)
         keys = QueueKeys("orders")
         assert all(keys[name] == f"restante:{{orders}}:{name}".encode() for name in NAMES)
 

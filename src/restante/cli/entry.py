@@ -16,6 +16,7 @@ from typer.main import get_command_name
 from restante.cli import (
     access,
     admin,
+    batches,
     bus,
     consume,
     inspect,
@@ -48,6 +49,7 @@ for part in (
     inspect,
     admin,
     schedule,
+    batches,
     access,
     migrate,
     rabbitmq,

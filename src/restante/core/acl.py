@@ -49,10 +49,13 @@ class RedisRole(enum.StrEnum):
     OPERATE = "operate"
 
 
+#: The scripts that fill, count and end batches. The end of a batch is a send, so a consumer of its messages needs the
+#: rights to send too.
+_BATCH = frozenset({"batch_add", "batch_check", "batch_count", "batch_open", "batch_seal", "batch_show"})
 #: The scripts each role runs.
 SCRIPTS: dict[RedisRole, frozenset[str]] = {
-    RedisRole.VIEW: frozenset({"agenda", "counts", "list", "show", "status"}),
-    RedisRole.SEND: frozenset({"agenda", "configure", "schedule", "throttle", "send", "tick"}),
+    RedisRole.VIEW: frozenset({"agenda", "batch_show", "counts", "list", "show", "status"}),
+    RedisRole.SEND: frozenset({*_BATCH, "agenda", "configure", "schedule", "throttle", "send", "tick"}),
     RedisRole.CONSUME: frozenset(
         {
             *("ack", "ack_result", "agenda", "bury", "claim", "clear", "configure", "extend", "hold", "nack"),
@@ -62,15 +65,23 @@ SCRIPTS: dict[RedisRole, frozenset[str]] = {
     RedisRole.PIPELINE: frozenset({"counts", "list", "show"}),
     RedisRole.OPERATE: frozenset(
         {
+            *_BATCH,
             *("agenda", "cancel", "configure", "counts", "delete", "edit", "list", "move", "purge", "replay", "revoke"),
             *("schedule", "send", "show", "status", "tick"),
         }
     ),
 }
 #: Keys of a queue that end in a further name: word in the scripts → word in `key_pattern`.
-_NAMED = {"leases": "leases", "verdicts": "verdicts", "record": "once", "idempotency": "idempotency"}
+_NAMED = {
+    "leases": "leases",
+    "verdicts": "verdicts",
+    "record": "once",
+    "idempotency": "idempotency",
+    "batch": "batch",
+    "members": "members",
+}
 _STATES = frozenset(state.value for state in State)
-_EVERY_KEY = frozenset({*NAMES, "leases", "verdicts"})
+_EVERY_KEY = frozenset({*NAMES, "leases", "verdicts", "batch", "members"})
 _READS = {
     "HGETALL": {"queue", "consumers", "tasks", SUBSCRIPTIONS.decode(), UNROUTABLE.decode()},
     "HGET": {"tasks"},
@@ -80,12 +91,15 @@ _READS = {
     "XREAD": {"journal"},
     "XREVRANGE": {"journal", AUDIT.decode()},
     "ZCARD": set(_STATES),
-    "ZRANGE": set(_STATES),
+    "ZRANGE": {*_STATES, "batches", "batches_ended"},
+    "ZREVRANGE": {"batches", "batches_ended"},
 }
+#: What carries the entries of an outbox, and looks at the members of a batch.
+_CARRIES = {"ZRANGE": {"outbox"}, "ZREM": {"outbox"}, "HSCAN": {"members"}}
 #: Commands that clients send without a script, with their keys: a queue's by word, other keys in full.
 PLAIN: dict[RedisRole, dict[str, set[str]]] = {
     RedisRole.VIEW: _READS,
-    RedisRole.SEND: {"SADD": {QUEUES.decode(), SCHEDULED_QUEUES.decode()}, "HDEL": {"queue"}},
+    RedisRole.SEND: {**_CARRIES, "SADD": {QUEUES.decode(), SCHEDULED_QUEUES.decode()}, "HDEL": {"queue"}},
     RedisRole.CONSUME: {
         "SADD": {QUEUES.decode()},
         "SMEMBERS": {QUEUES.decode(), SCHEDULED_QUEUES.decode()},
@@ -104,6 +118,8 @@ PLAIN: dict[RedisRole, dict[str, set[str]]] = {
     },
     RedisRole.OPERATE: {
         **_READS,
+        **_CARRIES,
+        "ZRANGE": {*_READS["ZRANGE"], "outbox"},
         "HGETALL": {*_READS["HGETALL"], TOKENS.decode()},
         "SADD": {QUEUES.decode(), SCHEDULED_QUEUES.decode()},
         "SREM": {QUEUES.decode(), SCHEDULED_QUEUES.decode()},

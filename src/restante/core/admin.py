@@ -16,28 +16,31 @@ from typing import Any, Unpack
 
 import orjson
 
+from restante.core.batch_admin import BatchVerbs
+from restante.core.batch_calls import emptying
 from restante.core.errors import Corrupt, InvalidInput, MessageLeased, NotFound, RestanteError
 from restante.core.inspector import SHOW, parse_message
 from restante.core.keys import AUDIT, QUEUES, SCHEDULED_QUEUES
 from restante.core.keywords import known_keywords, nearest
-from restante.core.message import ENDED, STATE_LETTERS, Message, State, new_id
+from restante.core.message import ENDED, STATE_LETTERS, Draft, Message, State, new_id
 from restante.core.names import valid_name
+from restante.core.operations import send_entries
 from restante.core.operator_verbs import cancel_many, delete, revoke
-from restante.core.queue import Client, open_queue
+from restante.core.queue import Client, open_queue, run_flow
 from restante.core.schedule_admin import ScheduleAdmin
 from restante.core.scripts import Script
-from restante.core.send_options import due_argument
+from restante.core.send_options import draft_entry, due_argument
 from restante.core.settings import QueueOptions, QueueSettings, milliseconds, queue_fields, whole
 from restante.core.stored import encode
 
 log = logging.getLogger("restante")
 
-REPLAY = Script("replay", "queue journal messages deliveries ready dead unique marker tasks")
+REPLAY = Script("replay", "queue journal messages deliveries ready dead unique marker tasks outbox")
 PURGE = Script("purge", "queue journal messages deliveries history")
 EDIT = Script("edit", "queue journal messages deliveries ready scheduled retrying dead marker")
 MOVE = Script(
     "move",
-    "queue journal messages deliveries history ready scheduled retrying dead leased unique",
+    "queue journal messages deliveries history ready scheduled retrying dead leased unique outbox",
 )
 _MOVE_TARGET = ("queue", "journal", "messages", "deliveries", "history", "ready", "scheduled", "unique", "marker")
 
@@ -95,7 +98,7 @@ class ReplayTask:
         return (self.kind is None or message.kind == self.kind) and self.error_class in (None, died_of)
 
 
-class Admin(ScheduleAdmin):
+class Admin(BatchVerbs, ScheduleAdmin):
     """The operators' verbs on a server: `Admin(client)`. The journal records `operator` as their author.
 
     With `audited=False` nothing is written to the audit, for programs that clean up after themselves.
@@ -126,6 +129,15 @@ class Admin(ScheduleAdmin):
         settings = self._configure(queue, queue_fields(options), "configured")
         self.note("configure", queue, detail=", ".join(sorted(options)))
         return settings
+
+    def _carry(self, queue: str) -> None:
+        """Counts what a verb has put into the outbox of the queue; a failure is logged, and others do it later."""
+        self._ref(queue).noted.clear()
+        connection = self._client.connection
+        try:
+            run_flow(connection, emptying(queue, self._ref(queue).together))
+        except RestanteError as error:
+            log.warning("batch not counted yet queue=%s error=%s", queue, error)
 
     def pause(self, queue: str) -> None:
         """Pauses a queue: nothing is received until `resume`. Sends continue, and leases and delays keep running."""
@@ -158,6 +170,7 @@ class Admin(ScheduleAdmin):
                     held.append(id)
                 elif state:
                     count += 1
+        self._carry(queue)
         if count:
             self.note("delete", queue, count, detail)
         if held:
@@ -196,6 +209,7 @@ class Admin(ScheduleAdmin):
             part = ids[start : start + SLICE]
             call = cancel_many(self._ref(queue), part, operator=self.operator, detail=words)
             count += sum(state not in (None, *ENDED) for state in self._client.connection.run(call))
+        self._carry(queue)
         if count:
             self.note("cancel", queue, count, detail or _few(ids))
         return count
@@ -210,10 +224,12 @@ class Admin(ScheduleAdmin):
                 raise InvalidInput("leased messages cannot be purged: stop the consumers, or wait for their leases")
             key = self._ref(queue).keys[state.value]
             unique = self._ref(queue).keys["unique"]
-            while count := self._run(PURGE, queue, [self.operator, state.value, SLICE], [key, unique]):
+            outbox = self._ref(queue).keys["outbox"]
+            while count := self._run(PURGE, queue, [self.operator, state.value, SLICE], [key, unique, outbox]):
                 total += count
                 if progress is not None:
                     progress(total)
+        self._carry(queue)
         self.note("purge", queue, total, ", ".join(State(state).value for state in states))
         return total
 
@@ -231,10 +247,11 @@ class Admin(ScheduleAdmin):
                 f"{queue} has {leased} leased messages: stop its consumers first, or drop it with force"
             )
         self.purge(queue)
+        self._cancel_leased(queue, [message.id for message in self.walk(queue, State.LEASED) if message.batch_id])
         keys = self._ref(queue).keys
         fields = self._client.connection.command("HKEYS", keys["queue"], key=keys["queue"])
         holders = [name.decode().partition(":")[2] for name in fields if name.startswith(b"holder:")]
-        copies = [key for holder in holders for key in keys.lease_journal(holder)]
+        copies = [key for holder in holders for key in keys.lease_journal(holder)] + self._end_batches(queue)
         self._client.connection.command("UNLINK", *keys.by_name.values(), *copies, key=keys["queue"])
         self._client.connection.command("SREM", SCHEDULED_QUEUES, queue, key=SCHEDULED_QUEUES)
         self._client.connection.command("SREM", QUEUES, queue, key=QUEUES)
@@ -285,6 +302,7 @@ class Admin(ScheduleAdmin):
             expires_ms=span,
             expires_from=int(due) if due else None,
             timeout_ms=stored.timeout_ms,
+            batch=stored.batch,
         )
         state = self._run(EDIT, queue, [self.operator, id, body, str(level), due])
         if state == b"leased":
@@ -311,6 +329,7 @@ class Admin(ScheduleAdmin):
                 moved += sum(1 for state in states if state not in (b"", b"leased", b"exists"))
             else:
                 moved += sum(self._move_apart(queue, target, id) for id in part)
+        self._carry(queue)
         if moved:
             self.note("move", queue, moved, f"to {target}")
         return moved
@@ -331,7 +350,7 @@ class Admin(ScheduleAdmin):
         waits, span = message.state in (State.SCHEDULED, State.RETRYING), kept.expires_ms
         if waits and span is not None:
             span = max(0, kept.sent_ms + span - message.due_ms)  # counts from the due time in the target
-        sent = self._client.queue(target).send(
+        draft = Draft(
             message.payload,
             id=id,
             priority=message.priority,
@@ -347,7 +366,16 @@ class Admin(ScheduleAdmin):
             expires=None if span is None else span / 1000,
             timeout=message.timeout,
         )
-        return sent.stored and self.delete(queue, [id], detail=f"moved to {target}") == 1
+        other = self._client.queue(target)
+        other.ensure_open()
+        (sent,) = self._client.connection.run(
+            send_entries(other.ref, [draft_entry(other.ref, draft, draft.payload, kept.batch)])
+        )
+        if not sent.stored:
+            return False
+        # The tab says that the message goes on elsewhere, for its batch.
+        call = delete(self._ref(queue), [id], operator=self.operator, detail=f"\tmoved to {target}")
+        return self._client.connection.run(call) not in ([b""], [b"leased"])
 
     # -- replay --------------------------------------------------------------------------------------------------
 
@@ -385,6 +413,7 @@ class Admin(ScheduleAdmin):
             work.replayed += len(chosen)
             if not work.dry_run:
                 done = self._run(REPLAY, queue, [self.operator, work.id, orjson.dumps(asdict(work)), *chosen])
+                self._carry(queue)
                 work.replayed -= sum(1 for replayed in done if not replayed)
             paced += len(chosen)
             if progress is not None:

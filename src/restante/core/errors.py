@@ -23,6 +23,7 @@ RestanteError
 │   ├── NotReady                        it is loading its data or waiting for its cluster
 │   └── ReadOnly                        it refuses writes
 ├── Unconfirmed                         a send whose outcome is unknown
+├── BatchEnded                          a batch that has ended takes no more messages
 ├── BatchFailed                         some events of a batch were not published
 ├── Unroutable                          no service has subscribed to the topic
 ├── NoHandler                           no service answers calls of the topic, or no handler takes the kind
@@ -197,6 +198,10 @@ class Unconfirmed(RestanteError):
         )
         #: The ids of the messages in doubt, in the order they were sent.
         self.ids = tuple(ids)
+
+
+class BatchEnded(RestanteError):
+    """The batch has ended or was cancelled, so nothing was sent. Open another batch, or send without one."""
 
 
 class BatchFailed(RestanteError):

@@ -107,6 +107,11 @@ class QueueHooks(Hooked):
         """The hooks of the client that opened the queue, then those of the queue."""
         return (*(self._client.hooks if self._client else ()), *self._added)
 
+    @property
+    def client(self) -> Any:
+        """The client that opened the queue."""
+        return self._client
+
     def opened_by(self, client: Hooked) -> Self:
         """Puts the hooks of this client around those of the queue."""
         self._client = client

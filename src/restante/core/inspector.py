@@ -17,6 +17,7 @@ from typing import Any
 import orjson
 
 from restante.core.attempts import parse_delivery, parse_history, parse_progress, parse_result
+from restante.core.batch_admin import BatchReader
 from restante.core.errors import AccessDenied, Corrupt, InvalidInput, NotFound
 from restante.core.journal import JournalEntry, Position
 from restante.core.keys import AUDIT, QUEUES, SUBSCRIPTIONS, UNROUTABLE
@@ -260,7 +261,7 @@ def _place(cursor: str) -> tuple[float, bytes]:
     return float(score), id.encode()
 
 
-class Inspector:
+class Inspector(BatchReader):
     """Read access to queues, messages and journals: `Inspector(client)`."""
 
     def __init__(self, client: Client) -> None:

@@ -15,6 +15,11 @@
 | unique | hash | unique key → id that holds it | send and later verbs | leaving the states in which it holds |
 | acked, acked_before | hash | id → token, two generations of the dedup window | ack | ageing |
 | cancelled | zset | tokens of cancelled leases by the lease's end, ms | cancel | the next cancel after it |
+| outbox | zset | how messages of batches ended, by sequence number | the verbs that end a message | batch_count |
+| batches | zset | ids of batches that have not ended, by created_at | batch_open | the end of the batch |
+| batches_ended | zset | ids of batches that have, by when they are forgotten | the end of the batch | the next end |
+| batch:id | hash | a batch: state, counts, messages of its end | batch_open and later | expires |
+| members:id | hash | message id → waiting or failed, queue, last entry | batch_add, batch_count | same, expires |
 | consumers | hash | consumer → last seen and card | receive, extend | listing the consumers |
 | tasks | hash | task id → progress of a replay | replay | the operator |
 | schedules | hash | name → a schedule: its next and last tick, definition, message | schedule, tick | schedule |
@@ -102,6 +107,9 @@ NAMES = (
     "tasks",
     "schedules",
     "ticks",
+    "outbox",
+    "batches",
+    "batches_ended",
 )
 
 
@@ -121,6 +129,10 @@ class QueueKeys:
     def lease_journal(self, consumer: str) -> tuple[bytes, bytes]:
         """Returns the two keys of a consumer's lease journal: rows and verdicts."""
         return tuple(f"restante:{{{self.name}}}:{key}:{consumer}".encode() for key in ("leases", "verdicts"))  # type: ignore[return-value]
+
+    def batch(self, id: str) -> tuple[bytes, bytes]:
+        """Returns the two keys of a batch whose home is this queue: its record and its members."""
+        return tuple(f"restante:{{{self.name}}}:{key}:{id}".encode() for key in ("batch", "members"))  # type: ignore[return-value]
 
     def group(self, names: tuple[str, ...]) -> tuple[bytes, ...]:
         """Returns the keys that a script declares, in its order."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from restante.core import operations as ops
+from restante.core.batch_calls import carrying
 from restante.core.errors import Corrupt, InUse
 from restante.core.message import Message, State
 from restante.core.names import valid_name
@@ -154,10 +155,18 @@ class LeaseJournal:
         script, args = _SETTLERS[verdict](rows)
         keys = (*ref.keys.group(script.keys), self._verdicts)
         reply = self._client.connection.run(ScriptCall(script, keys, args, lambda reply: reply, ref.name))
-        lost = [rows[index - 1].token for index in (reply[0] if verdict == "nack" else reply)]
+        places = ops.lost_leases(ref, reply[0] if verdict == "nack" else reply)
+        lost = [rows[index - 1].token for index in places]
+        self._carry()
         # After a lost reply the call runs twice: leases that the first run settled are not lost.
         known = self.verdicts(lost)
         return [token for token in lost if known.get(token) != verdict]
+
+    def _carry(self) -> None:
+        """Counts messages of batches that have ended."""
+        ref = self._queue.ref
+        if ref.noted:
+            self._queue.run(carrying(ref, ref.together))
 
     def clear(self, upto: int) -> None:
         """Removes the rows up to a number, and their verdicts."""
@@ -172,6 +181,7 @@ class LeaseJournal:
         ref = self._queue.ref
         for _ in range(PROMOTIONS):
             got = self._client.connection.run(ops.receive(ref, 0))
+            self._carry()
             if not got.promoted + got.expired:
                 break
         return int(

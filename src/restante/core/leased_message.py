@@ -18,6 +18,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from restante.core.batch import AsyncBatchHandle, BatchHandle
 from restante.core.call_retry import away
 from restante.core.connection import Waker
 from restante.core.errors import AlreadySettled, LeaseLost, RestanteError, Unavailable
@@ -217,6 +218,12 @@ class LeasedMessage(Leased):
         self.lease_ms = expires - now
         self.received_ms = now
 
+    @property
+    def batch(self) -> BatchHandle | None:
+        """The batch that the message is a part of, to add messages to it; None if it is in none."""
+        name = self.stored.batch
+        return None if name is None else BatchHandle(self.source.client, name)
+
     def ack(self, *, result: Any = None) -> None:
         """Acks the message: it is removed, or kept as done. In `consume()` the next receive may carry the ack.
 
@@ -322,6 +329,12 @@ class AsyncLeasedMessage(Leased):
         made = cls(queue, message.id, message.stored, message.attempts, expires, message.lease_token, now)
         made.replays, made.suspect = message.replays, message.suspect
         return made
+
+    @property
+    def batch(self) -> AsyncBatchHandle | None:
+        """The batch that the message is a part of, to add messages to it; None if it is in none."""
+        name = self.stored.batch
+        return None if name is None else AsyncBatchHandle(self.source.client, name)
 
     async def ack(self, *, result: Any = None) -> None:
         """Acks the message: it is removed, or kept as done, with its `result` if one is given."""

@@ -434,6 +434,11 @@ class Message:
         return self.stored.unique
 
     @property
+    def batch_id(self) -> str | None:
+        """The batch that the message is a part of: its home queue, a slash and its id; None for most messages."""
+        return self.stored.batch
+
+    @property
     def sent_at(self) -> datetime:
         """When Redis stored the message."""
         return moment(self.stored.sent_ms) or EPOCH

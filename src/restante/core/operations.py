@@ -49,15 +49,17 @@ FEW_KEYS = SEND.keys[:6]
 RECEIVE = Script(
     "receive",
     "queue journal messages deliveries history ready scheduled retrying leased dead done marker unique acked "
-    "acked_before consumers",
+    "acked_before consumers outbox",
 )
-ACK = Script("ack", "queue journal messages deliveries history leased done unique acked acked_before ready marker")
+ACK = Script(
+    "ack", "queue journal messages deliveries history leased done unique acked acked_before ready marker outbox"
+)
 ACK_RESULT = Script(
     "ack_result",
-    "queue journal messages deliveries history leased done unique acked acked_before ready marker",
+    "queue journal messages deliveries history leased done unique acked acked_before ready marker outbox",
 )
-NACK = Script("nack", "queue journal deliveries history retrying leased dead unique marker")
-BURY = Script("bury", "queue journal deliveries history leased dead unique marker")
+NACK = Script("nack", "queue journal deliveries history retrying leased dead unique marker outbox")
+BURY = Script("bury", "queue journal deliveries history leased dead unique marker outbox")
 RELEASE = Script("release", "queue journal deliveries ready scheduled leased unique marker")
 EXTEND = Script("extend", "queue journal deliveries leased consumers cancelled")
 PROGRESS = Script("progress", "queue journal deliveries cancelled")
@@ -105,6 +107,32 @@ def error_parts(error: BaseException | str | None) -> tuple[str, bytes]:
         name, text = "Error", str(error)[:MAX_ERROR]
     name = "".join(ch for ch in name if ch.isalnum() or ch in "._")[:80] or "Error"
     return name, orjson.dumps(text.encode("utf-8", "replace").decode())
+
+
+def entry_in_batch(ref: QueueRef, draft: Draft, batch: str) -> tuple[str, str, int, bytes]:
+    """The script arguments of a message of a batch."""
+    draft = hooked(ref, draft) if ref.sending else draft
+    return draft_entry(ref, draft, draft.payload, batch)
+
+
+def send_entries(
+    ref: QueueRef, entries: Sequence[tuple[str, str, int, bytes]], durability: str | None = None
+) -> ScriptCall[list[MessageId]]:
+    """Sends messages that are encoded already, all or none. An id that is stored already is not stored again."""
+    args: list[Argument] = [b"1"]
+    for entry in entries:
+        args += entry
+    ids = [entry[0] for entry in entries]
+
+    def parse(reply: Any) -> list[MessageId]:
+        if reply[0] == 0:
+            ref.first_again()
+        return [
+            MessageId.of_earlier(other.decode()) if other else MessageId(id)
+            for id, other in zip(ids, reply[1:], strict=True)
+        ]
+
+    return _sending(ref, args, parse, ids, durability)
 
 
 def _sending(
@@ -322,15 +350,26 @@ def receive(
             version,
             promoted,
             expired,
-            [acks[index - 1].id for index in lost] if lost else [],
+            [acks[index - 1].id for index in lost_leases(ref, lost)] if lost else [],
             spoiled,
         )
 
     return ScriptCall(RECEIVE, ref.keys.group(RECEIVE.keys), args, parse, ref.name)
 
 
-def _settled(messages: Sequence[Message | Ticket], lost: Sequence[int], verdict: str) -> None:
+def lost_leases(ref: QueueRef, lost: Sequence[Any]) -> Sequence[int]:
+    """The positions of lost leases. What follows behind a 0 was put into the outbox, and is kept for a carrier."""
+    if 0 not in lost:
+        return lost
+    end = lost.index(0)
+    ref.noted.extend(lost[end + 1 :])
+    return lost[:end]
+
+
+def _settled(ref: QueueRef, messages: Sequence[Message | Ticket], lost: Sequence[int], verdict: str) -> None:
     """Marks messages as settled; raises LeaseLost or AlreadySettled for those whose verdict had no effect."""
+    if lost:
+        lost = lost_leases(ref, lost)
     late = [messages[index - 1] for index in lost]
     before = [message.verdict for message in late]
     for message in messages if not lost else [message for message in messages if message not in late]:
@@ -362,7 +401,7 @@ def _pairs(messages: Sequence[Message | Ticket]) -> list[Argument]:
 def ack_many(ref: QueueRef, /, messages: Sequence[Message | Ticket]) -> ScriptCall[None]:
     """Acks messages. LeaseLost lists those whose lease has ended; the others are acked."""
     return ScriptCall(
-        ACK, ref.keys.group(ACK.keys), _pairs(messages), lambda lost: _settled(messages, lost, "acked"), ref.name
+        ACK, ref.keys.group(ACK.keys), _pairs(messages), lambda lost: _settled(ref, messages, lost, "acked"), ref.name
     )
 
 
@@ -381,7 +420,7 @@ def ack_result(ref: QueueRef, /, message: Message | Ticket, result: Any) -> Scri
     """Acks a message and keeps its result, any JSON value, if the queue has `keep_done`; otherwise it is dropped."""
     args: list[Argument] = [encode_result(result), *_pairs((message,))]
     keys = ref.keys.group(ACK_RESULT.keys)
-    return ScriptCall(ACK_RESULT, keys, args, lambda lost: _settled((message,), lost, "acked"), ref.name)
+    return ScriptCall(ACK_RESULT, keys, args, lambda lost: _settled(ref, (message,), lost, "acked"), ref.name)
 
 
 def progress(ref: QueueRef, /, message: Message | Ticket, fraction: float, step: str = "") -> ScriptCall[None]:
@@ -433,7 +472,7 @@ def nack_many(
         args += (message.id, message.lease_token, wait, name, text)
 
     def parse(reply: Any) -> list[State]:
-        _settled(messages, reply[0], "nacked")
+        _settled(ref, messages, reply[0], "nacked")
         return [State(state.decode()) for state in reply[1:]]
 
     return ScriptCall(NACK, ref.keys.group(NACK.keys), args, parse, ref.name)
@@ -448,7 +487,9 @@ def bury_many(
     args: list[Argument] = []
     for message in messages:
         args += (message.id, message.lease_token, name, text)
-    return ScriptCall(BURY, ref.keys.group(BURY.keys), args, lambda lost: _settled(messages, lost, "buried"), ref.name)
+    return ScriptCall(
+        BURY, ref.keys.group(BURY.keys), args, lambda lost: _settled(ref, messages, lost, "buried"), ref.name
+    )
 
 
 def bury_corrupt(ref: QueueRef, /, messages: Sequence[Message | Ticket]) -> ScriptCall[int]:
@@ -458,7 +499,7 @@ def bury_corrupt(ref: QueueRef, /, messages: Sequence[Message | Ticket]) -> Scri
     received and buried again, and the intact messages of the same receive reach their caller.
     """
     bury = bury_many(ref, messages, error=Corrupt("the stored message is damaged"))
-    return ScriptCall(BURY, bury.keys, bury.args, lambda lost: len(messages) - len(lost), ref.name)
+    return ScriptCall(BURY, bury.keys, bury.args, lambda lost: len(messages) - len(lost_leases(ref, lost)), ref.name)
 
 
 def release_many(
@@ -467,7 +508,7 @@ def release_many(
     """Returns messages to their old position in the queue and does not count the attempt."""
     args: list[Argument] = [str(milliseconds(delay, "delay")), *_pairs(messages)]
     return ScriptCall(
-        RELEASE, ref.keys.group(RELEASE.keys), args, lambda lost: _settled(messages, lost, "released"), ref.name
+        RELEASE, ref.keys.group(RELEASE.keys), args, lambda lost: _settled(ref, messages, lost, "released"), ref.name
     )
 
 

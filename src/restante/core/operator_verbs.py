@@ -9,11 +9,14 @@ from restante.core.message import State
 from restante.core.queue_ref import QueueRef
 from restante.core.scripts import Argument, Script, ScriptCall
 
-DELETE = Script("delete", "queue journal messages deliveries history ready scheduled retrying dead done leased unique")
+DELETE = Script(
+    "delete", "queue journal messages deliveries history ready scheduled retrying dead done leased unique outbox"
+)
 REVOKE = Script("revoke", "queue journal deliveries history ready leased unique marker")
 CANCEL = Script(
     "cancel",
-    "queue journal messages deliveries history ready scheduled retrying leased dead done unique marker cancelled",
+    "queue journal messages deliveries history ready scheduled retrying leased dead done unique marker cancelled "
+    "outbox",
 )
 
 
@@ -36,6 +39,7 @@ def cancel_many(ref: QueueRef, /, ids: Sequence[str], *, operator: str, detail: 
     args: list[Argument] = [operator, detail, *ids]
 
     def parse(states: Any) -> list[State | None]:
-        return [State(state.decode()) if state else None for state in states]
+        ref.noted.extend(states[len(ids) :])
+        return [State(state.decode()) if state else None for state in states[: len(ids)]]
 
     return ScriptCall(CANCEL, ref.keys.group(CANCEL.keys), args, parse, ref.name)

@@ -20,6 +20,8 @@ from weakref import WeakSet
 import orjson
 
 from restante.core import operations as ops
+from restante.core.batch import AsyncBatch, AsyncBatchHandle, Batch, BatchHandle, BatchOptions, batch_options
+from restante.core.batch_calls import carrying
 from restante.core.call_retry import BLOCK
 from restante.core.connection import Connection, Waker
 from restante.core.connection_aio import AsyncConnection
@@ -128,6 +130,8 @@ def _receive_from(
     lost = got.lost
     if lost:
         log.warning("lease lost before ack queue=%s ids=%s", ref.name, ",".join(lost[:10]))
+    if ref.noted:
+        yield from carrying(ref, ref.together)
     while True:
         if got.spoiled:
             buried: int = yield ops.bury_corrupt(ref, got.spoiled)
@@ -135,6 +139,8 @@ def _receive_from(
         if got.messages or not (got.spoiled or got.due == got.now):
             return got
         got = yield ops.receive(ref, count, lease=lease)
+        if ref.noted:
+            yield from carrying(ref, ref.together)
         got.lost.extend(lost)  # only the first call carried acks
 
 
@@ -210,7 +216,10 @@ def sync_method(
         except TypeError:
             check_keywords(kwargs, known, f"{build.__name__}()")
             raise
-        return self.connection.run(operation)  # type: ignore[no-any-return]
+        result = self.connection.run(operation)
+        if ref.noted:
+            run_flow(self.connection, carrying(ref, ref.together))
+        return result  # type: ignore[no-any-return]
 
     return shown_as(method, build)
 
@@ -231,7 +240,10 @@ def async_method(
         except TypeError:
             check_keywords(kwargs, known, f"{build.__name__}()")
             raise
-        return await self.connection.run(operation)  # type: ignore[no-any-return]
+        result = await self.connection.run(operation)
+        if ref.noted:
+            await run_flow_async(self.connection, carrying(ref, ref.together))
+        return result  # type: ignore[no-any-return]
 
     return shown_as(method, build)
 
@@ -295,6 +307,7 @@ class Queue(TaskMethod, HandlerMethods, _Named):
         super().__init__()
         self.connection = connection
         self.ref = QueueRef(name, consumer, functools.partial(LeasedMessage, self))
+        self.ref.together = connection.endpoint.mode != "cluster"
         self.ref.give(queue_fields(options))
         self.handlers: Handlers = {}
 
@@ -365,6 +378,7 @@ class AsyncQueue(AsyncTaskMethod, AsyncHandlerMethods, _Named):
         super().__init__()
         self.connection = connection
         self.ref = QueueRef(name, consumer, functools.partial(AsyncLeasedMessage, self))
+        self.ref.together = connection.endpoint.mode != "cluster"
         self.ref.give(queue_fields(options))
         self.handlers: Handlers = {}
 
@@ -548,6 +562,17 @@ class Client(_QueueOpener[Connection, Queue]):
         got = opened[0].run(receiving(refs, check_count(count), timeout=check_timeout(timeout), lease=lease))
         return got.messages if got else []
 
+    def batch(self, home: str, **options: Unpack[BatchOptions]) -> Batch:
+        """Makes a batch: messages of any queues, and a message to the queue `home` when the last of them has ended.
+
+        Use it in a `with` statement. Its messages are sent when the block ends, and not at all if it raises.
+        """
+        return Batch(self, home, batch_options(options))
+
+    def batch_handle(self, id: str) -> BatchHandle:
+        """The batch with this id, to follow it, to add to it, or to cancel it. It calls no server."""
+        return BatchHandle(self, id)
+
     def close(self) -> None:
         """Closes the connections, and stops the embedded server if this was its last client."""
         self.connection.close()
@@ -577,6 +602,14 @@ class AsyncClient(_QueueOpener[AsyncConnection, AsyncQueue]):
         refs = [queue.ref for queue in opened]
         got = await opened[0].run(receiving(refs, check_count(count), timeout=check_timeout(timeout), lease=lease))
         return got.messages if got else []
+
+    def batch(self, home: str, **options: Unpack[BatchOptions]) -> AsyncBatch:
+        """Makes a batch, as `Client.batch` does, for an `async with` statement."""
+        return AsyncBatch(self, home, batch_options(options))
+
+    def batch_handle(self, id: str) -> AsyncBatchHandle:
+        """The batch with this id, to follow it, to add to it, or to cancel it. It calls no server."""
+        return AsyncBatchHandle(self, id)
 
     async def close(self) -> None:
         """Closes the connections, and stops the embedded server if this was its last client."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ class QueueRef:
         "look_at",
         "make",
         "name",
+        "noted",
         "opened",
         "pending",
         "presence",
@@ -30,6 +32,7 @@ class QueueRef:
         "sending",
         "settings",
         "task_schedules",
+        "together",
     )
 
     def __init__(self, name: str, consumer: str, make: Callable[..., Any]) -> None:
@@ -50,6 +53,10 @@ class QueueRef:
         self.presence = b""
         #: What hooks do to each message that is sent: empty for most queues, which costs a send nothing.
         self.sending: tuple[Callable[[str, Draft], Draft], ...] = ()
+        #: What calls have put into the outbox of the queue, for `batch_calls.carrying`: empty without batches.
+        self.noted: deque[bytes] = deque()
+        #: Whether all queues are on one server, so that one call may use the keys of two of them.
+        self.together = False
         #: Whether the queue has schedules, and when to look next whether one is due, by time.monotonic().
         self.scheduled = False
         self.look_at = 0.0

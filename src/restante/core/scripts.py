@@ -17,15 +17,17 @@ Argument = bytes | str | int
 pack: Callable[[tuple[Any, ...]], bytes] = hiredis.pack_command
 
 #: Scripts that store new data are refused at maxmemory. All others run there, or a full server could not be emptied.
-NEED_ROOM = frozenset({"edit", "hold", "move", "schedule", "send", "tick"})
+NEED_ROOM = frozenset({"batch_add", "batch_count", "batch_open", "edit", "hold", "move", "schedule", "send", "tick"})
 #: Scripts that only read also run on a replica and on a server whose disk is full.
-READ_ONLY = frozenset({"agenda", "counts", "list", "show", "status"})
+READ_ONLY = frozenset({"agenda", "batch_show", "counts", "list", "show", "status"})
 
 #: The parts of a verb beside moves.lua: Lua files whose text runs only when the script requires them. A part costs a
 #: little at each call of a verb that has it, so a verb has only those it requires.
 PARTS: Mapping[str, tuple[str, ...]] = {
     "ack": ("settling",),
     "ack_result": ("settling",),
+    "batch_count": ("batches",),
+    "batch_seal": ("batches",),
     "receive": ("settling", "sweep", "limits"),
     "send": ("repeats",),
     "tick": ("repeats", "send"),

@@ -94,6 +94,7 @@ def checked_entry(
     unique_states: frozenset[State] | None,
     expires: float | timedelta | None,
     timeout: float | timedelta | None,
+    batch: str | None = None,
 ) -> tuple[str, str, int, bytes]:
     """Checks one message and returns its four script arguments."""
     if type(priority) is not int or not 0 <= priority <= 255:
@@ -126,13 +127,14 @@ def checked_entry(
         unique=unique,
         unique_states=letters,
         timeout_ms=None if timeout is None else milliseconds(timeout, "timeout", least=0.001),
+        batch=batch,
     )
     if size > ref.settings.max_payload:
         raise too_large(ref, size)
     return id, due, priority, stored
 
 
-def draft_entry(ref: QueueRef, draft: Draft, payload: Any) -> tuple[str, str, int, bytes]:
+def draft_entry(ref: QueueRef, draft: Draft, payload: Any, batch: str | None = None) -> tuple[str, str, int, bytes]:
     """`checked_entry` with the options of a draft."""
     return checked_entry(
         ref,
@@ -151,6 +153,7 @@ def draft_entry(ref: QueueRef, draft: Draft, payload: Any) -> tuple[str, str, in
         draft.unique_states,
         draft.expires,
         draft.timeout,
+        batch,
     )
 
 

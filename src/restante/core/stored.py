@@ -2,7 +2,8 @@
 
     line 1, the sequence number it was sent under          (added by the server, like sent_at)
     line 2, the facts:  sent_at ⇥ kind ⇥ priority ⇥ payload bytes
-    line 3, the limits: lease_ms+expires_ms@due_ms ⇥ max_attempts ⇥ unique states ⇥ unique key, empty for most messages
+    line 3, the limits: lease_ms+expires_ms@due_ms ⇥ max_attempts ⇥ unique states ⇥ unique key, then ⇥ batch for a
+            message that is part of one; empty for most messages
             (expires_ms counts from sent_at, or from due_ms if that is given and later)
     then CRC-32 of the bytes that the client wrote (4 bytes), length of the options (2 bytes), options (JSON), payload
 
@@ -36,6 +37,8 @@ _SCALARS = frozenset({str, int, float, bool, type(None)})
 #: The upper bytes of NaN and infinity as marshal writes them. Other values may contain the same bytes.
 _NOT_FINITE = re.compile(rb"[\xf0-\xff][\x7f\xff]")
 _dumps, _marshal = orjson.dumps, marshal.dumps
+#: The limits of most messages.
+_UNBOUND = (None,) * 5
 #: Bytes; headers and options together. Larger headers belong in the payload.
 MAX_OPTIONS = 65535
 #: Bytes of a unique key: it is part of the limits, which the scripts read at every move.
@@ -201,6 +204,7 @@ def encode(
     unique: str | None = None,
     unique_states: str = "",
     timeout_ms: int | None = None,
+    batch: str | None = None,
 ) -> tuple[bytes, int]:
     """Returns the stored form without sent_at, and the payload's size in bytes."""
     body, options = _encode_body(payload, content_type)
@@ -218,13 +222,16 @@ def encode(
     if len(extra) > MAX_OPTIONS:
         raise InvalidInput(f"headers take {len(extra)} bytes, more than {MAX_OPTIONS}: move them into the payload")
     limits = b""
-    if lease_ms is not None or expires_ms is not None or max_attempts is not None or unique is not None:
+    bounds = (lease_ms, expires_ms, max_attempts, unique, batch)
+    if bounds != _UNBOUND:
         if unique is not None:
             _check_unique(unique)
         first = f"{lease_ms or ''}"
         if expires_ms is not None:
             first += f"+{expires_ms}" if expires_from is None else f"+{expires_ms}@{expires_from}"
         limits = f"{first}\t{max_attempts or ''}\t{unique_states}\t{unique or ''}".encode()
+        if batch is not None:
+            limits += f"\t{batch}".encode()
     head = b"%b\t%d\t%d\n%b\n" % (kind.encode(), priority, len(body), limits)
     tail = b"%b%b%b" % (len(extra).to_bytes(2), extra, body)
     return head + crc32(tail, crc32(head)).to_bytes(4) + tail, len(body)
@@ -258,8 +265,10 @@ _UNREAD = object()
 DAMAGED = "the stored message is damaged"
 #: Sequence number, then the facts, then the limits.
 _HEAD = re.compile(rb"\d+\n(\d{1,18})\t([^\t\n]*)\t(\d{1,18})\t(\d{1,18})\n([^\n]*)\n")
-#: lease_ms, expires_ms, due_ms, max_attempts, unique states, unique key; or an empty line.
-_LIMITS = re.compile(r"(?:(\d{0,18})(?:\+(\d{1,18})@?(\d{0,18}))?\t(\d{0,18})\t([^\t]*)\t(.*))?", re.DOTALL)
+#: lease_ms, expires_ms, due_ms, max_attempts, unique states, unique key, batch; or an empty line.
+_LIMITS = re.compile(
+    r"(?:(\d{0,18})(?:\+(\d{1,18})@?(\d{0,18}))?\t(\d{0,18})\t([^\t]*)\t([^\t]*)(?:\t(.+))?)?", re.DOTALL
+)
 
 
 def sound(raw: bytes) -> bool:
@@ -345,6 +354,11 @@ class Stored:
         return self._split()[1][5] or None
 
     @property
+    def batch(self) -> str | None:
+        """The batch that the message is a part of: its home queue, a slash and its id."""
+        return self._split()[1][6] or None
+
+    @property
     def options(self) -> dict[str, Any]:
         if self._options is None:
             at = self._split()[2]
@@ -419,7 +433,7 @@ class Damaged(Stored):
     """A stored form that cannot be read. It has empty facts and shows its bytes, so that a list can still be read."""
 
     def _split(self) -> tuple[list[bytes], list[str], int]:
-        return [b"0", b"", b"0", b"%d" % len(self.raw)], [""] * 6, 0
+        return [b"0", b"", b"0", b"%d" % len(self.raw)], [""] * 7, 0
 
     @property
     def kind(self) -> str:

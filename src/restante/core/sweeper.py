@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from restante.core import operations as ops
+from restante.core.batch_calls import carrying
 from restante.core.call_retry import away
 from restante.core.errors import RestanteError
 from restante.core.firing import firing
@@ -87,6 +88,8 @@ class Sweeper:
                     done.fired += self._fire(ref, done)
                 while True:
                     got = self._client.connection.run(ops.receive(ref, 0))
+                    if ref.noted:
+                        run_flow(self._client.connection, carrying(ref, ref.together))
                     done.promoted += got.promoted
                     done.expired += got.expired
                     if got.due is None or got.due > got.now:

@@ -81,6 +81,11 @@ class HttpMessage(LeasedMessage):
         super().__init__(queue, *_parts(fields))  # type: ignore[arg-type]  # it has the methods that a message calls
         self.replays, self.suspect = fields["replays"], fields["suspect"]
 
+    @property
+    def batch(self) -> None:
+        """Always None: over HTTP a batch is sent by one request, and `batch_id` names that of a message."""
+        return None
+
 
 class AsyncHttpMessage(AsyncLeasedMessage):
     """A received message for asyncio: await its verbs, or use `async with`, which acks or nacks."""
@@ -88,6 +93,11 @@ class AsyncHttpMessage(AsyncLeasedMessage):
     def __init__(self, queue: AsyncHttpQueue, fields: dict[str, Any]) -> None:
         super().__init__(queue, *_parts(fields))  # type: ignore[arg-type]  # it has the methods that a message calls
         self.replays, self.suspect = fields["replays"], fields["suspect"]
+
+    @property
+    def batch(self) -> None:
+        """Always None, as for `HttpMessage`."""
+        return None
 
 
 class HttpHandle(Handle):

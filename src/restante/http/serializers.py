@@ -115,6 +115,7 @@ def stored_in(fields: dict[str, Any]) -> Stored:
         unique=fields["unique"],
         expires_ms=None if expires_at is None else expires_at - sent_at,
         timeout_ms=round(fields["timeout_seconds"] * 1000) if fields.get("timeout_seconds") else None,
+        batch=fields.get("batch"),
     )
     return Stored(b"0\n%d\t%b" % (sent_at, body))
 

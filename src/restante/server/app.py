@@ -26,7 +26,7 @@ from restante.rsmq import inspector
 from restante.server import requests, responses
 from restante.server.access import COOKIE, SESSION_SECONDS, Caller
 from restante.server.guard import BodyRefused, Guard
-from restante.server.routes import admin, messages, read, rsmq, schedules, topics
+from restante.server.routes import admin, batches, messages, read, rsmq, schedules, topics
 from restante.server.routing import Reader, StateDep, json_route, router
 from restante.server.state import Json, Refused, ServerSettings, ServerState
 
@@ -39,6 +39,7 @@ STATUS: tuple[tuple[type[RestanteError], int], ...] = (
     (errors.NotFound, 404),
     (errors.LeaseLost, 409),
     (errors.MessageLeased, 409),
+    (errors.BatchEnded, 409),
     (errors.InUse, 409),
     (errors.QueueFull, 429),
     (errors.Unavailable, 503),
@@ -50,6 +51,7 @@ STATUS: tuple[tuple[type[RestanteError], int], ...] = (
 PAGES = (
     ("overview", "Overview"),
     ("dead", "Dead letters"),
+    ("batches", "Batches"),
     ("consumers", "Consumers"),
     ("schedules", "Schedules"),
     ("journal", "Journal"),
@@ -62,6 +64,7 @@ _DASHBOARD = (
     "/",
     "/queues/{rest:path}",
     "/dead",
+    "/batches",
     "/consumers",
     "/schedules",
     "/journal",
@@ -115,7 +118,7 @@ def create_app(url: str, settings: ServerSettings | None = None) -> Guard:
 
 def _routers() -> list[tuple[str, APIRouter]]:
     """The routers of the API, each with its path prefix."""
-    parts = (_session, messages.api, read.api, admin.api, schedules.api, topics.api, rsmq.api)
+    parts = (_session, messages.api, read.api, admin.api, batches.api, schedules.api, topics.api, rsmq.api)
     return [*(("/api", part) for part in parts), ("", read.plain)]
 
 

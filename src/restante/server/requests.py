@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
+from restante.core.batch import KEEP, BatchOptions
 from restante.core.errors import InvalidInput, InvalidPayload
 from restante.core.message import Draft, State
 from restante.core.operations import MAX_BATCH, MAX_STEP
@@ -137,6 +138,32 @@ class SendMany(Strict):
 
     messages: list[SendOne] = Field(min_length=1, max_length=MAX_BATCH)
     durability: Durability | None = None
+
+
+class BatchMessage(SendOne):
+    """A message of a batch, with its queue. The server makes its ID."""
+
+    queue: Name
+
+
+class SendBatch(Strict):
+    """A batch: messages of any queues, and those that are sent at its end and at its first dead message."""
+
+    home: Name
+    messages: list[BatchMessage] = Field(max_length=MAX_BATCH)
+    on_complete: SendOne | None = None
+    on_dead: SendOne | None = None
+    id: Annotated[str, Field(pattern=NAME.replace("/", ""))] | None = None
+    title: str = Field("", max_length=200)
+    parent: Name | None = None
+    keep_seconds: Annotated[float, Field(ge=1, le=LONGEST_DELAY, allow_inf_nan=False)] = KEEP
+
+    def options(self) -> BatchOptions:
+        """What `client.batch` takes."""
+        ends = {"on_complete": self.on_complete, "on_dead": self.on_dead}
+        drafts = {name: one.draft() for name, one in ends.items() if one is not None}
+        made: BatchOptions = {"id": self.id, "title": self.title, "parent": self.parent, "keep": self.keep_seconds}
+        return {**made, **drafts}  # type: ignore[typeddict-item]  # the names are those above
 
 
 class SendSingle(SendOne):

@@ -44,6 +44,7 @@ class _Message(BaseModel):
     sent_at: int
     expires_at: int | None
     unique: str | None
+    batch: str | None
 
 
 class ReceivedMessage(_Message):
@@ -481,6 +482,53 @@ class Revoked(BaseModel):
 
 class Cancelled(BaseModel):
     cancelled: int
+
+
+class BatchFailed(BaseModel):
+    id: str
+    queue: str
+    ended: Literal["dead", "cancelled", "deleted", "purged", "lapsed", "lost"]
+    error: str
+
+
+class BatchOut(BaseModel):
+    #: Home queue, slash, ID.
+    id: str
+    state: Literal["open", "running", "complete", "cancelled"]
+    title: str
+    parent: str | None
+    created_at: int
+    sealed_at: int | None
+    ended_at: int | None
+    #: Seconds since it was created, or until its end.
+    age: float
+    #: The share of its messages that have ended.
+    fraction: float
+    total: int
+    pending: int
+    done: int
+    dead: int
+    cancelled: int
+    deleted: int
+    purged: int
+    lapsed: int
+    lost: int
+    #: The first messages that did not succeed.
+    failed: list[BatchFailed]
+
+
+class Batches(BaseModel):
+    now: int
+    batches: list[BatchOut]
+
+
+class BatchSent(BaseModel):
+    id: str
+    messages: list[Sent]
+
+
+class BatchResumed(BaseModel):
+    missing: int
 
 
 class Deleted(BaseModel):

@@ -99,6 +99,7 @@ def _facts(message: Message, max_attempts: int) -> dict[str, Any]:
         "sent_at": message.stored.sent_ms,
         "expires_at": ms(message.expires_at),
         "unique": message.unique,
+        "batch": message.batch_id,
     }
 
 

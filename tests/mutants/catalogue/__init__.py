@@ -10,6 +10,7 @@ from tests.mutants.catalogue import (
     cli,
     compat,
     core,
+    core_batches,
     core_connections,
     core_control,
     core_data,
@@ -30,6 +31,7 @@ from tests.mutants.catalogue import (
 FAULTS: Final = (
     *core.FAULTS,
     *core_connections.FAULTS,
+    *core_batches.FAULTS,
     *core_control.FAULTS,
     *core_data.FAULTS,
     *limits.FAULTS,

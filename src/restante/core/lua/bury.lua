@@ -1,11 +1,12 @@
 -- Dead-letters leased messages at once, whatever attempts are left.
--- KEYS: queue journal deliveries history leased dead unique marker, and verdicts as in ack
+-- KEYS: queue journal deliveries history leased dead unique marker outbox, and verdicts as in ack
 -- ARGV: per message: id, token, error class, error text (JSON)
--- Returns the positions (1-based) whose lease is lost.
+-- Returns the positions (1-based) whose lease is lost, and what follows them as in ack.
 -- Journal: buried
 local m = require('moves')
-local k = { deliveries = KEYS[3], history = KEYS[4], leased = KEYS[5], dead = KEYS[6], unique = KEYS[7] }
-local marker, verdicts = KEYS[8], KEYS[9]
+local k = { deliveries = KEYS[3], history = KEYS[4], leased = KEYS[5], dead = KEYS[6], unique = KEYS[7],
+  outbox = KEYS[9] }
+local marker, verdicts = KEYS[8], KEYS[10]
 local set = call('HMGET', queue, 'journal', 'journal_skip', 'max_leased')
 m.open(set[1], set[2])
 local now, lost = clock(), {}
@@ -21,4 +22,5 @@ for i = 1, #ARGV, 4 do
 end
 if verdicts then m.decided(verdicts, 'bury', lost, 1, 4) end
 if set[3] then call('ZADD', marker, '0', '0') end
-return lost
+if noted and noted.sooner then call('ZADD', marker, '0', '0') end
+return m.with_noted(lost)

@@ -1,14 +1,14 @@
 -- Moves messages that are not leased to another queue: due times, headers and errors are kept, attempts reset to 0.
--- KEYS: queue journal messages deliveries history ready scheduled retrying dead leased unique of the source, then
---       queue journal messages deliveries history ready scheduled unique marker of the target
+-- KEYS: queue journal messages deliveries history ready scheduled retrying dead leased unique outbox of the source,
+--       then queue journal messages deliveries history ready scheduled unique marker of the target
 -- ARGV: operator, source name, target name, then message ids
 -- Returns per message its state in the source, "leased" if it is leased, "exists" if the target has it, "" if none.
 -- Journal: deleted in the source, sent in the target
 local m = require('moves')
 local messages, deliveries, history, ready, scheduled = KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
-local retrying, dead, leased, unique = KEYS[8], KEYS[9], KEYS[10], KEYS[11]
-local to = { queue = KEYS[12], journal = KEYS[13], messages = KEYS[14], deliveries = KEYS[15], history = KEYS[16],
-  ready = KEYS[17], scheduled = KEYS[18], unique = KEYS[19], marker = KEYS[20] }
+local retrying, dead, leased, unique, outbox = KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12]
+local to = { queue = KEYS[13], journal = KEYS[14], messages = KEYS[15], deliveries = KEYS[16], history = KEYS[17],
+  ready = KEYS[18], scheduled = KEYS[19], unique = KEYS[20], marker = KEYS[21] }
 local operator, source, target = ARGV[1], ARGV[2], ARGV[3]
 local places = { ready = ready, scheduled = scheduled, retrying = retrying, dead = dead }
 local from = { queue = queue, journal = journal }
@@ -51,6 +51,7 @@ for i = 4, #ARGV do
     on(from)
     write(m.advance('deleted', 1),
       { m.line('deleted', 'gone', now, id, facts, 0, operator, '', '', state .. ', moved to ' .. target) }, true)
+    m.note(outbox, limits, id, 'moved', target, now)
     call('ZREM', places[state], id)
     m.forget(messages, deliveries, history, { id })
   end

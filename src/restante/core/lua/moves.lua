@@ -1,6 +1,7 @@
 -- Moves that several verbs share, as a part, so that only calls that need them pay for them.
 local call, match, format, slice, find = redis.call, string.match, string.format, string.sub, string.find
 local HISTORY = 50 -- attempts kept per message
+local CARRY_MS = 250 -- after which another consumer carries what is in the outbox
 
 -- Trims the journal behind the slowest registered reader: keeps at least `keep` lines and at most `cap`; lines beyond
 -- the cap that a reader has not read are counted as lost.
@@ -68,7 +69,7 @@ end
 -- Holds the unique key of a message in the states that its limits name, and frees it in all others.
 local function hold_unique(unique, limits, id, state)
   if limits == '' then return end
-  local states, key = match(limits, '^[^\t]*\t[^\t]*\t([^\t]*)\t(.*)$')
+  local states, key = match(limits, '^[^\t]*\t[^\t]*\t([^\t]*)\t([^\t]*)')
   if not key or key == '' then return end
   if find(states, state, 1, true) then
     call('HSETNX', unique, key, id)
@@ -76,6 +77,40 @@ local function hold_unique(unique, limits, id, state)
     call('HDEL', unique, key)
   end
 end
+
+-- The batch of a message, the last of its limits; nil for most messages.
+local function batch_of(limits)
+  if limits == '' then return nil end
+  return match(limits, '^[^\t]*\t[^\t]*\t[^\t]*\t[^\t]*\t(.+)$')
+end
+
+-- Puts into the outbox how a message of a batch has ended, or that it is replayed or moved. The caller of the verb
+-- carries it to the batch; if the caller does not, whoever receives next, so the hint `due` names a time for it.
+-- `sequence` grows with each entry of one message.
+local function note(outbox, limits, id, how, class, now, sequence)
+  local batch = batch_of(limits)
+  if not batch then return end
+  local set = call('HMGET', queue, 'sequence', 'due')
+  sequence = format('%d', sequence or set[1] or 0)
+  local entry = table.concat({ sequence, batch, how, id, class }, '\t')
+  call('ZADD', outbox, sequence, entry)
+  noted = noted or {}
+  noted[#noted + 1] = entry
+  local due = tonumber(set[2])
+  if not due or due > now + CARRY_MS then
+    call('HSET', queue, 'due', format('%d', now + CARRY_MS))
+    noted.sooner = true
+  end
+end
+
+-- The reply of a verb whose first part lists lost leases: behind them a 0 and what is in the outbox, if anything is.
+local function with_noted(lost)
+  if not noted then return lost end
+  lost[#lost + 1] = 0
+  for i = 1, #noted do lost[#lost + 1] = noted[i] end
+  return lost
+end
+
 -- A delivery is stored apart from the payload, so that no receive rewrites the payload:
 -- lease_expires_at (13 digits), token / facts, attempts, consumer / sequence, received_at, replays / limits, and
 -- behind them / when, progress (JSON) where the handler has noted any. `pack` leaves the progress out: it ends with the
@@ -149,6 +184,7 @@ local function to_dead(k, id, d, now, event, class, text)
   call('ZADD', k.dead, now, id)
   call('ZREM', k.leased, id)
   hold_unique(k.unique, d.limits, id, 'd')
+  note(k.outbox, d.limits, id, 'dead', class, now)
 end
 
 -- Stores a verdict by the token of its lease, for leases that were not lost; ARGV holds one message per `width`
@@ -194,6 +230,10 @@ return {
   position = position,
   is_over = is_over,
   hold_unique = hold_unique,
+  batch_of = batch_of,
+  note = note,
+  with_noted = with_noted,
+  CARRY_MS = CARRY_MS,
   parse = parse,
   pack = pack,
   remember = remember,

@@ -11,6 +11,7 @@ local SPAN = 17592186044416 -- 2^44: room for sequence numbers below each priori
 local HORIZON = 5000 -- ms a consumer may wait unasked; a due time before that must wake one
 -- How much the journal keeps (full, payloads, terminal, off) and how many sequence numbers it has skipped so far.
 local level, skip = 'full', 0
+local noted -- what this call has put into the outbox: see `note` in moves.lua
 local require -- defined between this file and the verb: require('moves') runs moves.lua
 
 -- Milliseconds, and 1 if part of the next one has passed: times that must not be early count from the next one.

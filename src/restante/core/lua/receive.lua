@@ -1,11 +1,11 @@
 -- Settles the given acks, promotes due messages, reclaims expired leases, then leases up to n messages.
 -- KEYS: queue journal messages deliveries history ready scheduled retrying leased dead done marker unique acked
---       acked_before consumers
+--       acked_before consumers outbox
 -- ARGV: n, nonce, consumer, lease_ms ("" for the queue's), the consumer's registry entry ("" for none), then id and
 --       token per ack
 -- Returns now, due ("" if nothing is), version, promoted, expired, sequence number before the first lease, list of
---         lost acks, then per message: id, attempts (from the second delivery on: attempts, replays and "expired" if
---         the last attempt ended without a verdict), lease_expires_at, stored form.
+--         lost acks (followed as in ack), then per message: id, attempts (from the second delivery on: attempts, replays
+--         and "expired" if the last attempt ended without a verdict), lease_expires_at, stored form.
 --         An idle call (nothing ready, due or given) returns 0 for now and for the number.
 --         A message that has expired is removed when its turn comes, and not delivered.
 -- Journal: acked, promoted, expired, received, deleted
@@ -14,7 +14,7 @@
 -- sweep.lua and limits.lua.
 local messages, deliveries, history, ready, scheduled = KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
 local retrying, leased, dead, done, marker, unique = KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12], KEYS[13]
-local acked, acked_before, consumers = KEYS[14], KEYS[15], KEYS[16]
+local acked, acked_before, consumers, outbox = KEYS[14], KEYS[15], KEYS[16], KEYS[17]
 local n, nonce, consumer, lease_ms, presence, first_ack = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4], ARGV[5], 6
 local packed, sequence, due, total_received, total_acked, acked_since, skipped = unpack(call('HMGET', queue, 'settings',
   'sequence', 'due', 'received', 'acked', 'acked_since', 'journal_skip'))
@@ -34,17 +34,17 @@ if #ARGV >= first_ack then
   local plan
   plan, apply = require('settling')
   gone, lines, lost = plan(first_ack, now, keep, deliveries, unique, acked, acked_before, set.dedup_ms, acked_since,
-    sequence)
+    sequence, outbox)
 end
 
 local promoted, expired = 0, 0
 if due and due <= now then
   local promote, reclaim, note_next_due = require('sweep')
   local k = { messages = messages, deliveries = deliveries, history = history, ready = ready, scheduled = scheduled,
-    retrying = retrying, leased = leased, dead = dead, unique = unique }
+    retrying = retrying, leased = leased, dead = dead, unique = unique, outbox = outbox }
   promoted = promote(scheduled, k, now) + promote(retrying, k, now)
   expired = reclaim(k, now, set.max_attempts)
-  due = note_next_due(k)
+  due = note_next_due(k, now)
   known_due = due
   sequence = tonumber(call('HGET', queue, 'sequence') or 0)
 end
@@ -100,6 +100,7 @@ for i = 1, took do
   if over then
     lapsed, lapsed_lines = lapsed or {}, lapsed_lines or {}
     lapsed[#lapsed + 1] = id
+    m.note(outbox, limits, id, 'lapsed', 'Lapsed', now, base + i)
     lapsed_lines[#lapsed] = m.line('deleted', 'gone', stamp, id, facts, format('%d', attempts - 1), '', '', 'Lapsed',
       'ready')
   else
@@ -117,6 +118,10 @@ for i = 1, took do
 end
 
 if count > 0 then due = math.min(due or soonest, soonest) end
+if noted then
+  m = m or require('moves')
+  due, reply[7] = math.min(due or now + m.CARRY_MS, now + m.CARRY_MS), m.with_noted(lost)
+end
 if settled + count > 0 then
   call('HSET', queue, 'sequence', format('%d', base + count),
     'received', format('%d', (tonumber(total_received) or 0) + count),

@@ -1,11 +1,11 @@
 -- Moves dead messages back to ready, resets attempts to 0, keeps earlier errors, and stores the task's cursor too.
--- KEYS: queue journal messages deliveries ready dead unique marker tasks
+-- KEYS: queue journal messages deliveries ready dead unique marker tasks outbox
 -- ARGV: operator, task id ("" for none), task record (JSON), then message ids
 -- Returns per message 1 if replayed, 0 if it was not dead.
 -- Journal: replayed
 local m = require('moves')
 local messages, deliveries, ready, dead = KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local unique, marker, tasks = KEYS[7], KEYS[8], KEYS[9]
+local unique, marker, tasks, outbox = KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local operator, task, progress = ARGV[1], ARGV[2], ARGV[3]
 local set = call('HMGET', queue, 'journal', 'journal_skip')
 m.open(set[1], set[2])
@@ -26,6 +26,7 @@ for i = 4, #ARGV do
     call('ZADD', ready, m.position(facts, d.sequence), id)
     call('ZREM', dead, id)
     m.hold_unique(unique, d.limits, id, 'r')
+    m.note(outbox, limits, id, 'replayed', '', now)
     moved = moved + 1
   end
 end

@@ -60,6 +60,8 @@ for i = 2, argc, 4 do
       readied[place + 1], readied[place + 2] = format('%d', (255 - priority) * SPAN + base + n), id
       lines[n] = lead .. id .. '\t' .. facts .. '\t0\t\t\t\t'
     end
+    local batch = careful and match(form, '^[^\n]*\n[^\t\n]*\t[^\t\n]*\t[^\t\n]*\t[^\t\n]*\t([^\n]+)\n')
+    if batch then lines[n] = lines[n] .. 'batch ' .. batch end
   end
 end
 if n == 0 then return { 0, unpack(statuses) } end

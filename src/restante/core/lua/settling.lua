@@ -23,7 +23,7 @@ end
 
 -- Plans the acks of pairs (id, token) from ARGV[first] on: which messages are removed, the journal's lines, and which
 -- leases are lost. The ids are stored as acked here, before anything moves.
-local function plan(first, now, keep, deliveries, unique, acked, acked_before, window, since, base)
+local function plan(first, now, keep, deliveries, unique, acked, acked_before, window, since, base, outbox)
   local ids, gone, lines, graves, lost = {}, {}, {}, {}, {}
   for i = first, #ARGV, 2 do ids[#ids + 1] = ARGV[i] end
   local found = call('HMGET', deliveries, unpack(ids))
@@ -40,7 +40,9 @@ local function plan(first, now, keep, deliveries, unique, acked, acked_before, w
       lines[count] = lead .. id .. '\t' .. tail .. '\t\t\t'
       if string.byte(text, -1) ~= 10 then
         local m = require('moves')
-        m.hold_unique(unique, m.parse(text).limits, id, keep > 0 and 'k' or 'g')
+        local limits = m.parse(text).limits
+      m.hold_unique(unique, limits, id, keep > 0 and 'k' or 'g')
+      m.note(outbox, limits, id, 'acked', '', now, base + count)
       end
     elseif not (seen[id] == given or call('HGET', acked, id) == given or call('HGET', acked_before, id) == given) then
       lost[#lost + 1] = i

@@ -1,6 +1,6 @@
 -- Promotes due messages and reclaims expired leases: a part of receive.lua, for the receives that find something due.
 -- `k` holds the queue's keys by name.
-local call, format = redis.call, string.format
+local call, match, format = redis.call, string.match, string.format
 local BATCH = 200 -- messages promoted or reclaimed per call, so that no call blocks the server for long
 local m = require('moves')
 
@@ -54,9 +54,21 @@ local function reclaim(k, now, max_attempts)
   return #ids
 end
 
+-- Finds what somebody put into the outbox and did not carry. Announced messages are asked about when it is time.
+local function find_noted(k, now)
+  local entries = call('ZRANGE', k.outbox, 0, BATCH - 1)
+  if #entries == 0 then return nil end
+  noted = {}
+  for i = 1, #entries do
+    local at = match(entries[i], '^%d+\t[^\t]+\tannounced\t(%d+)')
+    if not at or tonumber(at) <= now then noted[#noted + 1] = entries[i] end
+  end
+  return now + m.CARRY_MS
+end
+
 -- Stores when the next message or lease is due and returns it, nil if none is.
-local function note_next_due(k)
-  local due
+local function note_next_due(k, now)
+  local due = find_noted(k, now)
   for _, zset in ipairs({ k.scheduled, k.retrying, k.leased }) do
     local head = call('ZRANGE', zset, 0, 0, 'WITHSCORES')
     if head[2] and (not due or tonumber(head[2]) < due) then due = tonumber(head[2]) end
