@@ -175,6 +175,7 @@ def _work(queue: Queue, view: Admin) -> None:
     view.journal(name, limit=1)
     view.consumers()
     view.tasks(name)
+    queue.schedule("nightly", "0 3 * * *", payload="x")
 
 
 @pytest.mark.parametrize("key", NAMES)

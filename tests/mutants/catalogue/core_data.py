@@ -12,8 +12,8 @@ _STATES = ("tests/faults/test_server_states.py",)
 _HANDLING = ("tests/faults/test_handling.py",)
 _EMBEDDED = "tests/faults/test_embedded.py"
 _DOCTOR = (*_STATES, "-k", "doctor")
-_MOVE_APART = """        sent = self._client.queue(target).send(
-            message.payload"""
+_MOVE_APART = """        (sent,) = self._client.connection.run(
+            send_entries("""
 
 FAULTS: Final = (
     # -- operators -------------------------------------------------------------------------------------------------
