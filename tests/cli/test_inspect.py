@@ -217,7 +217,7 @@ def test_completion_knows_commands_and_queues(cli: Cli, post: Client) -> None:
     script = cli(_RESTANTE_COMPLETE="source_bash")
     assert "complete -o default -F _restante_completion restante" in script.out
     words = cli(_RESTANTE_COMPLETE="complete_bash", COMP_WORDS="restante re", COMP_CWORD="1")
-    assert words.out.split() == ["receive", "replay", "revoke", "resume"]
+    assert words.out.split() == ["receive", "result", "replay", "revoke", "resume"]
     names = cli(_RESTANTE_COMPLETE="complete_bash", COMP_WORDS="restante show or", COMP_CWORD="2")
     assert names.out.split() == ["orders"]
     away = cli(
