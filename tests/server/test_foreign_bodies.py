@@ -36,7 +36,7 @@ def with_bodies() -> list[tuple[str, str, list[str]]]:
     """(method, path, fields) of every route that reads a JSON body; not made during collection, since the description
     takes long."""
     schema = described()
-    named = {"queue": "orders", "id": "m1", "service": "billing"}
+    named = {"queue": "orders", "id": "m1", "service": "billing", "batch": "orders%2Fb1"}
     known = schema["components"]["schemas"]
     found = []
     for path, item in schema["paths"].items():
@@ -77,6 +77,11 @@ def test_every_route_with_a_body_is_found() -> None:
         "/api/queues/orders/resume",
         "/api/queues/orders/messages/m1/revoke",
         "/api/queues/orders/messages/m1/cancel",
+        "/api/batches/orders%2Fb1/cancel",
+        "/api/batches/orders%2Fb1/resume",
+        "/api/queues/orders/schedules/m1/pause",
+        "/api/queues/orders/schedules/m1/resume",
+        "/api/queues/orders/schedules/m1/run",
     ]
 
 

@@ -60,11 +60,15 @@ def draft_out(draft: Draft) -> dict[str, Any]:
         "retry": draft.retry.text() if draft.retry else None,
         "lease_seconds": None if draft.lease is None else seconds(draft.lease, "lease", least=0.001),
         "expires_seconds": None if draft.expires is None else seconds(draft.expires, "expires"),
-        "unique_states": None if draft.unique_states is None else sorted(valid_states(draft.unique_states)),
+        "unique_states": _unique_states(draft),
         "timeout_seconds": None if draft.timeout is None else seconds(draft.timeout, "timeout", least=0.001),
     }
     given = {name: value for name, value in plain.items() if value is not None}
     return {"id": new_id() if draft.id is None else draft.id, **_content(draft), **given, **_due(draft)}
+
+
+def _unique_states(draft: Draft) -> list[str] | None:
+    return None if draft.unique_states is None else sorted(state.value for state in valid_states(draft.unique_states))
 
 
 def _check(draft: Draft) -> None:

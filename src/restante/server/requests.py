@@ -24,6 +24,8 @@ from restante.core.settings import DURATIONS, JOURNAL_LEVELS
 MAX_WAIT = 60.0
 #: The rule of `restante.core.names` as a pattern for OpenAPI.
 NAME = r"^[A-Za-z0-9._:@/+][A-Za-z0-9._:@/+-]{0,199}$"
+#: Names of batches: the home queue, a slash and an ID.
+BATCH_NAME = f"{NAME[:-1]}/{NAME[1:].replace('/', '')}"
 
 
 def _whole(value: Any) -> Any:
@@ -155,7 +157,7 @@ class SendBatch(Strict):
     on_dead: SendOne | None = None
     id: Annotated[str, Field(pattern=NAME.replace("/", ""))] | None = None
     title: str = Field("", max_length=200)
-    parent: Name | None = None
+    parent: Annotated[str, Field(pattern=BATCH_NAME, examples=["reports/01HZY5Q3"])] | None = None
     keep_seconds: Annotated[float, Field(ge=1, le=LONGEST_DELAY, allow_inf_nan=False)] = KEEP
 
     def options(self) -> BatchOptions:

@@ -11,7 +11,7 @@ from fastapi import Path, Query
 
 from restante.core.batch import BatchStatus
 from restante.server import requests, responses
-from restante.server.requests import NAME
+from restante.server.requests import BATCH_NAME, NAME
 from restante.server.routing import Operator, Reader, Sender, StateDep, json_route, router
 from restante.server.serializers import ms
 from restante.server.state import Json
@@ -19,7 +19,9 @@ from restante.server.state import Json
 api = router("batches")
 BatchId = Annotated[
     str,
-    Path(pattern=NAME, description="Home queue, slash, ID. Encode the slash as %2F.", examples=["reports/01HZY5Q3"]),
+    Path(
+        pattern=BATCH_NAME, description="Home queue, slash, ID. Encode the slash as %2F.", examples=["reports/01HZY5Q3"]
+    ),
 ]
 Home = Annotated[str | None, Query(pattern=NAME, description="Only batches of this home queue.")]
 Limit = Annotated[int, Query(ge=1, le=1000)]
