@@ -127,7 +127,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def measure(processes: str, tests: Sequence[str], limit: float) -> None:
-    """Runs the tests and writes what they ran to `RESULTS`. If that fails, the data of the long run stays in its folder."""
+    """Runs the tests and writes what they ran to `RESULTS`; if the latter fails, the data of the run is kept."""
     folder = tempfile.mkdtemp(prefix="restante-coverage-")
     Path(folder).chmod(0o1777)  # some tests run programs as a user without rights
     environment = {
@@ -175,15 +175,16 @@ def run_tests(
     ]
     for thread in watching:
         thread.start()
-    try:
-        assert running.stdout is not None
-        for line in running.stdout:
-            if run.read(line):
-                CONSOLE.out(line, end="", highlight=False)
-        run.code = running.wait()
-    finally:
-        over.set()
-        _end_group(running, GRACE)
+    with running:
+        try:
+            assert running.stdout is not None
+            for line in running.stdout:
+                if run.read(line):
+                    CONSOLE.out(line, end="", highlight=False)
+            run.code = running.wait()
+        finally:
+            over.set()
+            _end_group(running, GRACE)
     for thread in watching:
         thread.join()
     CONSOLE.print(run.progress())
