@@ -13,6 +13,7 @@ import datetime
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -70,22 +71,25 @@ class Run:
     #: Whether the tests' own summary has begun.
     summary: bool = False
 
-    def read(self, line: str) -> None:
-        """Takes in one line of pytest's output."""
+    def read(self, line: str) -> bool:
+        """Takes in one line of pytest's output; returns whether it is shown: all but tests that begin or pass."""
         if self.summary:
-            return
-        if found := _COUNT.match(line):
-            self.count = int(found[1])
-        elif found := _RESULT.match(line):
+            return True
+        if found := _RESULT.match(line):
             test = _GROUP.sub("", found[2])
             self.running.pop(test, None)
             self.ended.add(test)
-            if found[1] in ("FAILED", "ERROR") and test not in self.failed:
+            failed = found[1] in ("FAILED", "ERROR")
+            if failed and test not in self.failed:
                 self.failed.append(test)
-        elif line.startswith("tests/"):
+            return failed
+        if line.startswith("tests/"):
             self.running[_GROUP.sub("", line.strip())] = None
-        else:
-            self.summary = line.startswith("===") and "test session starts" not in line
+            return False
+        if found := _COUNT.match(line):
+            self.count = int(found[1])
+        self.summary = line.startswith("===") and "test session starts" not in line
+        return bool(line.strip())
 
     def outcome(self) -> dict[str, Any]:
         """How it ended, as JSON."""
@@ -123,28 +127,28 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def measure(processes: str, tests: Sequence[str], limit: float) -> None:
-    """Runs the tests and writes what they ran to `RESULTS`."""
-    with tempfile.TemporaryDirectory(prefix="restante-coverage-") as folder:
-        Path(folder).chmod(0o1777)  # some tests run programs as a user without rights
-        environment = {
-            **os.environ,
-            "COVERAGE_FILE": str(Path(folder, "data")),
-            "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT))),  # this checkout, whatever is installed
-            "RESTANTE_PATIENCE": str(PATIENCE),
-        }
-        coverage = [sys.executable, "-m", "coverage"]
-        run = run_tests([*coverage, "run"], processes, tests, environment, limit)
-        if not run.ended:
-            raise SystemExit("no test has ended: there is nothing to report")
-        subprocess.run([*coverage, "combine", "--quiet"], cwd=ROOT, env=environment, check=True)
-        report = Path(folder, "report.json")
-        # Tests also run copies of the package, which are gone by now.
-        chosen = ["--include", "src/restante/*", "--ignore-errors"]
-        subprocess.run(
-            [*coverage, "json", "--quiet", *chosen, "-o", str(report)], cwd=ROOT, env=environment, check=True
-        )
-        RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(json.dumps({"run": run.outcome(), "files": json.loads(report.read_text())["files"]}))
+    """Runs the tests and writes what they ran to `RESULTS`; if the latter fails, the data of the run is kept."""
+    folder = tempfile.mkdtemp(prefix="restante-coverage-")
+    Path(folder).chmod(0o1777)  # some tests run programs as a user without rights
+    environment = {
+        **os.environ,
+        "COVERAGE_FILE": str(Path(folder, "data")),
+        "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT))),  # this checkout, whatever is installed
+        "RESTANTE_PATIENCE": str(PATIENCE),
+    }
+    coverage = [sys.executable, "-m", "coverage"]
+    CONSOLE.print(f"data in {folder}")
+    run = run_tests([*coverage, "run"], processes, tests, environment, limit)
+    if not run.ended:
+        raise SystemExit("no test has ended: there is nothing to report")
+    subprocess.run([*coverage, "combine", "--quiet"], cwd=ROOT, env=environment, check=True)
+    report = Path(folder, "report.json")
+    # Tests also run copies of the package, which are gone by now.
+    chosen = ["--include", "src/restante/*", "--ignore-errors"]
+    subprocess.run([*coverage, "json", "--quiet", *chosen, "-o", str(report)], cwd=ROOT, env=environment, check=True)
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps({"run": run.outcome(), "files": json.loads(report.read_text())["files"]}))
+    shutil.rmtree(folder)
 
 
 def run_tests(
@@ -171,17 +175,16 @@ def run_tests(
     ]
     for thread in watching:
         thread.start()
-    try:
-        assert running.stdout is not None
-        for line in running.stdout:
-            known = len(run.failed)
-            run.read(line)
-            if run.summary or len(run.failed) > known:
-                CONSOLE.out(line, end="", highlight=False)
-        run.code = running.wait()
-    finally:
-        over.set()
-        _end_group(running, GRACE)
+    with running:
+        try:
+            assert running.stdout is not None
+            for line in running.stdout:
+                if run.read(line):
+                    CONSOLE.out(line, end="", highlight=False)
+            run.code = running.wait()
+        finally:
+            over.set()
+            _end_group(running, GRACE)
     for thread in watching:
         thread.join()
     CONSOLE.print(run.progress())
