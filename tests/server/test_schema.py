@@ -30,7 +30,8 @@ def as_lines(context: Any, value: Any) -> bytes:
 
 
 #: Whether a text is a file of messages, or a cron expression that ever matches, is more than a description of text can
-#: say, and so is which options the message at the end of a batch does without; and what is generated as a wrong list of queues, or beside a namespace, may be empty and travel as nothing.
+#: say, and so is which options the message at the end of a batch does without; and what is generated as a wrong list of
+#: queues, or beside a namespace, may be empty and travel as nothing.
 EXCLUDED = {
     "import": [positive_data_acceptance],
     "put_schedule": [positive_data_acceptance],
