@@ -111,6 +111,7 @@ def line(
         "due_at": due,
         "error_class": error,
         "detail": detail,
+        "group": (item.group or "") if item else "",
     }
 
 

@@ -167,7 +167,8 @@ def rows(post: Client, *queues: str) -> list[Row]:
     for queue in queues:
         incarnation = place(post, queue).incarnation
         for entry in entries(post, queue):
-            row = {item.name: getattr(entry, item.name) for item in fields(entry)}
+            # The table has no column for the group.
+            row = {item.name: getattr(entry, item.name) for item in fields(entry) if item.name != "group"}
             made.append(
                 {**row, "incarnation": incarnation, "position": entry.position.sequence, "event": entry.event.value}
             )

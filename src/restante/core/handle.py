@@ -19,7 +19,8 @@ from restante.core.queue_ref import QueueRef
 from restante.core.scripts import Script, ScriptCall
 
 STATUS = Script(
-    "status", "queue journal deliveries history ready scheduled retrying leased dead done acked acked_before"
+    "status",
+    "queue journal deliveries history ready scheduled retrying leased dead done acked acked_before messages held",
 )
 
 #: Seconds between the first two looks, the factor by which the pause grows, and the longest pause. Shorter ones cost

@@ -10,13 +10,15 @@ from restante.core.queue_ref import QueueRef
 from restante.core.scripts import Argument, Script, ScriptCall
 
 DELETE = Script(
-    "delete", "queue journal messages deliveries history ready scheduled retrying dead done leased unique outbox"
+    "delete",
+    "queue journal messages deliveries history ready scheduled retrying dead done leased unique outbox "
+    "marker groups held",
 )
-REVOKE = Script("revoke", "queue journal deliveries history ready leased unique marker")
+REVOKE = Script("revoke", "queue journal deliveries history ready leased unique marker groups held")
 CANCEL = Script(
     "cancel",
     "queue journal messages deliveries history ready scheduled retrying leased dead done unique marker cancelled "
-    "outbox",
+    "outbox groups held",
 )
 
 
