@@ -1,6 +1,6 @@
 # Every target does its own set-up: on a fresh machine `make test` or `make run` is the first command to type.
 .DEFAULT_GOAL := help
-.PHONY: help setup dashboard run test prepare lint checks screenshots chaos long soak bench bench-bus bench-celery bench-groups bench-http bench-ladder bench-processes bench-rsmq bench-spark conformance coverage mutants mutation audit lock clean
+.PHONY: help setup dashboard run test prepare lint checks screenshots chaos long soak bench bench-bus bench-celery bench-http bench-ladder bench-processes bench-rsmq bench-spark conformance coverage mutants mutation audit lock clean
 MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
 # Tests start hundreds of short programs. Without bytecode files each of them would compile every module again.
@@ -61,9 +61,6 @@ bench-processes: setup ## Measure CPU-bound handlers in one process and in one p
 
 bench-http: setup dashboard ## Measure the HTTP server and the dashboard
 	$(BIN)/python -m benchmarks.http
-
-bench-groups: setup ## Measure what groups cost, whether they are fair, and their memory
-	$(BIN)/python -m benchmarks.groups
 
 bench-ladder: setup ## Measure RabbitMQ's ladder with classic and with quorum rungs, and kill the broker
 	$(BIN)/python -m benchmarks.ladder

@@ -38,7 +38,6 @@ CAPABILITIES: Final = {
     "done": "results kept after success",
     "expiry": "messages that are removed once they are too old",
     "fractions": "delays and leases to the millisecond, and due times given as such",
-    "groups": "messages of groups take turns, with limits per group",
     "handle": "a message followed by its id: state, progress, result, cancel",
     "headers": "values beside the payload, and a kind",
     "journal": "one entry per transition",

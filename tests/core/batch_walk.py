@@ -23,7 +23,6 @@ from restante.core.operator_verbs import cancel_many, revoke
 from restante.core.queue import run_flow
 from restante.core.queue_ref import QueueRef
 from tests.core.bench import Bench
-from tests.core.contents import dump, violations
 
 WORK: Final = ("work-1", "work-2")
 HOMES: Final = ("home-1", "home-2")
@@ -50,18 +49,13 @@ class Known:
 class Walk:
     """The queues, and the model beside them."""
 
-    def __init__(self, bench: Bench, seed: int, *, grouped: bool = False) -> None:
+    def __init__(self, bench: Bench, seed: int) -> None:
         self.bench = bench
         self.random = random.Random(seed)
         self.client = restante.connect(bench.server.url, consumer="walker")
         self.admin = Admin(self.client, operator="op", audited=False)
         for name in (*WORK, *HOMES):
             self.client.queue(name, max_attempts=2, retry=restante.fixed(1), lease=LEASE).ensure_open()
-        #: Groups of the messages: of one queue one message of each is leased at a time, the other only takes turns.
-        self.groups = (None, "a", "b") if grouped else (None,)
-        if grouped:
-            for name in (WORK[0], HOMES[0]):
-                self.client.queue(name).configure(group_concurrency=1)
         self.batches: dict[str, Known] = {}
         #: Message → its batch.
         self.batch_of: dict[str, str] = {}
@@ -84,7 +78,6 @@ class Walk:
             if number % 10 == 9:
                 self.carry_all()
                 self.compare()
-                self.check_keys()
 
     def tell(self) -> None:
         """What a walk meets too rarely: an outbox and nothing else due, a late carrier of a move, an unsealed batch."""
@@ -170,16 +163,12 @@ class Walk:
     def _queue(self) -> Any:
         return self.client.queue(self.random.choice(WORK))
 
-    def _group(self) -> str | None:
-        return self.random.choice(self.groups) if len(self.groups) > 1 else None
-
     def open(self) -> None:
         running = [id for id, known in self.batches.items() if not known.ended and known.sealed]
         parent = self.random.choice([None, *running[:2]])
         alarms = self.random.random() < 0.7
-        end = Draft("end", group=self._group())
         batch = self.client.batch(
-            self.random.choice(HOMES), on_complete=end, on_dead="alarm" if alarms else None, parent=parent
+            self.random.choice(HOMES), on_complete="end", on_dead="alarm" if alarms else None, parent=parent
         )
         known = Known(parent, alarms)
         sent: list[Any] = []
@@ -187,7 +176,7 @@ class Walk:
             with batch:
                 for _ in range(self.random.randrange(5)):
                     expires = 5 if self.random.random() < 0.1 else None
-                    sent.append(batch.send(self._queue(), 1, expires=expires, group=self._group()))
+                    sent.append(batch.send(self._queue(), 1, expires=expires))
         except BatchEnded:
             # The model knows of the end of the parent before the server does, never after it.
             assert parent is not None
@@ -269,7 +258,7 @@ class Walk:
             known = self.batches.get(message.batch_id or "")
             if known is None or known.ended or known.members.get(message.id) != "pending":
                 continue
-            id = message.batch.send(self._queue(), 2, group=self._group())
+            id = message.batch.send(self._queue(), 2)
             known.members[str(id)] = "pending"
             self.batch_of[str(id)] = message.batch_id
             return
@@ -385,11 +374,6 @@ class Walk:
             if not any(self.client.connection.command("ZCARD", key, key=key) for key in keys):
                 return
         raise AssertionError("what is in an outbox is not carried")
-
-    def check_keys(self) -> None:
-        """Every message is in one place, and what groups hold back has a reason."""
-        for name in (*WORK, *HOMES):
-            assert violations(dump(self.bench.client, name)) == []
 
     def compare(self) -> None:
         """What the server counted is what happened."""

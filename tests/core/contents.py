@@ -37,8 +37,6 @@ PACKED: Final = (
     "max_dead",
     "max_payload_bytes",
 )
-#: Those of groups behind them.
-PACKED_GROUPS: Final = ("grouped", "group_concurrency", "group_rate", "groups_paused", "group_weights")
 
 #: Reads all keys by one call. ARGV: the kind of each key, then the entry of the journal to begin at. Returns the number
 #: of the journal's entries and the content of each key. The client's own reading of a stream makes dicts, in which
@@ -121,8 +119,7 @@ def _delivery(raw: bytes) -> dict[str, Any]:
         "token": token,
         **_typed(names, facts.split("\t")),
         **_typed(("sequence", "received_at", "replays"), place.split("\t")),
-        "limits": limits.removesuffix("\t*") if limits.count("\t") > 4 else limits,
-        **({"counted": True} if limits.count("\t") > 4 and limits.endswith("\t*") else {}),
+        "limits": limits,
         **({"progress": note[0]} if note else {}),
     }
 
@@ -135,14 +132,8 @@ def _lines(id: bytes, block: bytes) -> dict[str, dict[str, Any]]:
     lines = block.decode().split("\n")
     made = {}
     for number, line in enumerate(lines, int(last) - len(lines) + 1):
-        columns = line.split("\t")
-        assert columns[0] == ("1" if len(columns) == len(COLUMNS) - 1 else "2")
-        if columns[0] == "1":
-            columns.append("")
-        else:
-            assert columns[-1], "a line of a group without its name"
-        made[str(number)] = entry = _typed(COLUMNS, columns)
-        del entry["format"]
+        made[str(number)] = entry = _typed(COLUMNS, line.split("\t"))
+        assert entry.pop("format") == "1"
     return made
 
 
@@ -235,20 +226,8 @@ def _leases(entries: list[tuple[bytes, list[bytes]]]) -> dict[str, Any]:
     return made
 
 
-def _book(name: str, text: str) -> Any:
-    """A record of the book of groups, or a clock."""
-    if name.startswith("\t"):
-        served, plain = text.split(" ")
-        return int(served), int(plain)
-    if "\t" in name:
-        count, last = text.split(" ")
-        return int(count), float(last)
-    *counts, flags, full_at = text.split(" ")
-    return {"counts": tuple(map(int, counts)), "flags": "".join(sorted(flags)), "full_at": float(full_at)}
-
-
 def _kind(name: str) -> str:
-    if name in (*STATES, "marker", "cancelled", "ticks", "held", "waits", "outbox", "batches", "batches_ended"):
+    if name in (*STATES, "marker", "cancelled", "ticks"):
         return "zset"
     return {"journal": "journal", "leases": "stream"}.get(name, "hash")
 
@@ -284,8 +263,6 @@ def dump(client: redis.Redis, queue: str, known: Journal | None = None) -> Dump:
         pairs = zip(found[::2], found[1::2], strict=True)
         if _kind(name) == "zset":
             made[name] = {member.decode(): int(float(score)) for member, score in pairs}
-        elif name == "groups":
-            made[name] = {key.decode(): _book(key.decode(), text.decode()) for key, text in pairs}
         elif name == "leases":
             made[name] = _leases(found)
         elif name == "messages":
@@ -337,8 +314,6 @@ def violations(found: Dump, journal: Journal | None = None) -> list[str]:
     for state in STATES:
         for id in found.get(state, {}):
             places.setdefault(id, []).append(state)
-    for member in found.get("held", {}):
-        places.setdefault(member.split("\t")[2], []).append("ready")
     wrong += [f"{id} is in {' and '.join(states)}" for id, states in places.items() if len(states) > 1]
     wrong += [f"{id} is {states[0]} without a payload" for id, states in places.items() if id not in messages]
     wrong += [f"{id} has a payload and no state" for id in messages if id not in places]
@@ -364,14 +339,12 @@ def violations(found: Dump, journal: Journal | None = None) -> list[str]:
         f"{id} has the token {delivery['token']} of a lease it is not under"
         for id, delivery in deliveries.items()
         if id not in found.get("leased", {})
-        and (
-            delivery["lease_expires_at"] or delivery["token"] not in ("", "-" if "ready" in places.get(id, ()) else "")
-        )
+        and (delivery["lease_expires_at"] or delivery["token"] not in ("", "-" if id in found.get("ready", {}) else ""))
     ]
     for id, score in found.get("ready", {}).items():
         if id in messages and score // SPAN != 255 - messages[id]["priority"]:
             wrong.append(f"{id} of priority {messages[id]['priority']} is ready at {255 - score // SPAN}")
-    waiting = [min(found[state].values()) for state in (*TIMED, "waits") if state in found]
+    waiting = [min(found[state].values()) for state in TIMED if state in found]
     known = hint(found)
     if waiting and known is None:
         wrong.append(f"something is due at {min(waiting)} and no hint says so")
@@ -379,7 +352,7 @@ def violations(found: Dump, journal: Journal | None = None) -> list[str]:
         wrong.append(f"the hint says {known}, later than {min(waiting)}")
     for key, id in found.get("unique", {}).items():
         parts = messages[id]["limits"].split("\t") if id in messages else []
-        if len(parts) < 4 or parts[3] != key:
+        if len(parts) not in (4, 5) or parts[3] != key:
             wrong.append(f"the unique key {key} is held by {id}, which is gone or has another")
         elif id in places and _LETTERS[places[id][0]] not in parts[2]:
             wrong.append(f"the unique key {key} is held by {id} while it is {places[id][0]}")
@@ -387,48 +360,13 @@ def violations(found: Dump, journal: Journal | None = None) -> list[str]:
     wrong += [f"{name} ticks and is no schedule" for name in found.get("ticks", {}) if name not in schedules]
     if queue.get("schedules", 0) != len(schedules):
         wrong.append(f"the queue says {queue.get('schedules', 0)} schedules, there are {len(schedules)}")
-    wrong += _group_violations(found)
     return wrong + _settings_violations(queue) + _journal_violations(queue, journal, places) + _lease_violations(found)
-
-
-def _group_violations(found: Dump) -> list[str]:
-    """What is held back must have a reason that ends: else nothing would ever let it in."""
-    queue, groups, wrong = found.get("queue", {}), found.get("groups", {}), []
-    most = queue.get("group_concurrency")
-    free = set(found.get("ready", {}))
-    messages = found.get("messages", {})
-    near = {
-        messages[id]["limits"].split("\t")[4] for id in free if messages.get(id, {}).get("limits", "").count("\t") > 3
-    }
-    for member in found.get("held", {}):
-        group, score, id = member.split("\t")
-        if messages.get(id, {}).get("limits", "").split("\t")[4:5] != [group]:
-            wrong.append(f"{id} is held back by {group} and is not of it")
-        if id in messages and int(score) // SPAN != 255 - messages[id]["priority"]:
-            wrong.append(f"{id} of priority {messages[id]['priority']} is held back at {score}")
-        record = groups.get(group, {"counts": (0, 0, 0, 0), "flags": ""})
-        _, leased, retrying, _ = record["counts"]
-        busy = leased + (retrying if most == 1 else 0)
-        if "w" in record["flags"] and group not in found.get("waits", {}):
-            wrong.append(f"{group} waits for its rate and for no time")
-        if not (record["flags"] or group in near or "group_cursor" in queue or (most and busy >= most)):
-            wrong.append(f"{id} is held back by {group} for no reason")
-    for name, record in groups.items():
-        if "\t" in name:
-            if not name.startswith("\t") and not record[0]:
-                wrong.append(f"the lane {name!r} is kept for nothing")
-        elif not (any(record["counts"]) or record["flags"] or record["full_at"]):
-            wrong.append(f"the idle group {name} has a record")
-    return wrong
 
 
 def _settings_violations(queue: Mapping[str, Any]) -> list[str]:
     """The verbs read one packed field; it must say what the fields say that operators see."""
     told = [str(queue.get(name, "")) for name in PACKED]
     version = str(queue.get("version", 0))
-    behind = ";".join(str(queue.get(name, "")) for name in PACKED_GROUPS)
-    if behind.strip(";"):
-        told[-1] += f";{behind}"
     wished = "\t".join([version, *told]) if any(told) else version
     # A queue that only a move has written to has no settings yet.
     said = str(queue.get("settings", "0"))

@@ -111,7 +111,6 @@ def line(
         "due_at": due,
         "error_class": error,
         "detail": detail,
-        "group": (item.group or "") if item else "",
     }
 
 

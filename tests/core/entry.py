@@ -38,17 +38,6 @@ class Entry:
     progress: str = ""
     #: What it was acked with.
     result: str = ""
-    #: Whether its group holds it back.
-    held: bool = False
-    #: Whether its lease counts against the concurrency of its group.
-    counted: bool = False
-
-    @property
-    def letter(self) -> str:
-        """Under which its group counts it: given back with a delay it waits like one that has failed."""
-        if self.state == "scheduled":
-            return "s" if self.place is None else "t"
-        return {"ready": "r", "leased": "l", "retrying": "t", "dead": "d"}.get(self.state, "")
 
     def stored(self) -> dict[str, Any]:
         """What does not change about it but by an edit."""
@@ -76,10 +65,6 @@ class Settings:
     dedup_ms: int = 60_000
     pause: bool = False
     journal: str = "full"
-    group_concurrency: int | None = None
-    group_rate: float | None = None
-    #: By group, as a tuple of pairs.
-    group_weights: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass

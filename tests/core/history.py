@@ -30,7 +30,6 @@ class Line:
     attempts: int = 0
     due: int = 0
     detail: str = ""
-    group: str = ""
 
 
 @dataclass(frozen=True)
@@ -77,8 +76,6 @@ class History:
     #: The state of every message that is still there at the end.
     remaining: dict[str, str] = field(default_factory=dict)
     max_attempts: int | None = None
-    #: Whether the queue had a group_concurrency of 1, so that each group is in strict order.
-    strict: bool = False
     #: Whether the run ended by draining the queue: only dead and done messages may be left.
     drained: bool = True
 
@@ -100,8 +97,6 @@ class Verdict:
     fencing: list[str] = field(default_factory=list)
     priority: list[str] = field(default_factory=list)
     fifo: list[str] = field(default_factory=list)
-    #: Messages delivered before an earlier one of their group was settled.
-    inversions: list[str] = field(default_factory=list)
     early: list[str] = field(default_factory=list)
     attempts: list[str] = field(default_factory=list)
     dead_twice: list[str] = field(default_factory=list)
@@ -150,8 +145,6 @@ class _Track:
     delivered: bool = False
     #: Whether its place is no longer that of its line: edited, so free of the check of order.
     moved: bool = False
-    group: str = ""
-    id: str = ""
 
 
 class _Pass:
@@ -169,11 +162,7 @@ class _Pass:
         self.extended: set[int] = set()
         self.totals = {"sent": 0, "acked": 0, "deleted": 0, "purged": 0, "cancelled": 0}
         self._ready: dict[int, int] = {}
-        #: By priority and group: groups take turns, and each keeps its order.
-        self._last_first: dict[tuple[int, str], int] = {}
-        self._strict = history.strict
-        #: The messages of each group that are not settled, in the order in which they became ready.
-        self._members: dict[str, dict[str, None]] = {}
+        self._last_first: dict[int, int] = {}
         self.done_removed = 0
 
     def _place(self, track: _Track, state: str) -> None:
@@ -182,27 +171,8 @@ class _Pass:
             if not self._ready[track.priority]:
                 del self._ready[track.priority]
         track.state = state
-        if track.group:
-            self._follow(track, state)
         if state == "ready":
             self._ready[track.priority] = self._ready.get(track.priority, 0) + 1
-
-    def _follow(self, track: _Track, state: str) -> None:
-        """Keeps the order in which the messages of a group became ready, as long as they are not settled."""
-        members = self._members.setdefault(track.group, {})
-        if state == "ready":
-            members.setdefault(track.id)
-        elif state not in ("leased", "retrying", "scheduled"):
-            members.pop(track.id, None)
-
-    def _check_turn(self, line: Line, track: _Track) -> None:
-        """None of its group may be leased, wait for a retry, or be ready for longer at the same priority."""
-        for id in self._members.get(track.group, {}):
-            if id == line.id:
-                break
-            other = self.tracks[id]
-            if other.state in ("leased", "retrying") or (other.state == "ready" and other.priority == track.priority):
-                self.verdict.inversions.append(f"{line.id} at {line.number} while {id} is {other.state}")
 
     def run(self, lines: Iterable[Line]) -> None:
         expected = 1
@@ -232,8 +202,7 @@ class _Pass:
         self.totals["sent"] += 1
         if line.id in self.tracks:
             self.verdict.phantom.append(f"{line.id} stored twice at {line.number}")
-        due = line.due if line.state == "scheduled" else 0
-        track = _Track("", 0, line.number, due, line.priority, group=line.group, id=line.id)
+        track = _Track("", 0, line.number, line.due if line.state == "scheduled" else 0, line.priority)
         self.tracks[line.id] = track
         self.gone.discard(line.id)
         self._place(track, line.state)
@@ -259,12 +228,9 @@ class _Pass:
             if highest > track.priority:
                 self.verdict.priority.append(f"{line.id} of {track.priority} before one of {highest}")
         if not track.delivered and not track.moved:
-            lane = track.priority, track.group
-            if track.ready < self._last_first.get(lane, 0):
+            if track.ready < self._last_first.get(track.priority, 0):
                 self.verdict.fifo.append(f"{line.id} at {line.number}")
-            self._last_first[lane] = max(track.ready, self._last_first.get(lane, 0))
-        if self._strict and track.group:
-            self._check_turn(line, track)
+            self._last_first[track.priority] = max(track.ready, self._last_first.get(track.priority, 0))
         self.verdict.dup += track.delivered
         track.delivered = True
         track.attempts, track.lease, track.expires = line.attempts, line.number, line.due
@@ -482,7 +448,6 @@ def lines_of(journal: Mapping[str, Mapping[str, Any]]) -> list[Line]:
             line["attempts"],
             line["due_at"] or 0,
             line["detail"],
-            line["group"],
         )
         for number, line in journal.items()
     ]

@@ -14,7 +14,6 @@ from typing import Any
 from restante.core.message import STATE_LETTERS
 from tests.core.contents import SPAN, STATES, TIMED, position
 from tests.core.entry import Entry, Full, Grave, Settings, Taken
-from tests.core.group_book import GroupBook
 from tests.core.lease_book import LeaseBook
 from tests.core.schedule_book import ScheduleBook
 from tests.core.verbs import CONSUMER, NONCE, OPERATOR, SILENT, Item, Tick, Token
@@ -52,32 +51,15 @@ class Model:
         #: The consumer's lease journal.
         self.book = LeaseBook()
         self.schedules = ScheduleBook()
-        #: Whose turn is when, and who is held back.
-        self.groups = GroupBook()
         #: The tokens of cancelled leases, with the time at which each lease would have ended.
         self.cancelled: dict[str, int] = {}
 
     # -- looking -------------------------------------------------------------------------------------------------
 
     def ids(self, state: str) -> list[str]:
-        """The ids of a state in the order of its index, without those that their groups hold back."""
-        found = [
-            (entry.score, id.encode()) for id, entry in self.entries.items() if entry.state == state and not entry.held
-        ]
+        """The ids of a state in the order of its index."""
+        found = [(entry.score, id.encode()) for id, entry in self.entries.items() if entry.state == state]
         return [id.decode() for _, id in sorted(found)]
-
-    def held(self, group: str | None = None) -> list[str]:
-        """The ids of what is held back, by group and place; or of one group."""
-        found = [
-            (str(entry.item.group).encode(), entry.score, id.encode())
-            for id, entry in self.entries.items()
-            if entry.held and group in (None, entry.item.group)
-        ]
-        return [id.decode() for *_, id in sorted(found)]
-
-    def members(self) -> dict[str, int]:
-        """The index of what is held back."""
-        return {f"{self.entries[id].item.group}\t{self.entries[id].score:016d}\t{id}": 0 for id in self.held()}
 
     def index(self) -> dict[str, dict[str, int]]:
         """Every state that holds something, with its scores."""
@@ -108,7 +90,6 @@ class Model:
                 "priority": entry.item.priority,
                 "size": len(entry.item.payload),
                 "limits": entry.item.limits,
-                **({"counted": True} if entry.counted else {}),
                 **({"progress": entry.progress} if entry.progress else {}),
             }
             for id, entry in self.entries.items()
@@ -117,8 +98,7 @@ class Model:
 
     def next_due(self) -> int | None:
         """The earliest time at which something must move."""
-        times = [entry.score for entry in self.entries.values() if entry.state in TIMED]
-        return min([*times, *self.groups.waits.values()], default=None)
+        return min((entry.score for entry in self.entries.values() if entry.state in TIMED), default=None)
 
     def conserved(self) -> bool:
         """Whether every message sent is accounted for."""
@@ -153,7 +133,6 @@ class Model:
         error: str = "",
         detail: str = "",
         terminal: bool = False,
-        group: str = "",
     ) -> None:
         """Writes a line if the level keeps it; without an id one that is about the queue."""
         level = self.settings.journal
@@ -177,7 +156,6 @@ class Model:
                 "due_at": due,
                 "error_class": error,
                 "detail": detail,
-                "group": group or item.group or "",
             }
         )
 
@@ -196,53 +174,16 @@ class Model:
 
     def _put(self, id: str, state: str, score: int) -> None:
         entry = self.entries[id]
+        entry.state, entry.score = state, score
         if state != "leased":
-            self._left(entry)
-        entry.state, entry.score, entry.held = state, score, False
-        if state != "leased":
-            entry.token, entry.expires, entry.progress, entry.counted = "", 0, "", False
+            entry.token, entry.expires, entry.progress = "", 0, ""
         self._hold(id, entry.item, state)
 
     def _drop(self, id: str) -> None:
         entry = self.entries.pop(id)
-        self._left(entry)
         self._hold(id, entry.item, None)
 
-    def _left(self, entry: Entry) -> None:
-        """It leaves its state, which may make room for others of its group."""
-        if entry.item.group is not None and (entry.letter in ("r", "t") or entry.counted):
-            self.groups.freed.append(entry.item.group)
-
-    def _busy(self, group: str) -> int:
-        """How many of a group count against its concurrency."""
-        mine = [entry for entry in self.entries.values() if entry.item.group == group]
-        retrying = sum(entry.letter == "t" for entry in mine) if self.settings.group_concurrency == 1 else 0
-        return retrying + sum(entry.counted for entry in mine)
-
-    def let_in(self) -> None:
-        """What groups held back comes in where one of them has left; done at the end of every verb."""
-        for group in dict.fromkeys(self.groups.freed):
-            room = self.groups.room(group, self._busy(group), self.settings)
-            for id in self.held(group)[:room]:
-                self.entries[id].held = False
-        self.groups.freed.clear()
-
-    def tidy(self) -> None:
-        """The end of a verb."""
-        self.let_in()
-        self.groups.tidy(
-            {(str(entry.item.group), entry.item.priority) for entry in self.entries.values() if entry.state == "ready"}
-        )
-
-    def _turn(self, entry: Entry, number: int) -> int:
-        """The place of a message that takes its turn now, without its priority."""
-        if self.groups.since is None and entry.item.group is None:
-            return number
-        if self.groups.since is None:
-            self.groups.since = number
-        return self.groups.turn(entry.item.group, entry.item.priority, self.settings)
-
-    def holds(self, pair: Token, now: int) -> bool:
+    def held(self, pair: Token, now: int) -> bool:
         """Whether the token still holds the message."""
         entry = self.entries.get(pair[0])
         return entry is not None and entry.state == "leased" and entry.token == pair[1] and entry.expires > now
@@ -306,15 +247,12 @@ class Model:
             if item.id in self.graves:
                 # Sent again after its window: whether the old ack is still remembered, only the server can tell.
                 self.graves[item.id].at, self.graves[item.id].window = FORGOTTEN, 0
-            entry = self.entries[item.id] = Entry(item, base + at, now, "", 0)
-            if item.group is not None and self.groups.since is None:
-                self.groups.since = base + len(items)
+            self.entries[item.id] = Entry(item, base + at, now, "", 0)
             if due > now:
                 self._put(item.id, "scheduled", due)
                 self._line("sent", "scheduled", now, item.id, due=due, detail=details.get(item.id, ""))
             else:
-                entry.sequence = self._turn(entry, base + at)
-                self._put(item.id, "ready", position(item.priority, entry.sequence))
+                self._put(item.id, "ready", position(item.priority, base + at))
                 self._line("sent", "ready", now, item.id, detail=details.get(item.id, ""))
         self._beside(*(item.id for item in fresh))
         return statuses
@@ -329,7 +267,7 @@ class Model:
         gone: list[str] = []
         lost = []
         for at, pair in enumerate(pairs, 1):
-            if self.holds(pair, now):
+            if self.held(pair, now):
                 if pair[0] not in gone:
                     gone.append(pair[0])
                 continue
@@ -373,15 +311,11 @@ class Model:
         promoted = self._promote("scheduled", now) + self._promote("retrying", now)
         expired = self._reclaim(now)
         self._settle(now, gone)
-        self.groups.look_again(now, self.settings)
-        if self.groups.since is not None:
-            self.groups.look_through({str(self.entries[id].item.group) for id in self.held()})
-        self.let_in()
         if self.settings.pause:
             n = 0
         if self.settings.max_leased is not None:
             n = max(0, min(n, self.settings.max_leased - len(self.ids("leased"))))
-        ids = self._chosen(now, n)
+        ids = self.ids("ready")[:n]
         if not ids:
             return Taken(promoted, expired, 0, lost, [], [])
         base = self._advance("received", len(ids))
@@ -396,35 +330,9 @@ class Model:
             entry.expires = now + (lease_ms or entry.item.lease_ms or self.settings.lease_ms)
             entry.received_at, entry.consumer = now, CONSUMER
             self._put(id, "leased", entry.expires)
-            entry.counted = entry.item.group is not None and self.settings.group_concurrency is not None
             self._line("received", "leased", now, id, by=CONSUMER, due=entry.expires)
             taken.append((id, entry.attempts, entry.expires))
         return Taken(promoted, expired, base, lost, taken, told)
-
-    def _chosen(self, now: int, n: int) -> list[str]:
-        """What is taken; those on the way whose groups may have no more are held back."""
-        chosen: list[str] = []
-        taken: dict[str, int] = {}
-        for id in self.ids("ready") if n else ():
-            entry = self.entries[id]
-            group = entry.item.group
-            if group is not None:
-                if self.groups.blocked(group, self._busy(group) + taken.get(group, 0), self.settings, now):
-                    entry.held = True
-                    continue
-                taken[group] = taken.get(group, 0) + 1
-                if self.settings.group_rate is not None:
-                    self.groups.spend(group, self.settings.group_rate, now)
-            if self.groups.since is not None:
-                self.groups.serve(entry.item.priority, entry.score % SPAN)
-            chosen.append(id)
-            if len(chosen) == n:
-                break
-        rate = self.settings.group_rate
-        for group in taken if rate is not None else ():
-            if "w" not in self.groups.flags.get(group, ()) and self.held(group):
-                self.groups.wait_for_rate(group, rate)  # type: ignore[arg-type]  # given, as checked
-        return chosen
 
     def _promote(self, state: str, now: int) -> int:
         ids = [id for id in self.ids(state) if self.entries[id].score <= now][:BATCH]
@@ -432,11 +340,9 @@ class Model:
             base = self._advance("promoted", len(ids))
             for at, id in enumerate(ids, 1):
                 entry = self.entries[id]
-                place = entry.place
-                if place is None:
-                    place = position(entry.item.priority, self._turn(entry, base + at))
-                self._put(id, "ready", place)
-                entry.place = place
+                if entry.place is None:
+                    entry.place = position(entry.item.priority, base + at)
+                self._put(id, "ready", entry.place)
                 self._line("promoted", "ready", now, id)
         return len(ids)
 
@@ -458,7 +364,7 @@ class Model:
         lost, states = [], []
         for at, pair in enumerate(pairs, 1):
             states.append("")
-            if not self.holds(pair, now):
+            if not self.held(pair, now):
                 lost.append(at)
                 continue
             entry = self.entries[pair[0]]
@@ -477,7 +383,7 @@ class Model:
     def bury(self, now: int, pairs: Sequence[Token]) -> list[int]:
         lost = []
         for at, pair in enumerate(pairs, 1):
-            if not self.holds(pair, now):
+            if not self.held(pair, now):
                 lost.append(at)
                 continue
             entry = self.entries[pair[0]]
@@ -490,7 +396,7 @@ class Model:
     def release(self, now: int, pairs: Sequence[Token], delay: int, part: int = 0) -> list[int]:
         lost, moved = [], 0
         for at, pair in enumerate(pairs, 1):
-            if not self.holds(pair, now):
+            if not self.held(pair, now):
                 lost.append(at)
                 continue
             entry = self.entries[pair[0]]
@@ -506,7 +412,7 @@ class Model:
     def extend(self, now: int, pairs: Sequence[Token], lease_ms: int) -> tuple[list[int], list[int], list[str]]:
         lost, cancelled, until = [], [], []
         for at, pair in enumerate(pairs, 1):
-            if not self.holds(pair, now):
+            if not self.held(pair, now):
                 lost.append(at)
                 if pair[1] in self.cancelled:
                     cancelled.append(at)
@@ -521,7 +427,7 @@ class Model:
         return lost, cancelled, until
 
     def progress(self, now: int, pair: Token, note: str) -> int:
-        if not self.holds(pair, now):
+        if not self.held(pair, now):
             return -1 if pair[1] in self.cancelled else 0
         self.entries[pair[0]].progress = f"{now}\t{note}"
         return 1
@@ -574,7 +480,7 @@ class Model:
             if entry is not None and dead:
                 base = self._advance("replayed")
                 entry.attempts, entry.replays = 0, entry.replays + 1
-                entry.place = position(entry.item.priority, self._turn(entry, base + 1))
+                entry.place = position(entry.item.priority, base + 1)
                 self._put(id, "ready", entry.place)
                 self._line("replayed", "ready", now, id, by=OPERATOR)
         return reply
@@ -608,22 +514,16 @@ class Model:
             self._line("deleted", "gone", now, id, 0, OPERATOR, detail=told, terminal=True)
             self._drop(id)
             base = target._advance("sent")
-            moved = target.entries[id] = Entry(entry.item, base + 1, entry.sent_at, "", 0, ended=entry.ended)
+            target.entries[id] = Entry(entry.item, base + 1, entry.sent_at, "", 0, ended=entry.ended)
             state = "ready" if due is None else "scheduled"
-            if due is None:
-                moved.sequence = target._turn(moved, base + 1)
-            elif entry.item.group is not None and target.groups.since is None:
-                target.groups.since = base + 1
-            target._put(id, state, position(entry.item.priority, moved.sequence) if due is None else due)
+            target._put(id, state, position(entry.item.priority, base + 1) if due is None else due)
             told = f"moved from {self.name}"
             target._line("sent", state, now, id, by=OPERATOR, due="" if due is None else due, detail=told)
             target._beside(id)
         return reply
 
-    def purge(self, now: int, state: str, limit: int, named: Sequence[str] = ()) -> int:
-        ids = self.ids(state)[:limit] or (self.held()[:limit] if state == "ready" else [])
-        if named:
-            ids = [id for id in named if id in self.entries and self.entries[id].state == state]
+    def purge(self, now: int, state: str, limit: int) -> int:
+        ids = self.ids(state)[:limit]
         if ids:
             self._advance("purged", len(ids))
             self.done_removed += len(ids) if state == "done" else 0
@@ -640,22 +540,7 @@ class Model:
         if entry.state == "leased":
             return "leased"
         self._advance("edited")
-        old = entry.item.priority
-        if self.groups.since is not None and old != item.priority and entry.state == "ready":
-            self._left(entry)
         entry.item = replace(item, due="")
-        if (
-            self.groups.since is not None
-            and old != item.priority
-            and (entry.place is not None or entry.state == "ready")
-        ):
-            turn = self._turn(entry, 0)
-            if entry.place is None:
-                entry.sequence = turn
-            else:
-                entry.place = position(item.priority, turn)
-            if entry.state == "ready":
-                entry.score = position(item.priority, turn)
         self._line("edited", entry.state, now, item.id, by=OPERATOR, due="" if due is None else due)
         self._beside(item.id)
         if entry.place is not None:
@@ -677,7 +562,7 @@ class Model:
                 "stored": self.entries[id].stored(),
             }
             for id, token in pairs
-            if self.holds((id, token), now)
+            if self.held((id, token), now)
         ]
         return self.book.hold(now, owner, lasts, pairs[0][1] if pairs else None, rows)
 
@@ -716,25 +601,6 @@ class Model:
             self._advance(event)
             self._line(event, "gone", now, "", by=OPERATOR, detail=",".join(changed), terminal=True)
             self.settings = settings
-            if self.groups.since is not None and any("group" in name for name in changed):
-                self.groups.looking = True
-
-    def group(self, now: int, event: str, group: str) -> int:
-        """Pauses or resumes one group."""
-        flags = self.groups.flags.setdefault(group, set())
-        if ("p" in flags) == (event == "paused"):
-            return 0
-        base = self._advance(event)
-        self._line(event, "gone", now, "", by=OPERATOR, detail="group", terminal=True, group=group)
-        if self.groups.since is None:
-            self.groups.since = base + 1
-        if event == "paused":
-            flags.add("p")
-        else:
-            flags.discard("p")
-            self.groups.looking = self.groups.looking or bool(self.held())
-        self.groups.paused += 1 if event == "paused" else -1
-        return 1
 
 
 def _differ(name: str, one: Settings, other: Settings) -> bool:

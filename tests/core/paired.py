@@ -13,7 +13,6 @@ from typing import Any
 from restante.core.errors import QueueFull
 from restante.core.message import JournalEvent
 from restante.core.scripts import Script
-from restante.core.settings import queue_fields
 from tests.core.bench import Bench
 from tests.core.contents import STATES, Dump, Journal, dump, hint, violations
 from tests.core.entry import Full, Settings
@@ -85,8 +84,7 @@ class Pair:
         refused = False
         reply: list[str] = []
         settings = self.model.settings
-        grouped = self.model.groups.since is not None or any(item.group is not None for item in items)
-        few = not careful and settings.max_length is None and settings.max_dead is None and not grouped
+        few = not careful and settings.max_length is None and settings.max_dead is None
         try:
             reply = self.real.send(*items, careful=careful, few=few)
         except QueueFull:
@@ -225,14 +223,9 @@ class Pair:
         self._same("delete", self.real.delete(*ids), self.model.delete(self.now, ids))
         self.check("delete")
 
-    def purge(self, state: str, limit: int = 1000, ids: Sequence[str] = ()) -> None:
-        self._same("purge", self.real.purge(state, limit, ids), self.model.purge(self.now, state, limit, ids))
+    def purge(self, state: str, limit: int = 1000) -> None:
+        self._same("purge", self.real.purge(state, limit), self.model.purge(self.now, state, limit))
         self.check("purge")
-
-    def group(self, event: str, group: str) -> None:
-        """Pauses or resumes a group."""
-        self._same("group", self.real.group(event, group), self.model.group(self.now, event, group))
-        self.check("group")
 
     def edit(self, item: Item, delay: int | None = None) -> None:
         due = None if delay is None else self.now + delay
@@ -254,11 +247,7 @@ class Pair:
         for item in fields(Settings):
             value = getattr(wished, item.name)
             if item.name in settings:
-                if item.name in ("group_rate", "group_weights"):
-                    given = dict(value) if item.name == "group_weights" else value
-                    text = queue_fields({item.name: given})[item.name]  # type: ignore[misc]
-                else:
-                    text = value if isinstance(value, str) else str(int(value or 0))
+                text = value if isinstance(value, str) else str(int(value or 0))
                 told[item.name] = "" if value == getattr(default, item.name) else text
         self.real.configure(event, **told)
         self.model.configure(self.now, event, wished)
@@ -279,7 +268,7 @@ class Pair:
 
     def tokens_in_hand(self) -> list[Token]:
         """The pairs that hold a message now."""
-        return [pair for pair in self.tokens if self.model.holds(pair, self.now)]
+        return [pair for pair in self.tokens if self.model.held(pair, self.now)]
 
     def check(self, verb: str) -> None:
         """Compares all that is stored with the model, and looks at its structure."""
@@ -302,12 +291,8 @@ class Pair:
         if wrong:
             raise Disagreement("; ".join(wrong))
         model = side.model
-        model.tidy()
         queue = found.get("queue", {})
         self._same("index", {state: found[state] for state in STATES if state in found}, model.index())
-        self._same("held back", found.get("held", {}), model.members())
-        self._same("groups", found.get("groups", {}), model.groups.records(model.entries))
-        self._same("waits", found.get("waits", {}), model.groups.waits)
         self._same("deliveries", found.get("deliveries", {}), model.deliveries())
         self._same("unique", found.get("unique", {}), model.unique)
         self._same("sequence", queue.get("sequence", 0), model.sequence)

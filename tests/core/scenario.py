@@ -38,10 +38,6 @@ def play(pair: Pair) -> None:
         _lease_journal,
         _control,
         _schedules,
-        _groups_take_turns,
-        _groups_hold_back,
-        _groups_and_operators,
-        _groups_with_a_rate,
     ):
         chapter(pair)
     _walk(pair, random.Random(7), WALK)
@@ -568,12 +564,6 @@ def _schedules(pair: Pair) -> None:
     pair.advance(300)
     pair.bury(*pair.receive(1))
     pair.tick(again)
-    pair.configure(keep_done=1)
-    pair.send(Item("kept", priority=255))
-    pair.ack(*pair.receive(1))
-    pair.schedule("kept", "", "kept\th1", due=0)
-    pair.tick(Tick("kept", "kept\th1", "x\th2", "kept\th2", messages=((Item("k@1"), pair.now),)))
-    pair.configure(keep_done=0)
     pair.tick(Tick("t", "h1", "h2"))
     pair.tick(Tick("paused", "h1", "x\th2", "y\th2", messages=((Item("p@1"), pair.now),)))
     # A full queue refuses all of a call.
@@ -604,194 +594,6 @@ def _schedules(pair: Pair) -> None:
     pair.purge("dead")
 
 
-def _groups_take_turns(pair: Pair) -> None:
-    """A group that sends much waits behind itself, inside a priority, by weight, with those that have no group."""
-    pair.send(*(Item(f"ga{at}", group="a") for at in range(6)), careful=False)
-    pair.send(Item("gb1", group="b"), Item("gp1"), Item("gb2", group="b"), Item("gp2"), careful=False)
-    pair.send(Item("gh1", priority=9), Item("gh2", priority=9, group="a"), Item("gs", due="+100", group="a"))
-    first = pair.receive(3)
-    pair.send(Item("gc1", group="c"), Item("ga9", group="a"), Item("gp3"))
-    pair.nack(*first[:1], delay=10)
-    pair.release(*first[1:2])
-    pair.advance(100)
-    pair.receive(4, acks=first[2:])
-    pair.edit(Item("ga4", priority=9, group="a"))
-    pair.edit(Item("gp3", priority=9))
-    pair.send(Item("ga4", group="a"), Item("gh3", priority=9, group="c"))
-    pair.bury(*pair.tokens_in_hand()[:1])
-    pair.replay(*pair.model.ids("dead"))
-    for _ in range(12):
-        pair.ack(*pair.receive(2))
-    pair.ack(*pair.tokens_in_hand())
-    pair.configure(group_weights=(("a", 4.0), ("c", 0.3)))
-    pair.send(*(Item(f"w{at}{group}", group=group) for at in range(5) for group in "abc"), careful=False)
-    for _ in range(8):
-        pair.receive(2, acks=pair.tokens_in_hand())
-    pair.send(Item("wl", group="c"), Item("wx"))
-    pair.ack(*pair.receive(9), *pair.tokens_in_hand())
-    pair.configure(group_weights=())
-    # The message of a tick takes its turn, and is waited for while its group holds it back.
-    pair.schedule("g", "", "g@1\th1", due=0)
-    pair.send(Item("gx", group="a"))
-    pair.tick(Tick("g", "g@1\th1", "g@1\th2", messages=((Item("g@1", group="a"), pair.now), (Item("g@2"), pair.now))))
-    pair.configure(group_concurrency=1)
-    held = pair.receive(9)
-    pair.tick(Tick("g", "g@1\th2", "g@2\th3", "g@1\th3", messages=((Item("g@3", group="a"), pair.now),)))
-    pair.ack(*held)
-    pair.configure(group_concurrency=None)
-    pair.ack(*pair.receive(9))
-    pair.schedule("g", "g@1\th3", None)
-    # Between two queues, the other of which has no groups yet.
-    pair.send(Item("gv1", group="a"), Item("gv2", due="+50", group="b"), Item("gv3"))
-    pair.move("gv2", "gv1", "gv3")
-    pair.turn()
-    pair.send(Item("gv4"), Item("gv5", group="a"))
-    pair.receive(2)
-    pair.move("gv4", "gv5")
-    pair.advance(50)
-    pair.ack(*pair.receive(9), *pair.tokens_in_hand())
-    pair.turn()
-    pair.ack(*pair.receive(9), *pair.tokens_in_hand())
-
-
-def _groups_hold_back(pair: Pair) -> None:
-    """With a concurrency of one the next waits until the one before is settled, retries included."""
-    pair.configure(group_concurrency=1, max_attempts=2)
-    pair.send(*(Item(f"h{at}{group}", group=group) for at in range(4) for group in "ab"), Item("hp"), careful=False)
-    held = pair.receive(9)
-    pair.receive(9)
-    pair.nack(held[0], delay=50)
-    pair.receive(9)
-    pair.extend(held[1])
-    pair.ack(held[1])
-    pair.advance(50)
-    held = pair.receive(9)
-    pair.nack(*held, delay=10)
-    pair.advance(10)
-    held = pair.receive(9)
-    # One that dies, one that expires, and one that is given back later: it holds its place too.
-    pair.release(held[0], delay=40)
-    pair.receive(9)
-    pair.advance(40)
-    held = pair.receive(9, lease_ms=60)
-    pair.advance(60)
-    held = pair.receive(9)
-    pair.bury(*held[:1])
-    pair.ack_result(pair.tokens_in_hand()[0])
-    pair.receive(1, acks=pair.tokens_in_hand())
-    for verb in (pair.ack, pair.bury, pair.nack, pair.release, pair.ack):
-        pair.receive(9)
-        verb(*pair.tokens_in_hand())
-    for _ in range(6):
-        pair.receive(9, acks=pair.tokens_in_hand())
-    pair.replay(*pair.model.ids("dead"))
-    pair.receive(9)
-    pair.configure(group_concurrency=2)
-    pair.send(*(Item(f"i{at}", group="a") for at in range(6)), careful=False)
-    pair.receive(9)
-    pair.nack(*pair.tokens_in_hand()[:1], delay=5)
-    pair.receive(9)
-    pair.advance(5)
-    pair.receive(9)
-    pair.revoke(*(id for id, _ in pair.tokens_in_hand()[:1]))
-    pair.receive(9)
-    pair.configure(group_concurrency=3)
-    pair.receive(9)
-    pair.configure(group_concurrency=None)
-    for _ in range(3):
-        pair.ack(*pair.receive(9), *pair.tokens_in_hand())
-    pair.configure(max_attempts=5)
-    pair.purge("dead")
-
-
-def _groups_and_operators(pair: Pair) -> None:
-    """What is held back can be looked at, changed and removed like all that is ready."""
-    pair.configure(group_concurrency=1, max_length=20)
-    stops: list[Callable[..., None]] = [pair.delete, pair.cancel, pair.move, pair.purge]
-    for at, stop in enumerate(stops):
-        pair.send(*(Item(f"q{at}{number}", group="a", unique=f"q{number}") for number in range(5)))
-        held = pair.receive(9)
-        pair.edit(Item(f"q{at}2", b"new", 7, group="a", unique="q2"))
-        pair.edit(Item(f"q{at}3", b"new", group="a", unique="q3"))
-        if stop == pair.purge:
-            pair.purge("ready", 1)
-            pair.purge("ready", ids=[f"q{at}4", held[0][0], "nobody"])
-            pair.purge("ready")
-        else:
-            stop(f"q{at}1", f"q{at}4")
-            pair.nack(*held, delay=100)
-            stop(held[0][0])
-            pair.receive(9)
-        if stop == pair.cancel:
-            pair.cancel(*(id for id, _ in pair.tokens_in_hand()))
-        for _ in range(5):
-            pair.receive(9, acks=pair.tokens_in_hand())
-    pair.configure(max_length=None)
-    pair.turn()
-    pair.ack(*pair.receive(9), *pair.tokens_in_hand())
-    pair.turn()
-    # A pause, of groups that are there and of one that is not.
-    for event in ("paused", "paused", "resumed", "resumed"):
-        pair.group(event, "nobody")
-    for most in (1, None):
-        pair.configure(group_concurrency=most)
-        pair.send(*(Item(f"z{most}{at}{group}", group=group) for at in range(3) for group in "ab"), Item(f"z{most}"))
-        pair.receive(1)
-        pair.group("paused", "a")
-        pair.receive(9)
-        pair.ack(*pair.tokens_in_hand())
-        pair.receive(9)
-        pair.send(Item(f"y{most}", group="a"))
-        pair.configure(journal="terminal")
-        pair.group("paused", "b")
-        pair.group("resumed", "b")
-        pair.configure(journal="full")
-        pair.group("resumed", "a")
-        for _ in range(6):
-            pair.receive(9, acks=pair.tokens_in_hand())
-
-
-def _groups_with_a_rate(pair: Pair) -> None:
-    """A bucket per group, of one second and of at least one message."""
-    for rate in (2.0, 0.5):
-        pair.configure(group_rate=rate)
-        pair.send(*(Item(f"r{rate}{at}{group}", group=group) for at in range(5) for group in "ab"), Item(f"r{rate}p"))
-        pair.receive(9)
-        for ms in (0, 499, 1, 0, 499, 1, 1000):
-            pair.advance(ms)
-            pair.receive(2, acks=pair.tokens_in_hand())
-        pair.advance(10_000)
-        pair.receive(9)
-        pair.group("paused", "a")
-        pair.advance(4000)
-        pair.receive(1)
-        pair.group("resumed", "a")
-        pair.configure(group_concurrency=1)
-        for _ in range(8):
-            pair.advance(2000)
-            pair.receive(9, acks=pair.tokens_in_hand())
-        pair.configure(group_concurrency=None)
-    # A group that still waits for a rate that is gone, and of which nothing was held back when it went.
-    for most in (None, 2):
-        pair.configure(group_rate=0.5)
-        pair.send(Item(f"ry{most}1", group="a"), Item(f"ry{most}2", group="a"))
-        pair.ack(*pair.receive(2))
-        pair.delete(f"ry{most}2")
-        pair.configure(group_rate=None, group_concurrency=most)
-        pair.send(Item(f"ry{most}3", group="a"))
-        pair.ack(*pair.receive(9))
-        pair.configure(group_concurrency=None)
-        pair.advance(60_000)
-        pair.ack(*pair.receive(9))
-    pair.send(*(Item(f"rx{at}", group="a") for at in range(5)))
-    pair.receive(9)
-    pair.configure(group_rate=None)
-    pair.receive(9)
-    pair.advance(60_000)
-    pair.receive(9, acks=pair.tokens_in_hand())
-    pair.ack(*pair.receive(9), *pair.tokens_in_hand())
-
-
 def _walk(pair: Pair, chance: random.Random, steps: int) -> None:
     """Verbs by chance, weighted so that messages come to every state."""
     spans = (1, 10, 1000, 5000, 30_000, 70_000)
@@ -807,7 +609,6 @@ def _walk(pair: Pair, chance: random.Random, steps: int) -> None:
             chance.choice((None, 1, 2)),
             chance.choice((None, None, "k1", "k2")),
             chance.choice(("lrst", "r", "d", "klrst")),
-            chance.choice((None, None, "a", "a", "b")),
         )
 
     def some(least: int = 1) -> list[tuple[str, str]]:
@@ -843,8 +644,7 @@ def _walk(pair: Pair, chance: random.Random, steps: int) -> None:
         entry = pair.model.entries.get(id)
         wished = item(id)
         kept = entry.item if entry else replace(wished, unique=None)
-        wished = replace(wished, due="", unique=kept.unique, letters=kept.letters, group=kept.group)
-        pair.edit(wished, chance.choice((None, *spans)))
+        pair.edit(replace(wished, due="", unique=kept.unique, letters=kept.letters), chance.choice((None, *spans)))
 
     verbs: list[tuple[int, Callable[[], None]]] = [
         (6, lambda: pair.send(*(item(f"m{chance.randrange(20)}") for _ in range(chance.randint(1, 3))))),
@@ -869,9 +669,6 @@ def _walk(pair: Pair, chance: random.Random, steps: int) -> None:
         (1, lambda: pair.configure(journal=chance.choice(("full", "full", "payloads", "terminal", "off")))),
         (2, lambda: pair.hold(*some(0), owner=chance.choice((OWNER, OWNER, RIVAL)), lasts=chance.choice(spans))),
         (1, lambda: pair.clear(chance.randrange(pair.model.book.last + 2), chance.randint(1, 3))),
-        (2, lambda: pair.configure(group_concurrency=chance.choice((None, 1, 1, 2)))),
-        (1, lambda: pair.configure(group_rate=chance.choice((None, None, 0.5, 3.0)))),
-        (2, lambda: pair.group(chance.choice(("paused", "resumed", "resumed")), chance.choice("ab"))),
         (4, lambda: pair.advance(chance.choice(spans))),
         (1, lambda: pair.advance(-chance.choice(spans))),
         (1, lambda: pair.advance_micros(chance.choice((1, 500, 999)))),

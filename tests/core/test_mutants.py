@@ -40,7 +40,7 @@ HELD = "if d.token ~= token or d.expires <= now then return nil end"
 #: The verbs that remember their verdict for a lease journal.
 DECIDERS = "ack nack bury release"
 KEEPS_PAYLOADS = "if bodies and level == 'payloads' then"
-READY_SCORE = "(255 - priority) * SPAN + place"
+READY_SCORE = "(255 - priority) * SPAN + base + n"
 
 MUTANTS = (
     # Fencing
@@ -71,9 +71,7 @@ MUTANTS = (
     mutant("promoted stays scheduled", "receive", ("call('ZREM', from, unpack(ids))", "")),
     mutant("replayed stays dead", "replay", ("call('ZREM', dead, id)", "")),
     mutant("received is removed and not leased", "receive", ("call('ZADD', leased, unpack(scored))", "")),
-    mutant(
-        "purge leaves payloads", "purge", ("m.forget(messages, deliveries, history, ids)\nm.regrouped", "m.regrouped")
-    ),
+    mutant("purge leaves payloads", "purge", ("m.forget(messages, deliveries, history, ids)\nreturn", "return")),
     mutant("delete takes what is leased", "delete", ("if body and call('ZSCORE', leased, id) then", "if false then")),
     # Schedules
     mutant("fires what has changed", "tick", ("string.sub(record, 1, #before + 1) == before .. '\\n'", "true")),
@@ -88,12 +86,9 @@ MUTANTS = (
         "an ended schedule ticks on", "tick", ("if due == '' then call('ZREM', ticks, name) else", "if due ~= '' then")
     ),
     mutant("fires beside a message that waits", "tick", ("unsettled(match(before, '^[^\\t]*')) and 'passed' or", "")),
-    mutant("a message that is there counts as settled", "tick", ("call('HEXISTS', messages, id) == 1", "false")),
-    mutant("a dead message counts as waiting", "tick", ("(call('ZSCORE', dead, id) or ", "(")),
-    mutant("a done message counts as waiting", "tick", (" or call('ZSCORE', done, id))", ")")),
-    mutant(
-        "a tick tells its schedule in place of the group", "tick", ("if string.byte(text) == 50 then", "if false then")
-    ),
+    mutant("a leased message counts as settled", "tick", (" or call('ZSCORE', leased, id)", "")),
+    mutant("a retrying message counts as settled", "tick", (" or call('ZSCORE', retrying, id)", "")),
+    mutant("a scheduled message counts as settled", "tick", ("\n    or call('ZSCORE', scheduled, id)", "")),
     mutant(
         "messages of a changed schedule are sent", "tick", ("for i = #sends, place + 1, -1 do sends[i] = nil end", "")
     ),
@@ -128,9 +123,9 @@ MUTANTS = (
         ("call('HSET', queue, 'settings', version .. match(settings or '', '^%d*(.*)$'))", ""),
     ),
     # Order
-    mutant("priority ignored", "send", (READY_SCORE, "255 * SPAN + place")),
-    mutant("priority turned round", "send", (READY_SCORE, "priority * SPAN + place")),
-    mutant("first in, last out", "send", (READY_SCORE, "(256 - priority) * SPAN - place")),
+    mutant("priority ignored", "send", (READY_SCORE, "255 * SPAN + base + n")),
+    mutant("priority turned round", "send", (READY_SCORE, "priority * SPAN + base + n")),
+    mutant("first in, last out", "send", (READY_SCORE, "(256 - priority) * SPAN - base - n")),
     mutant("sequence ignored", "send", (READY_SCORE, "(255 - priority) * SPAN")),
     mutant(
         "release loses its place",
@@ -286,7 +281,7 @@ MUTANTS = (
     mutant("a purge is counted once", "purge", ("m.advance('purged', #ids)", "m.advance('purged', 1)")),
     mutant("purged messages are not named", "purge", ("now, ids[i], facts", "now, '', facts")),
     mutant("a purge forgets attempts", "purge", ("m.parse(before[i]).attempts", "0")),
-    mutant("a purge tells no state", "purge", ("'', '', state, limits)", "'', '', '', limits)")),
+    mutant("a purge tells no state", "purge", ("'', '', state)", "'', '', '')")),
     mutant("a purge leaves the sending out", "purge", ("m.read(call('HGET', messages, ids[i]) or '')", "m.read('')")),
     mutant("a delete tells no state", "delete", ("from .. detail", "detail")),
     mutant("a move tells no state", "move", ("state .. ', moved to '", "'moved to '")),
@@ -345,7 +340,7 @@ MUTANTS = (
         "cancelled leases are remembered for ever", "cancel", ("call('ZREMRANGEBYSCORE', cancelled, '-inf', now)", "")
     ),
     mutant("cancel wakes nobody", "cancel", ("if freed and set[3] then", "if false then")),
-    mutant("cancelled is no end to the journal", "cancel", ("limits) }, true)", "limits) }, false)")),
+    mutant("cancelled is no end to the journal", "cancel", ("from .. detail) }, true)", "from .. detail) }, false)")),
     mutant(
         "a cancelled lease is only lost", "extend", ("if call('ZSCORE', cancelled, ARGV[i + 1]) then", "if false then")
     ),
@@ -374,106 +369,7 @@ MUTANTS = (
     mutant(
         "an ack with a result frees no place",
         "ack_result",
-        ("or tonumber(set.max_leased) and call('ZCARD', ready) > 0 then", "then"),
-    ),
-    # Groups
-    mutant(
-        "a turn forgets those before it",
-        "send",
-        ("max(time.served, lane.last) + book.unit / weight", "time.served + book.unit / weight"),
-    ),
-    mutant("a turn forgets what was served", "send", ("max(time.served, lane.last)", "lane.last")),
-    mutant("weights are ignored", "send", ("book.unit / weight, true", "book.unit, true")),
-    mutant(
-        "messages without a group go first",
-        "send",
-        ("floor(max(time.served, time.plain) + book.unit), true", "floor(time.served), true"),
-    ),
-    mutant("turns begin at zero", "send", ("tonumber(served) or book.since or 0", "tonumber(served) or 0")),
-    mutant(
-        "the clock of turns stands still",
-        "receive",
-        ("value = format('%d ', turn)", "value = nil and format('%d ', turn)"),
-    ),
-    mutant("a lane counts what was taken once", "receive", ("lanes[lane] = (before or 0) + 1", "lanes[lane] = 1")),
-    mutant(
-        "an empty lane stays",
-        "receive",
-        ("call('HDEL', groups, unpack(gone)) end\nend\n\nreturn take", "local _ = gone end\nend\n\nreturn take"),
-    ),
-    mutant("a sent message is not counted in its lane", "send", ("by), true\n  else", "0), true\n  else")),
-    mutant(
-        "the concurrency of groups is ignored", "receive", ("if book.most and record.l +", "if false and record.l +")
-    ),
-    mutant(
-        "what waits for its retry is overtaken",
-        "receive nack release",
-        ("record.l + (book.most == 1 and record.t or 0) >= book.most", "record.l >= book.most"),
-        ("book.most - record.l - (book.most == 1 and record.t or 0)", "book.most - record.l"),
-    ),
-    mutant("a lease does not count against its group", "receive", ("record.l + 1, true", "record.l, true")),
-    mutant("a lease has no mark that it counts", "receive", ("limited and book.most and '\\t*' or ''", "''")),
-    mutant("an ack makes no room in its group", "ack receive", ("if counted == '\\t*' then", "if false then")),
-    mutant(
-        "every failure makes room in its group",
-        "nack",
-        ("if not book.most then return LET_IN end", "do return LET_IN end"),
-    ),
-    mutant("what is held back stays ready too", "receive", ("call('ZREM', k.ready, unpack(out))", "")),
-    mutant("what is let in stays held back", "ack receive", ("call('ZREM', k.held, unpack(members))", "")),
-    mutant("what is let in is lost", "ack", ("call('ZADD', k.ready, unpack(scored))", "")),
-    mutant("one that is let in wakes nobody", "ack", ("if came > 0 or tonumber", "if tonumber")),
-    mutant(
-        "one that is let in by a failure wakes nobody",
-        "bury nack",
-        ("groups.close_book(book) > 0 then", "groups.close_book(book) > 1e9 then"),
-    ),
-    mutant("a delete overlooks what is held back", "delete", ("if member then from = 'ready' end", "")),
-    mutant(
-        "a cancelled one is still held back",
-        "cancel",
-        ("if member then call('ZREM', held, member) else", "if member then else"),
-    ),
-    mutant("a purge overlooks what is held back", "purge", ("if #ids == 0 and state == 'ready' then", "if false then")),
-    mutant("an edited one keeps its old place among those held back", "edit", ("call('ZREM', held, member)", "")),
-    mutant(
-        "a new priority gives no new turn",
-        "edit",
-        ("sequence = m.place(k, facts, limits, sequence)", "m.place(k, facts, limits, sequence)"),
-    ),
-    mutant(
-        "a moved message takes no turn", "move", ("else sequence = there.place(to, facts, limits, base + 1) end", "end")
-    ),
-    mutant("a move makes no room in its group", "move", ("m.regrouped(marker)\non(to)", "on(to)")),
-    mutant(
-        "a replayed message takes no turn", "replay", ("m.place(k, facts, limits, base + 1)", "format('%d', base + 1)")
-    ),
-    mutant(
-        "a paused group is delivered",
-        "receive",
-        ("if is_stopped(book, record) then return true end", "if match(record.flags, 'w') then return true end"),
-    ),
-    mutant(
-        "a rate that is gone holds back", "receive", ("(book.rate ~= nil and record.flags ~= '')", "record.flags ~= ''")
-    ),
-    mutant("a resumed group stays held back", "group", ("call('HSET', queue, 'group_cursor', '-', 'due', '0')", "")),
-    mutant("new settings let nothing in", "configure", ("call('HSET', queue, 'group_cursor', '-', 'due', '0')", "")),
-    mutant("a pause of a group is not counted", "group", ("pausing and 1 or -1", "0")),
-    mutant(
-        "the rate of groups is ignored",
-        "receive",
-        ("if not book.rate or record.full_at <=", "if not book.rate or 0 <="),
-    ),
-    mutant("a delivery uses no rate", "receive", ("+ 1000 / book.rate, true", ", true")),
-    mutant("a group that waits for its rate is forgotten", "receive", ("    part.look_again(book, now)\n", "")),
-    mutant("a full bucket is kept for ever", "receive", ("record.full_at = 0\n", "record.full_at = record.full_at\n")),
-    mutant(
-        "a line forgets its group",
-        "receive nack send",
-        (
-            "{ 2, event, state, now, id, facts, attempts, consumer, due, class, detail, group }",
-            "{ 1, event, state, now, id, facts, attempts, consumer, due, class, detail }",
-        ),
+        ("if tonumber(set.max_leased) and call('ZCARD', ready) > 0 then", "if false then"),
     ),
 )
 

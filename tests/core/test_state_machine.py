@@ -26,7 +26,6 @@ STEPS = 50
 IDS = st.sampled_from([f"m{number}" for number in range(12)])
 KEYS = st.none() | st.sampled_from(["k1", "k2"])
 LETTERS = st.sampled_from(["lrst", "r", "s", "rs", "l", "d", "dklrst", "k"])
-GROUPS = st.none() | st.sampled_from(["a", "a", "b", "ü"])
 PRIORITIES = st.sampled_from([0, 0, 1, 5, 254, 255])
 #: Milliseconds, from one to ten days.
 SPANS = st.sampled_from([1, 2, 999, 1000, 5_000, 30_000, 60_000, 3_600_000, 10 * 86_400_000])
@@ -43,7 +42,6 @@ ITEMS = st.builds(
     max_attempts=st.none() | st.integers(1, 3),
     unique=KEYS,
     letters=LETTERS,
-    group=GROUPS,
 )
 STATES_TO_PURGE = st.sampled_from(["ready", "scheduled", "retrying", "dead", "done"])
 
@@ -190,8 +188,7 @@ class QueueMachine(RuleBasedStateMachine):
             self.pair.edit(Item("nobody", item.payload, item.priority), delay)
         else:
             kept = entry.item
-            item = replace(item, id=kept.id, due="", unique=kept.unique, letters=kept.letters, group=kept.group)
-            self.pair.edit(item, delay)
+            self.pair.edit(replace(item, id=kept.id, due="", unique=kept.unique, letters=kept.letters), delay)
 
     @rule(
         name=st.sampled_from(["s1", "s2"]),
@@ -242,22 +239,6 @@ class QueueMachine(RuleBasedStateMachine):
     def switch_the_journal(self, level: str) -> None:
         self.pair.configure(journal=level)
 
-    @rule(event=st.sampled_from(["paused", "resumed"]), group=st.sampled_from(["a", "b"]))
-    def pause_or_resume_a_group(self, event: str, group: str) -> None:
-        self.pair.group(event, group)
-
-    @rule(most=st.sampled_from([None, 1, 1, 2]))
-    def limit_the_concurrency_of_groups(self, most: int | None) -> None:
-        self.pair.configure(group_concurrency=most)
-
-    @rule(rate=st.sampled_from([None, 0.5, 3.0]))
-    def limit_the_rate_of_groups(self, rate: float | None) -> None:
-        self.pair.configure(group_rate=rate)
-
-    @rule(weights=st.sampled_from([(), (("a", 3.0),), (("a", 0.3), ("b", 7.0))]))
-    def weigh_groups(self, weights: tuple[tuple[str, float], ...]) -> None:
-        self.pair.configure(group_weights=weights)
-
     @rule()
     def pause(self) -> None:
         self.pair.configure("paused", pause=True)
@@ -295,18 +276,16 @@ class QueueMachine(RuleBasedStateMachine):
 
     def _drain(self) -> None:
         self.pair.configure(pause=False, max_leased=None)
-        for group in ("a", "b"):
-            self.pair.group("resumed", group)
         for _ in range(200):
-            pairs = self.pair.receive(5)
             due = self.pair.model.next_due()
+            pairs = self.pair.receive(5)
             if pairs:
                 self.pair.ack(*pairs)
             elif due is None:
                 break
             elif due > self.pair.now:
                 self.pair.advance(due - self.pair.now)
-        left = {entry.state for entry in self.pair.model.entries.values()} - {"dead", "done"}
+        left = set(self.pair.model.index()) - {"dead", "done"}
         assert not left, f"{left} cannot be drained"
 
 

@@ -77,7 +77,6 @@ class Item:
     unique: str | None = None
     #: The letters of the states in which the unique key holds.
     letters: str = "lrst"
-    group: str | None = None
 
     @property
     def stored(self) -> bytes:
@@ -89,16 +88,14 @@ class Item:
             max_attempts=self.max_attempts,
             unique=self.unique,
             unique_states=self.letters if self.unique else "",
-            group=self.group,
         )[0]
 
     @property
     def limits(self) -> str:
-        if self.lease_ms is None and self.max_attempts is None and self.unique is None and self.group is None:
+        if self.lease_ms is None and self.max_attempts is None and self.unique is None:
             return ""
         letters = self.letters if self.unique else ""
-        group = "" if self.group is None else f"\t{self.group}"
-        return f"{self.lease_ms or ''}\t{self.max_attempts or ''}\t{letters}\t{self.unique or ''}{group}"
+        return f"{self.lease_ms or ''}\t{self.max_attempts or ''}\t{letters}\t{self.unique or ''}"
 
 
 @dataclass(frozen=True)
@@ -278,12 +275,9 @@ class Verbs:
     def delete(self, *ids: str, detail: str = "") -> list[str]:
         return list(text(self.call("delete", OPERATOR, detail, *ids)))
 
-    def purge(self, state: str, limit: int = 1000, ids: Sequence[str] = ()) -> int:
-        return int(self.call("purge", OPERATOR, state, limit, *ids, more=(self.keys[state],)))
-
-    def group(self, event: str, group: str) -> int:
-        """1 if the group was paused or resumed by it."""
-        return int(self.call("group", OPERATOR, event, group))
+    def purge(self, state: str, limit: int = 1000) -> int:
+        more = self.keys.group((state, "unique", "outbox"))
+        return int(self.call("purge", OPERATOR, state, limit, more=more))
 
     def edit(self, item: Item, due: str = "") -> str:
         return str(text(self.call("edit", OPERATOR, item.id, item.stored, item.priority, due)))
@@ -297,17 +291,10 @@ class Verbs:
         return dict(zip(flat[::2], flat[1::2], strict=True))
 
     def list(
-        self,
-        state: str,
-        limit: int,
-        cut: int = 2048,
-        after: tuple[int | str, str] | None = None,
-        back: bool = False,
-        group: str = "",
+        self, state: str, limit: int, cut: int = 2048, after: tuple[int, str] | None = None, back: bool = False
     ) -> Any:
         score, id = after or ("", "")
-        both = "1" if state == "ready" else "0"
-        return self.call("list", limit, cut, score, id, "1" if back else "0", both, group, more=(self.keys[state],))
+        return self.call("list", limit, cut, score, id, "1" if back else "0", more=(self.keys[state],))
 
     def show(self, id: str) -> Any:
         return self.call("show", id)

@@ -95,7 +95,6 @@ SHARED_EVENTS: Final = {
     "batch_count": {"sent"},
     "configure": {"configured", "paused", "resumed"},
     "tick": {"sent"},
-    "group": {"paused", "resumed"},
 }
 
 
@@ -143,14 +142,13 @@ class TestWords:
     def test_a_line_of_the_journal_has_the_columns_python_reads(self) -> None:
         head = re.search(r"local function line\(([^)]*)\)", LUA["moves"])
         assert head is not None
-        # facts stands for sent_at, kind, priority and size; the format is put in front. The group is in the limits.
-        *words, limits = [word.strip() for word in head.group(1).split(",")]
+        # facts stands for sent_at, kind, priority and size; the format is put in front.
+        words = [word.strip() for word in head.group(1).split(",")]
         assert words == ["event", "state", "now", "id", "facts", "attempts", "consumer", "due", "class", "detail"]
-        assert limits == "limits"
-        assert len(COLUMNS) == 1 + len(words) + 3 + 1
-        grouped, plain = re.findall(r"return table\.concat\(\{(.*?)\}", LUA["moves"])[:2]
-        assert [word.strip() for word in plain.split(",")] == ["1", *words]
-        assert [word.strip() for word in grouped.split(",")] == ["2", *words, "group"]
+        assert len(COLUMNS) == 1 + len(words) + 3
+        body = re.search(r"local function line.*?\{(.*?)\}", LUA["moves"], re.DOTALL)
+        assert body is not None
+        assert [word.strip() for word in body.group(1).split(",")] == ["1", *words]
 
 
 class TestLifecycle:
@@ -219,14 +217,9 @@ class TestScripts:
     def test_a_verb_has_exactly_the_parts_that_it_requires(self, verb: str) -> None:
         said = {name: set(re.findall(r"require\('(\w+)'\)", code(name))) for name in LUA}
         whole = said[WHOLE[verb]] if verb in WHOLE else set()
-        # What the parts of a verb require, and what counts its messages by their groups.
-        behind = set().union(*(said[part] for part in (said[verb] | whole) - {"moves"}))
-        counting = re.compile(r"\b(m|there)\.(regroup|place|enter)\(")
-        parts = [verb, *(said[verb] - {"moves"})]
-        counts = {"groups"} if any(counting.search(code(name)) for name in parts) else set()
-        assert (said[verb] | whole | behind | counts) - {"moves"} == set(PARTS.get(verb, ()))
-        # The prelude requires moves.lua, so that is in every script; a part may require nothing else but the book.
-        assert said["prelude"] | set().union(*(said[part] for part in SHARED)) <= {"moves", "groups"}
+        assert (said[verb] | whole) - {"moves"} == set(PARTS.get(verb, ()))
+        # The prelude requires moves.lua, so that is in every script; a part may require nothing else.
+        assert said["prelude"] | set().union(*(said[part] for part in SHARED)) <= {"moves"}
 
     @pytest.mark.parametrize("name", SHARED)
     def test_what_is_shared_knows_no_key_but_the_first_two(self, name: str) -> None:
@@ -243,23 +236,19 @@ class TestScripts:
 
     def test_the_packed_settings_are_written_and_read_in_one_order(self) -> None:
         reader = re.search(r"function read_settings(.*?)^end$", code("prelude"), re.MULTILINE | re.DOTALL)
-        kept = re.search(r"local kept = call\('HMGET', queue,(.*?)\)", LUA["moves"], re.DOTALL)
+        kept = re.search(r"local kept = call\('HMGET', queue,(.*?)\)", LUA["configure"], re.DOTALL)
         assert reader is not None
         assert kept is not None
-        every = re.findall(r"'(\w+)'", kept.group(1))
-        # Those of groups follow in one text, which only queues with groups take apart.
-        order, behind = every[: every.index("grouped")], every[every.index("grouped") :]
-        assert behind == ["grouped", "group_concurrency", "group_rate", "groups_paused", "group_weights"]
+        order = re.findall(r"'(\w+)'", kept.group(1))
         pattern = re.search(r"string\.match\(packed,\s*'(.*)'\)", reader.group(1))
         names = re.search(r"local version, ([\w,\s]+) = string\.match", reader.group(1))
         assert pattern is not None
         assert names is not None
-        assert pattern.group(1).count("(") == 2 + len(order)
-        *read, groups = re.findall(r"\w+", names.group(1))
-        assert groups == "groups"
+        assert pattern.group(1).count("(") == 1 + len(order)
+        read = re.findall(r"\w+", names.group(1))
         assert [{"journal_level": "journal"}.get(word, word) for word in read] == order
         table = dict(re.findall(r"(\w+) = (\w+)", reader.group(1).rpartition("return {")[2]))
-        assert table == {word: word for word in ("version", *read, "groups") if word != "journal_level"}
+        assert table == {word: word for word in ("version", *read) if word != "journal_level"}
         for name in LUA:
             assert set(re.findall(r"\bset\.(\w+)", code(name))) <= table.keys(), f"{name}.lua reads another setting"
         assert {name for name in VERBS if "read_settings" in code(name)} == {"ack", "ack_result", "receive", "send"}

@@ -167,8 +167,7 @@ def rows(post: Client, *queues: str) -> list[Row]:
     for queue in queues:
         incarnation = place(post, queue).incarnation
         for entry in entries(post, queue):
-            # The table has no column for the group.
-            row = {item.name: getattr(entry, item.name) for item in fields(entry) if item.name != "group"}
+            row = {item.name: getattr(entry, item.name) for item in fields(entry)}
             made.append(
                 {**row, "incarnation": incarnation, "position": entry.position.sequence, "event": entry.event.value}
             )

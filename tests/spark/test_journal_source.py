@@ -79,15 +79,6 @@ class TestRows:
         BusyQueues(post, names, seed).run(120)
         assert facts(read_all(batch_reader(post.url, queues=",".join(names)))) == rows(post, *names)
 
-    def test_lines_of_messages_with_and_without_a_group_are_read_side_by_side(self, post: Client) -> None:
-        queue = post.queue(fresh_name("groups"))
-        for group in (None, "a", "ü b", None):
-            queue.send({"of": group}, group=group)
-        queue.ack_many(queue.receive_many(3))
-        found = read_all(batch_reader(post.url, queues=queue.name))
-        assert facts(found) == rows(post, queue.name)
-        assert {row["error_class"] for row in found} == {""}
-
     def test_every_event_there_is_comes_out(self, post: Client) -> None:
         names = [fresh_name("busy"), fresh_name("busy")]
         for seed in itertools.count():

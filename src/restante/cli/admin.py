@@ -20,7 +20,6 @@ from restante.core.settings import DURATIONS
 
 Ids = Annotated[list[str], typer.Argument(metavar="IDS…", help="The message ids.")]
 Create = Annotated[bool, typer.Option("--create", help="Create the queue even if its name resembles another.")]
-OneGroup = Annotated[str | None, typer.Option("--group", metavar="NAME", help="Only this group of the queue.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
@@ -110,10 +109,9 @@ def purge(
     context: Context,
     queue: QueueName,
     state: Annotated[list[State] | None, typer.Option(help="Only this state; repeatable.")] = None,
-    group: OneGroup = None,
     yes: Yes = False,
 ) -> None:
-    """Delete all messages of a queue except leased ones, or those in some states, or those of one group."""
+    """Delete all messages of a queue except leased ones, or those in some states."""
     session = context.obj
     admin = session.admin
     counts = admin.counts(session.existing(queue))
@@ -121,11 +119,10 @@ def purge(
     total = sum(getattr(counts, each.value) for each in states)
     if total:
         words = ", ".join(each.value for each in states)
-        which = f"{total:,} messages" if group is None else f"the messages of the group {group}"
-        session.confirm(f"Remove {which} ({words}) of {queue} for good?", yes=yes, needed=True)
+        session.confirm(f"Remove {total:,} messages ({words}) of {queue} for good?", yes=yes, needed=True)
     with render.progress(session.err, quiet=session.json) as progress:
         bar = progress.add_task("purging", total=total)
-        count = admin.purge(queue, states, group=group, progress=lambda gone: progress.update(bar, completed=gone))
+        count = admin.purge(queue, states, progress=lambda gone: progress.update(bar, completed=gone))
     _report(session, "purged", queue, count, f"nothing to purge in {queue}")
 
 
@@ -196,22 +193,22 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-def pause(context: Context, queue: QueueName, group: OneGroup = None) -> None:
-    """Stop all receives from a queue, or of one group, until it is resumed; sends still work."""
-    context.obj.admin.pause(context.obj.existing(queue), group=group)
-    _report_pause(context.obj, queue, "paused", group)
+def pause(context: Context, queue: QueueName) -> None:
+    """Stop all receives from a queue until it is resumed; sends still work."""
+    context.obj.admin.pause(context.obj.existing(queue))
+    _report_pause(context.obj, queue, "paused")
 
 
-def resume(context: Context, queue: QueueName, group: OneGroup = None) -> None:
-    """Allow receives from a paused queue or group again."""
-    context.obj.admin.resume(context.obj.existing(queue), group=group)
-    _report_pause(context.obj, queue, "resumed", group)
+def resume(context: Context, queue: QueueName) -> None:
+    """Allow receives from a paused queue again."""
+    context.obj.admin.resume(context.obj.existing(queue))
+    _report_pause(context.obj, queue, "resumed")
 
 
-def _report_pause(session: Session, queue: str, event: str, group: str | None) -> None:
+def _report_pause(session: Session, queue: str, event: str) -> None:
     if session.json:
-        session.emit({"queue": queue, "paused": event == "paused", **({"group": group} if group else {})})
-    session.note(f"{queue} {event}" if group is None else f"{queue}: group {group} {event}")
+        session.emit({"queue": queue, "paused": event == "paused"})
+    session.note(f"{queue} {event}")
 
 
 def move(
@@ -286,21 +283,11 @@ def _setting(name: str, value: str) -> Any:
         return parse_duration(value)
     if name == "retry":
         return RetryPolicy.parse(value)
-    if name in ("rate", "group_rate"):
+    if name == "rate":
         return _number(value, float)
-    if name == "group_weights":
-        return {group: _number(weight, float) for group, weight in (_weight(part) for part in value.split(","))}
     if name in ("durability", "journal"):
         return value
     return _number(value, int)
-
-
-def _weight(part: str) -> tuple[str, str]:
-    """A group and its weight from `gold:10`; a name may contain colons itself."""
-    group, colon, weight = part.rpartition(":")
-    if not colon:
-        raise WrongUsage(f"group_weights are groups with their weights, such as gold:10,free:0.5, not {part!r}")
-    return group, weight
 
 
 def _number(text: str, kind: type[int] | type[float]) -> Any:

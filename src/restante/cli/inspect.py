@@ -33,7 +33,7 @@ _LEVELS = {"ok": "green", "notice": "cyan", "warning": "yellow", "danger": "bold
 
 def add_to(app: typer.Typer) -> None:
     """Registers the commands."""
-    for command in (ls, show, result, groups, journal, consumers, doctor):
+    for command in (ls, show, result, journal, consumers, doctor):
         app.command(rich_help_panel="Look")(command)
 
 
@@ -44,7 +44,6 @@ def ls(
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="Messages per page.")] = 20,
     after: Annotated[str | None, typer.Option(metavar="PLACE", help="Continue after the previous page.")] = None,
     newest: Annotated[bool, typer.Option("--newest", help="Newest first.")] = False,
-    group: Annotated[str | None, typer.Option(metavar="NAME", help="With --state: only this group.")] = None,
     rsmq_queues: Annotated[bool, typer.Option("--rsmq", help="List RSMQ queues, or the messages of one.")] = False,
     namespace: Annotated[
         str, typer.Option("--ns", metavar="NAMESPACE", help="With --rsmq: the namespace of the queues.")
@@ -53,10 +52,8 @@ def ls(
     """List the queues and their counts, one queue, or its messages in a state."""
     session = context.obj
     if rsmq_queues:
-        if state is not None or newest or group is not None:
-            raise WrongUsage(
-                "--state, --newest and --group do not work with --rsmq: RSMQ has no states, no groups and one order"
-            )
+        if state is not None or newest:
+            raise WrongUsage("--state and --newest do not work with --rsmq: RSMQ has no states to select and one order")
         if queue is None:
             return list_rsmq_queues(session, namespace)
         return list_rsmq_messages(session, queue, namespace, limit, after)
@@ -64,10 +61,8 @@ def ls(
         return list_queues(session)
     session.existing(queue)
     if state is None:
-        if group is not None:
-            raise WrongUsage("--group needs --state; restante groups counts the messages of each group")
         return show_queue(session, queue)
-    page = session.admin.messages(queue, state, limit=limit, after=after, newest_first=newest, group=group)
+    page = session.admin.messages(queue, state, limit=limit, after=after, newest_first=newest)
     if session.json:
         messages = [render.message_dict(message) for message in page.messages]
         session.emit({"queue": queue, "state": state.value, "messages": messages, "next": page.next})
@@ -124,25 +119,6 @@ def list_rsmq_messages(session: Session, queue: str, namespace: str, limit: int,
         session.nothing(f"no messages in the RSMQ queue {queue}")
 
 
-def groups(
-    context: Context,
-    queue: QueueName,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="Groups to show.")] = 20,
-) -> None:
-    """List the groups of a queue with their counts, those in trouble first; idle groups are not kept."""
-    session = context.obj
-    found = session.admin.groups(session.existing(queue), limit=limit)
-    if session.json:
-        rows = [counts.as_dict() for counts in found.groups]
-        session.emit({"queue": queue, "groups": rows, "total": found.total, "complete": found.complete})
-    elif found.groups:
-        session.out.print(render.groups_table(found.groups))
-        if found.total > len(found.groups) or not found.complete:
-            session.note(f"{found.total:,}{'' if found.complete else ' or more'} groups; --limit shows more")
-    if not found.groups:
-        session.nothing(f"no groups in {queue}")
-
-
 def show_queue(session: Session, queue: str) -> None:
     """Shows the counts, totals and settings of a queue."""
     row = session.admin.counts(queue)
@@ -173,7 +149,6 @@ def show(context: Context, queue: QueueName, id: Annotated[str, typer.Argument(h
         "consumer": message.consumer,
         "progress": render.progress_text(message.last_progress),
         "unique": message.unique or "",
-        "group": (message.group or "") + (", which holds it back" if message.held_back else ""),
         "headers": Text("  ".join(f"{name}={value}" for name, value in message.headers.items())),
         "content": f"{message.content_type}, {message.size:,} bytes",
     }

@@ -55,7 +55,6 @@ def send(
     unique: Annotated[
         str | None, typer.Option(metavar="KEY", help="Store nothing while a message with this key waits.")
     ] = None,
-    group: Annotated[str | None, typer.Option(metavar="NAME", help="The group; groups of a queue take turns.")] = None,
     raw: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Send the bytes of a file; - is standard input.")
     ] = None,
@@ -80,7 +79,6 @@ def send(
         "delay": delay,
         "kind": kind,
         "unique": unique,
-        "group": group,
         "lease": lease,
         "headers": dict(parse_pair(text, "--header") for text in header or ()) or None,
         "max_attempts": max_attempts,

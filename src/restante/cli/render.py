@@ -14,7 +14,6 @@ from rich.table import Table
 from rich.text import Text
 
 from restante import JournalEntry, Message, QueueSettings, State
-from restante.core.group_counts import GroupCounts
 from restante.core.inspector import Counts
 from restante.core.message import Attempt, iso
 from restante.core.message import Progress as HandlerProgress
@@ -115,7 +114,7 @@ def one_line(text: str, width: int = PREVIEW) -> str:
 
 def settings_rows(settings: QueueSettings) -> dict[str, RenderableType]:
     """A queue's effective settings, one per line."""
-    hidden = ("paused", "grouped", "version")  # the counts show `paused`; the others only matter to clients
+    hidden = ("paused", "version")  # the counts show `paused`; `version` only matters to clients
     return {
         name: Text(f"{value:g} s" if name in DURATIONS else str(value))
         for name, value in settings.as_dict().items()
@@ -134,32 +133,12 @@ def queues_table(rows: list[Counts]) -> Table:
         if row.paused:
             flags.append("paused ", style="bold yellow")
         if row.overdue:
-            flags.append(f"{row.overdue} overdue ", style="yellow")
-        if row.held_back:
-            flags.append(f"{row.held_back:,} held back")
+            flags.append(f"{row.overdue} overdue", style="yellow")
         rendered.add_row(
             cell(row.queue, "bold"),
             *(count_cell(getattr(row, state.value), state) for state in State),
             format_duration(row.waited) if row.ready else "",
             flags,
-        )
-    return rendered
-
-
-def groups_table(rows: list[GroupCounts]) -> Table:
-    """A table of groups with their counts per state."""
-    states = (State.SCHEDULED, State.READY, State.LEASED, State.RETRYING, State.DEAD)
-    names = [state.value for state in states]
-    rendered = table("group", *names, "held back", "", right=(*names, "held back"), shrinking=("group",))
-    for column, state in zip(rendered.columns[1:], states, strict=False):
-        column.header = state_label(state)
-    for row in rows:
-        flags = [word for word, shown in (("paused", row.paused), ("throttled", row.throttled)) if shown]
-        rendered.add_row(
-            cell(row.group, "bold"),
-            *(count_cell(getattr(row, state.value), state) for state in states),
-            f"{row.held_back:,}" if row.held_back else "",
-            Text(" ".join(flags), style="bold yellow"),
         )
     return rendered
 
@@ -365,7 +344,6 @@ def message_dict(message: Message) -> dict[str, Any]:
         "size": message.size,
         "consumer": message.consumer,
         "unique": message.unique,
-        "group": message.group,
         "sent_at": iso(message.sent_at),
         "due_at": iso(message.due_at),
         "received_at": iso(message.received_at),

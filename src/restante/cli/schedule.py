@@ -72,7 +72,6 @@ def add(
         float | None, typer.Option(parser=parse_duration, metavar="TIME", help="A lease for the messages.")
     ] = None,
     max_attempts: Annotated[int | None, typer.Option(metavar="N", help="A limit of attempts.")] = None,
-    group: Annotated[str | None, typer.Option(metavar="NAME", help="The group of the messages.")] = None,
     retry: Annotated[str | None, typer.Option(metavar="POLICY", help="A retry policy: fixed:1,5,30 or …")] = None,
     timeout: Annotated[
         float | None, typer.Option(parser=parse_duration, metavar="TIME", help="A time limit for the handler.")
@@ -99,7 +98,6 @@ def add(
         "max_attempts": max_attempts,
         "retry": RetryPolicy.parse(retry) if retry else None,
         "timeout": timeout,
-        "group": group,
     }
     value = parse_json(payload, "the payload")
     session.new_or_existing(queue, create=create)

@@ -66,8 +66,8 @@ SCRIPTS: dict[RedisRole, frozenset[str]] = {
     RedisRole.OPERATE: frozenset(
         {
             *_BATCH,
-            *("agenda", "cancel", "configure", "counts", "delete", "edit", "group", "list", "move", "purge", "replay"),
-            *("revoke", "schedule", "send", "show", "status", "tick"),
+            *("agenda", "cancel", "configure", "counts", "delete", "edit", "list", "move", "purge", "replay", "revoke"),
+            *("schedule", "send", "show", "status", "tick"),
         }
     ),
 }
@@ -85,15 +85,12 @@ _EVERY_KEY = frozenset({*NAMES, "leases", "verdicts", "batch", "members"})
 _READS = {
     "HGETALL": {"queue", "consumers", "tasks", SUBSCRIPTIONS.decode(), UNROUTABLE.decode()},
     "HGET": {"tasks"},
-    "HMGET": {"deliveries"},
-    "HSCAN": {"groups"},
     "SISMEMBER": {QUEUES.decode()},
     "SMEMBERS": {QUEUES.decode(), SCHEDULED_QUEUES.decode()},
     "XRANGE": {"journal"},
     "XREAD": {"journal"},
     "XREVRANGE": {"journal", AUDIT.decode()},
     "ZCARD": set(_STATES),
-    "ZLEXCOUNT": {"held"},
     "ZRANGE": {*_STATES, "batches", "batches_ended"},
     "ZREVRANGE": {"batches", "batches_ended"},
 }
@@ -123,7 +120,6 @@ PLAIN: dict[RedisRole, dict[str, set[str]]] = {
         **_READS,
         **_CARRIES,
         "ZRANGE": {*_READS["ZRANGE"], "outbox"},
-        "HSCAN": {*_READS["HSCAN"], "members"},
         "HGETALL": {*_READS["HGETALL"], TOKENS.decode()},
         "SADD": {QUEUES.decode(), SCHEDULED_QUEUES.decode()},
         "SREM": {QUEUES.decode(), SCHEDULED_QUEUES.decode()},
@@ -158,8 +154,7 @@ READING = frozenset(
         *("HEXISTS", "HGET", "HGETALL", "HKEYS", "HLEN", "HMGET", "HSCAN"),
         *("SISMEMBER", "SMEMBERS"),
         *("XRANGE", "XREAD", "XREVRANGE"),
-        *("ZCARD", "ZCOUNT", "ZLEXCOUNT", "ZRANGE", "ZRANGEBYLEX", "ZRANGEBYSCORE", "ZREVRANGE", "ZREVRANGEBYLEX"),
-        "ZSCORE",
+        *("ZCARD", "ZCOUNT", "ZRANGE", "ZRANGEBYSCORE", "ZREVRANGE", "ZSCORE"),
     }
 )
 #: Lua files with shared functions.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Unpack
@@ -31,22 +31,18 @@ from restante.core.schedule_admin import ScheduleAdmin
 from restante.core.scripts import Script
 from restante.core.send_options import draft_entry, due_argument
 from restante.core.settings import QueueOptions, QueueSettings, milliseconds, queue_fields, whole
-from restante.core.stored import check_group, encode
+from restante.core.stored import encode
 
 log = logging.getLogger("restante")
 
-REPLAY = Script("replay", "queue journal messages deliveries ready dead unique marker tasks outbox groups held")
-PURGE = Script("purge", "queue journal messages deliveries history unique marker outbox groups held ready")
-EDIT = Script("edit", "queue journal messages deliveries ready scheduled retrying dead marker groups held")
-GROUP = Script("group", "queue journal marker groups held ready")
+REPLAY = Script("replay", "queue journal messages deliveries ready dead unique marker tasks outbox")
+PURGE = Script("purge", "queue journal messages deliveries history")
+EDIT = Script("edit", "queue journal messages deliveries ready scheduled retrying dead marker")
 MOVE = Script(
     "move",
-    "queue journal messages deliveries history ready scheduled retrying dead leased unique outbox marker groups held",
+    "queue journal messages deliveries history ready scheduled retrying dead leased unique outbox",
 )
-_MOVE_TARGET = (
-    *("queue", "journal", "messages", "deliveries", "history", "ready", "scheduled", "unique", "marker"),
-    *("groups", "held"),
-)
+_MOVE_TARGET = ("queue", "journal", "messages", "deliveries", "history", "ready", "scheduled", "unique", "marker")
 
 #: Messages per call of replay, purge, delete, revoke, cancel and move.
 SLICE = 200
@@ -143,28 +139,15 @@ class Admin(BatchVerbs, ScheduleAdmin):
         except RestanteError as error:
             log.warning("batch not counted yet queue=%s error=%s", queue, error)
 
-    def pause(self, queue: str, *, group: str | None = None) -> None:
-        """Pauses a queue, or one group of it: nothing of it is received until `resume`.
+    def pause(self, queue: str) -> None:
+        """Pauses a queue: nothing is received until `resume`. Sends continue, and leases and delays keep running."""
+        self._configure(queue, {"pause": "1"}, "paused")
+        self.note("pause", queue)
 
-        Sends continue, and leases and delays keep running.
-        """
-        if group is None:
-            self._configure(queue, {"pause": "1"}, "paused")
-            self.note("pause", queue)
-        elif self._group(queue, "paused", group):
-            self.note("pause", queue, detail=f"group {group}")
-
-    def resume(self, queue: str, *, group: str | None = None) -> None:
-        """Ends the pause of a queue, or of one group of it."""
-        if group is None:
-            self._configure(queue, {"pause": ""}, "resumed")
-            self.note("resume", queue)
-        elif self._group(queue, "resumed", group):
-            self.note("resume", queue, detail=f"group {group}")
-
-    def _group(self, queue: str, event: str, group: str) -> bool:
-        self._client.connection.command("SADD", QUEUES, queue, key=QUEUES)
-        return bool(self._run(GROUP, queue, [self.operator, event, check_group(group)]))
+    def resume(self, queue: str) -> None:
+        """Ends the pause of a queue."""
+        self._configure(queue, {"pause": ""}, "resumed")
+        self.note("resume", queue)
 
     def _configure(self, queue: str, fields: dict[str, str], event: str) -> QueueSettings:
         ref = self._ref(queue)
@@ -232,41 +215,23 @@ class Admin(BatchVerbs, ScheduleAdmin):
         return count
 
     def purge(
-        self,
-        queue: str,
-        states: Sequence[State | str] = _PURGEABLE,
-        *,
-        group: str | None = None,
-        progress: Callable[[int], None] | None = None,
+        self, queue: str, states: Sequence[State | str] = _PURGEABLE, *, progress: Callable[[int], None] | None = None
     ) -> int:
-        """Deletes every message in these states, or those of one group, and returns how many.
-
-        Leased messages cannot be purged.
-        """
-        total, words = 0, [State(state).value for state in _states(states)]
+        """Deletes every message in these states and returns how many. Leased messages cannot be purged."""
+        total = 0
         for state in _states(states):
             if state is State.LEASED:
                 raise InvalidInput("leased messages cannot be purged: stop the consumers, or wait for their leases")
             key = self._ref(queue).keys[state.value]
-            for ids in [()] if group is None else self._ids_of(queue, state, check_group(group)):
-                while count := self._run(PURGE, queue, [self.operator, state.value, SLICE, *ids], [key]):
-                    total += count
-                    if progress is not None:
-                        progress(total)
+            unique = self._ref(queue).keys["unique"]
+            outbox = self._ref(queue).keys["outbox"]
+            while count := self._run(PURGE, queue, [self.operator, state.value, SLICE], [key, unique, outbox]):
+                total += count
+                if progress is not None:
+                    progress(total)
         self._carry(queue)
-        self.note("purge", queue, total, ", ".join(words if group is None else [*words, f"group {group}"]))
+        self.note("purge", queue, total, ", ".join(State(state).value for state in states))
         return total
-
-    def _ids_of(self, queue: str, state: State, group: str) -> Iterator[list[str]]:
-        """The ids of a group's messages in a state, page by page."""
-        after: str | None = None
-        while True:
-            page = self.messages(queue, state, limit=SLICE, after=after, preview=0, group=group)
-            if page.messages:
-                yield [message.id for message in page.messages]
-            after = page.next
-            if after is None:
-                return
 
     def drop(self, queue: str, *, force: bool = False) -> None:
         """Removes a queue with its messages, settings and journal.
@@ -337,7 +302,6 @@ class Admin(BatchVerbs, ScheduleAdmin):
             expires_ms=span,
             expires_from=int(due) if due else None,
             timeout_ms=stored.timeout_ms,
-            group=stored.group,
             batch=stored.batch,
         )
         state = self._run(EDIT, queue, [self.operator, id, body, str(level), due])
@@ -401,7 +365,6 @@ class Admin(BatchVerbs, ScheduleAdmin):
             unique_states=frozenset(letters[letter] for letter in kept.unique_states) or None,
             expires=None if span is None else span / 1000,
             timeout=message.timeout,
-            group=message.group,
         )
         other = self._client.queue(target)
         other.ensure_open()

@@ -30,7 +30,7 @@ from restante.core.stored import encode
 
 log = logging.getLogger("restante")
 
-_HOME = "queue journal messages ready marker outbox batches batches_ended groups held"
+_HOME = "queue journal messages ready marker outbox batches batches_ended"
 BATCH_OPEN = Script("batch_open", "queue journal batches")
 BATCH_ADD = Script("batch_add", "queue journal outbox")
 BATCH_SEAL = Script("batch_seal", _HOME)
@@ -142,7 +142,6 @@ def end_fields(event: str, home: QueueRef, draft: Draft) -> dict[str, Argument]:
         max_attempts=draft.max_attempts,
         retry=draft.retry,
         timeout_ms=None if draft.timeout is None else milliseconds(draft.timeout, "timeout", least=0.001),
-        group=draft.group,
         headers={**(draft.headers or {}), "batch": None},
     )
     if size > MAX_END_PAYLOAD:

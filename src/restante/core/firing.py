@@ -27,7 +27,7 @@ log = logging.getLogger("restante")
 # A generator of its own: a program that has seeded that of the module must not find it moved on.
 _chance = random.Random().getrandbits
 
-TICK = Script("tick", " ".join((*SEND.keys, "schedules", "ticks", "done")))
+TICK = Script("tick", " ".join((*SEND.keys, "schedules", "ticks")))
 
 #: Due schedules that one call returns. More would hold up the messages behind them.
 BATCH: Final = 50

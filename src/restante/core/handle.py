@@ -19,8 +19,7 @@ from restante.core.queue_ref import QueueRef
 from restante.core.scripts import Script, ScriptCall
 
 STATUS = Script(
-    "status",
-    "queue journal deliveries history ready scheduled retrying leased dead done acked acked_before messages held",
+    "status", "queue journal deliveries history ready scheduled retrying leased dead done acked acked_before"
 )
 
 #: Seconds between the first two looks, the factor by which the pause grows, and the longest pause. Shorter ones cost

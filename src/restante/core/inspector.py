@@ -19,7 +19,6 @@ import orjson
 from restante.core.attempts import parse_delivery, parse_history, parse_progress, parse_result
 from restante.core.batch_admin import BatchReader
 from restante.core.errors import AccessDenied, Corrupt, InvalidInput, NotFound
-from restante.core.group_counts import Groups, read_groups
 from restante.core.journal import JournalEntry, Position
 from restante.core.keys import AUDIT, QUEUES, SUBSCRIPTIONS, UNROUTABLE
 from restante.core.message import EPOCH, Instant, JournalEvent, Message, State, iso, moment
@@ -29,16 +28,14 @@ from restante.core.queue import Client
 from restante.core.queue_ref import QueueRef
 from restante.core.scripts import Argument, Command, Script, ScriptCall
 from restante.core.settings import QueueSettings, whole
-from restante.core.stored import check_group, readable
+from restante.core.stored import readable
 
-LIST = Script("list", "queue journal messages deliveries history held")
-SHOW = Script("show", "queue journal messages deliveries history ready scheduled retrying leased dead done held")
-COUNTS = Script("counts", "queue journal ready scheduled retrying leased dead done messages held")
+LIST = Script("list", "queue journal messages deliveries history")
+SHOW = Script("show", "queue journal messages deliveries history ready scheduled retrying leased dead done")
+COUNTS = Script("counts", "queue journal ready scheduled retrying leased dead done messages")
 
 #: Messages on one page of a list.
 PAGE = 100
-#: Calls for one page of one group; each looks at up to a thousand messages.
-LOOKS = 20
 #: Bytes of each payload that a list returns.
 PREVIEW = 1024
 #: Seconds without an update after which a consumer is no longer listed.
@@ -73,8 +70,6 @@ class Counts:
     journal_lost: int
     #: The nearest due_at of scheduled and retrying, the first end of a lease, the oldest time of dead and done.
     edges: dict[State, datetime]
-    #: Ready messages that their groups hold back.
-    held_back: int = 0
 
     @property
     def waiting(self) -> int:
@@ -88,7 +83,6 @@ class Counts:
             "queue": self.queue,
             "at": self.at.isoformat(),
             **states,
-            "held_back": self.held_back,
             "overdue": self.overdue,
             "waited_seconds": self.waited,
             "paused": self.paused,
@@ -183,13 +177,11 @@ def parse_message(
     queue: str, id: str, state: State, score: bytes, stored: bytes, delivery: bytes, history: bytes
 ) -> Message:
     """Builds a message from the reply of a script."""
-    # The score of a ready message that its group holds back is its member in that index.
-    held_back = b"\t" in score
-    at = 0 if held_back else int(float(score))
+    at = int(float(score))
     attempts, consumer, received, replays = parse_delivery(delivery)
     held = readable(stored)
     held.whole = len(held.body) == held.size
-    message = Message(
+    return Message(
         id,
         queue,
         held,
@@ -205,8 +197,6 @@ def parse_message(
         expires_ms=at if state is State.LEASED else 0,
         settled_ms=at if state in (State.DEAD, State.DONE) else 0,
     )
-    message.held_back = held_back
-    return message
 
 
 def _presence(text: bytes) -> dict[str, Any]:
@@ -266,11 +256,6 @@ def _by_number(process: ConsumerProcess) -> tuple[int, str]:
     return int(number) if number.isdecimal() else 0, process.name
 
 
-def _cursor(score: bytes, id: bytes) -> str:
-    """The cursor behind an entry; one that is held back has its member in place of a score."""
-    return f"inf~{score.decode()}" if b"\t" in score else f"{score.decode()}~{id.decode()}"
-
-
 def _place(cursor: str) -> tuple[float, bytes]:
     score, _, id = cursor.partition("~")
     return float(score), id.encode()
@@ -310,7 +295,7 @@ class Inspector(BatchReader):
         return ScriptCall(COUNTS, keys, [], lambda reply: self._counts(queue, reply), queue)
 
     def _counts(self, queue: str, reply: Any) -> Counts:
-        now, ready, scheduled, retrying, leased, dead, done, overdue, first, flat, edges, held_back = reply
+        now, ready, scheduled, retrying, leased, dead, done, overdue, first, flat, edges = reply
         texts = [text.decode("utf-8", "replace") for text in flat]
         fields = dict(zip(texts[::2], texts[1::2], strict=True))
         try:
@@ -336,7 +321,6 @@ class Inspector(BatchReader):
             last,
             lost,
             {state: at for state, score in zip(_EDGES, edges, strict=True) if score and (at := moment(float(score)))},
-            held_back,
         )
 
     def all_counts(self) -> list[Counts]:
@@ -353,45 +337,37 @@ class Inspector(BatchReader):
         upto: str | None = None,
         newest_first: bool = False,
         preview: int = PREVIEW,
-        group: str | None = None,
     ) -> Page:
-        """Returns one page of the messages in a state, or of those of one group among them.
+        """Returns one page of the messages in a state.
 
         `after` and `upto` are cursors. A cursor is a place and not a count, so messages that come and go shift no page.
-        Of each payload the first `preview` bytes are read. Ready messages that their groups hold back come last. With
-        `group` a page may be short, or empty, and still have a next one: a call looks at a bounded number of messages.
+        Of each payload the first `preview` bytes are read.
         """
         state = State(state)
         whole(limit, "limit", 1, MAX_BATCH)
         whole(preview, "preview", 0, 2**40)
         if upto and newest_first:
             raise InvalidInput("upto is for pages that begin with the oldest")
-        group = "" if group is None else check_group(group)
+        score, _, last = (after or "").partition("~")
+        reply = self._run(
+            LIST,
+            queue,
+            [limit, preview, score, last, "1" if newest_first else "0"],
+            [self._ref(queue).keys[state.value]],
+        )
         messages: list[Message] = []
         last_wanted = _place(upto) if upto else None
-        for _ in range(LOOKS):
-            score, _, last = (after or "").partition("~")
-            words = ["1" if newest_first else "0", "1" if state is State.READY else "0", group]
-            reply = self._run(
-                LIST,
-                queue,
-                [limit - len(messages), preview, score, last, *words],
-                [self._ref(queue).keys[state.value]],
-            )
-            for i in range(3, len(reply), 5):
-                id, at, stored, delivery, line = reply[i : i + 5]
-                if last_wanted and (b"\t" in at or (float(at), id) > last_wanted):
-                    return Page(messages, None)
-                if stored:
-                    history = line + b"\n" if line else b""
-                    message = parse_message(queue, id.decode(), state, at, stored, delivery, history)
-                    message.place_after = _cursor(at, id)
-                    messages.append(message)
-            after = _cursor(reply[1], reply[2]) if reply[1] else None
-            # With a filter a page may come out of several looks; a damaged message leaves one short without one.
-            if after is None or not group or len(messages) >= limit:
-                break
-        return Page(messages, after)
+        for i in range(1, len(reply), 5):
+            id, at, stored, delivery, line = reply[i : i + 5]
+            if last_wanted and (float(at), id) > last_wanted:
+                return Page(messages, None)
+            if stored:
+                history = line + b"\n" if line else b""
+                message = parse_message(queue, id.decode(), state, at, stored, delivery, history)
+                message.place_after = f"{at.decode()}~{message.id}"
+                messages.append(message)
+        end = f"{reply[-4].decode()}~{reply[-5].decode()}" if len(reply) > 5 * limit else None
+        return Page(messages, end)
 
     def cursors(self, queue: str, state: State | str, parts: int) -> list[str]:
         """Returns up to `parts - 1` cursors that split a state into parts of about equal size, for parallel reading."""
@@ -420,11 +396,6 @@ class Inspector(BatchReader):
     def peek(self, queue: str, count: int = 1) -> list[Message]:
         """Returns the next messages of the queue without receiving them."""
         return self.messages(queue, State.READY, limit=count).messages
-
-    def groups(self, queue: str, *, limit: int = PAGE) -> Groups:
-        """Returns the groups of a queue that are not idle, those in trouble first."""
-        whole(limit, "limit", 1, MAX_BATCH)
-        return self._client.queue(queue).run(read_groups(self._ref(queue), limit))
 
     def show(self, queue: str, id: str) -> Message:
         """Returns one complete message with the history of its attempts."""

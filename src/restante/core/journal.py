@@ -16,13 +16,10 @@ from typing import Any
 from restante.core.errors import Corrupt
 from restante.core.message import EPOCH, Instant, JournalEvent, State, iso, moment
 
-#: The first column of a line; readers refuse an unknown format.
+#: The first column of every line; readers refuse an unknown format.
 FORMAT = "1"
-#: The first column of a line about a message with a group, which is its last column. Lines of other messages stay as
-#: they were, so that clients without groups can read every queue that has none.
-GROUP_FORMAT = "2"
 _STREAM_ID = re.compile(r"(?:\d{1,20}-)?\d{1,20}", re.ASCII)
-#: The columns of a line, tab separated, in order; the last one only in lines of GROUP_FORMAT.
+#: The columns of a line, tab separated, in order.
 COLUMNS = (
     "format",
     "event",
@@ -38,7 +35,6 @@ COLUMNS = (
     "due_at",
     "error_class",
     "detail",
-    "group",
 )
 
 
@@ -81,8 +77,6 @@ class JournalEntry:
     due_at: datetime | None
     error_class: str
     detail: str
-    #: The group of the message, or the one that was paused or resumed; empty for none.
-    group: str = ""
 
     @classmethod
     def parse_block(cls, queue: str, stream_id: bytes, block: bytes) -> list[JournalEntry]:
@@ -95,15 +89,11 @@ class JournalEntry:
     def parse(cls, queue: str, position: Position, line: str) -> JournalEntry:
         """Parses one line."""
         parts = line.split("\t")
-        if parts[0] == FORMAT:
-            parts.append("")
-        if parts[0] not in (FORMAT, GROUP_FORMAT) or len(parts) != len(COLUMNS):
-            raise Corrupt(
-                f"journal entry {position} of {queue} has format {parts[0]!r}; this client reads {FORMAT} and "
-                f"{GROUP_FORMAT}"
-            )
-        _, event, state, at, message_id, sent, kind, priority, size, attempts, consumer, due, error_class, *rest = parts
-        detail, group = rest
+        if parts[0] != FORMAT or len(parts) != len(COLUMNS):
+            raise Corrupt(f"journal entry {position} of {queue} has format {parts[0]!r}; this client reads {FORMAT}")
+        _, event, state, at, message_id, sent, kind, priority, size, attempts, consumer, due, error_class, detail = (
+            parts
+        )
         try:
             when = moment(int(at)) or EPOCH
             return cls(
@@ -122,7 +112,6 @@ class JournalEntry:
                 moment(int(due or 0)),
                 error_class,
                 detail,
-                group,
             )
         except ValueError as error:
             raise Corrupt(f"journal entry {position} of {queue} cannot be read: {error}") from None
@@ -145,7 +134,6 @@ class JournalEntry:
             "due_at": instant(self.due_at),
             "error_class": self.error_class,
             "detail": self.detail,
-            "group": self.group,
         }
 
 

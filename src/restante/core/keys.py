@@ -15,9 +15,6 @@
 | unique | hash | unique key → id that holds it | send and later verbs | leaving the states in which it holds |
 | acked, acked_before | hash | id → token, two generations of the dedup window | ack | ageing |
 | cancelled | zset | tokens of cancelled leases by the lease's end, ms | cancel | the next cancel after it |
-| groups | hash | per group: counts, flags, last turn by priority; clocks | most verbs | being idle |
-| held | zset | group, score in ready, id: ready and held back by its group | receive | settling, operators |
-| waits | zset | group by the time at which to look at its rate again, ms | receive | receive |
 | outbox | zset | how messages of batches ended, by sequence number | the verbs that end a message | batch_count |
 | batches | zset | ids of batches that have not ended, by created_at | batch_open | the end of the batch |
 | batches_ended | zset | ids of batches that have, by when they are forgotten | the end of the batch | the next end |
@@ -106,9 +103,6 @@ NAMES = (
     "acked",
     "acked_before",
     "cancelled",
-    "groups",
-    "held",
-    "waits",
     "consumers",
     "tasks",
     "schedules",

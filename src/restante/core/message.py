@@ -213,7 +213,6 @@ class Draft:
     unique_states: frozenset[State] | None = None
     expires: float | timedelta | None = None
     timeout: float | timedelta | None = None
-    group: str | None = None
 
 
 class RemoteError(Exception):
@@ -319,8 +318,6 @@ class Message:
     lease_ms: int = 0
     received_ms: int = 0
     settled_ms: int = 0
-    #: Whether its group holds it back: it is ready, and not delivered before others of its group are settled.
-    held_back: bool = False
     #: Its place on a page of a list, as the cursor of the next page.
     place_after: str = ""
 
@@ -435,11 +432,6 @@ class Message:
     def unique(self) -> str | None:
         """The unique key the message was sent with."""
         return self.stored.unique
-
-    @property
-    def group(self) -> str | None:
-        """The group the message was sent with."""
-        return self.stored.group
 
     @property
     def batch_id(self) -> str | None:

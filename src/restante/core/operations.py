@@ -26,8 +26,8 @@ from restante.core.send_options import (
     plain_entry,
     too_large,
 )
-from restante.core.settings import QueueSettings, milliseconds, valid_durability
-from restante.core.stored import Stored, encode_json, encode_plain, sound, stored_group
+from restante.core.settings import milliseconds, valid_durability
+from restante.core.stored import Stored, encode_json, encode_plain, sound
 from restante.core.tracebacks import error_text
 
 T = TypeVar("T")
@@ -42,26 +42,25 @@ _nonce = random.Random().getrandbits
 
 SEND = Script(
     "send",
-    "queue journal messages ready marker scheduled unique acked acked_before leased retrying dead groups held",
+    "queue journal messages ready marker scheduled unique acked acked_before leased retrying dead",
 )
-#: The keys of a send with new ids to a queue without limits and groups. Every key adds to the cost of every call.
+#: The keys of a send with new ids to a queue without limits. Every key adds to the cost of every call.
 FEW_KEYS = SEND.keys[:6]
 RECEIVE = Script(
     "receive",
     "queue journal messages deliveries history ready scheduled retrying leased dead done marker unique acked "
-    "acked_before consumers outbox groups held waits",
+    "acked_before consumers outbox",
 )
 ACK = Script(
-    "ack",
-    "queue journal messages deliveries history leased done unique acked acked_before ready marker outbox groups held",
+    "ack", "queue journal messages deliveries history leased done unique acked acked_before ready marker outbox"
 )
 ACK_RESULT = Script(
     "ack_result",
-    "queue journal messages deliveries history leased done unique acked acked_before ready marker outbox groups held",
+    "queue journal messages deliveries history leased done unique acked acked_before ready marker outbox",
 )
-NACK = Script("nack", "queue journal deliveries history retrying leased dead unique marker outbox groups held ready")
-BURY = Script("bury", "queue journal deliveries history leased dead unique marker outbox groups held ready")
-RELEASE = Script("release", "queue journal deliveries ready scheduled leased unique marker groups held")
+NACK = Script("nack", "queue journal deliveries history retrying leased dead unique marker outbox")
+BURY = Script("bury", "queue journal deliveries history leased dead unique marker outbox")
+RELEASE = Script("release", "queue journal deliveries ready scheduled leased unique marker")
 EXTEND = Script("extend", "queue journal deliveries leased consumers cancelled")
 PROGRESS = Script("progress", "queue journal deliveries cancelled")
 
@@ -136,21 +135,11 @@ def send_entries(
     return _sending(ref, args, parse, ids, durability)
 
 
-def _needs_every_key(settings: QueueSettings) -> bool:
-    """Whether the script of a send needs every key, also for a new message without options."""
-    return settings.max_length is not None or settings.max_dead is not None or settings.grouped
-
-
 def _sending(
-    ref: QueueRef,
-    args: list[Argument],
-    parse: Callable[[Any], T],
-    ids: Sequence[str],
-    durability: str | None,
-    grouped: bool = False,
+    ref: QueueRef, args: list[Argument], parse: Callable[[Any], T], ids: Sequence[str], durability: str | None
 ) -> ScriptCall[T]:
     settings = ref.settings
-    few = args[0] == b"0" and not grouped and not _needs_every_key(settings)
+    few = args[0] == b"0" and settings.max_length is None and settings.max_dead is None
     return ScriptCall(
         SEND,
         ref.keys.group(FEW_KEYS if few else SEND.keys),
@@ -191,7 +180,6 @@ def send(
     unique_states: frozenset[State] | None = None,
     expires: float | timedelta | None = None,
     timeout: float | timedelta | None = None,
-    group: str | None = None,
     durability: str | None = None,
 ) -> ScriptCall[MessageId]:
     """Sends one message and returns its id.
@@ -200,12 +188,11 @@ def send(
     before. With `expires` it is removed instead of delivered if it waits longer than that after it is due; without it,
     a message never expires. Sending the same `id` again stores nothing. With `unique` nothing is stored while a
     message with that key is in one of `unique_states`; the returned id is that message's, and its `stored` is False.
-    With `timeout` a handler that takes longer than that many seconds is stopped, and the attempt has failed. Messages
-    with different `group`s take turns, and the queue's `group_concurrency` and `group_rate` hold for each group.
+    With `timeout` a handler that takes longer than that many seconds is stopped, and the attempt has failed.
     """
     undelayed = delay == 0 and delay is not False and due_at is None and expires is None
     anonymous = id is None and unique is None and not kind and headers is None and content_type is None
-    unlimited = lease is None and max_attempts is None and retry is None and timeout is None and group is None
+    unlimited = lease is None and max_attempts is None and retry is None and timeout is None
     if undelayed and anonymous and unlimited and type(payload) in JSON_TYPES and not ref.sending:
         entry = plain_entry(ref, payload, priority)
     else:
@@ -224,20 +211,14 @@ def send(
             unique_states,
             expires,
             timeout,
-            group,
         )
         if ref.sending:
             return _send_hooked(ref, Draft(payload, *options), durability)
         entry = checked_entry(ref, payload, *options)
     careful = id is not None or unique is not None
-    return _sending_one(ref, entry, careful, durability, group is not None)
-
-
-def _sending_one(
-    ref: QueueRef, entry: tuple[str, str, int, bytes], careful: bool, durability: str | None, grouped: bool
-) -> ScriptCall[MessageId]:
-    parse = partial(_parse_sent, ref, entry[0])
-    return _sending(ref, [b"1" if careful else b"0", *entry], parse, (entry[0],), durability, grouped)
+    return _sending(
+        ref, [b"1" if careful else b"0", *entry], partial(_parse_sent, ref, entry[0]), (entry[0],), durability
+    )
 
 
 def _send_hooked(ref: QueueRef, draft: Draft, durability: str | None) -> ScriptCall[MessageId]:
@@ -246,7 +227,9 @@ def _send_hooked(ref: QueueRef, draft: Draft, durability: str | None) -> ScriptC
     draft = hooked(ref, draft)
     careful = given is not None or draft.unique is not None
     entry = draft_entry(ref, draft, draft.payload)
-    return _sending_one(ref, entry, careful, durability, draft.group is not None)
+    return _sending(
+        ref, [b"1" if careful else b"0", *entry], partial(_parse_sent, ref, entry[0]), (entry[0],), durability
+    )
 
 
 def _parse_sent(ref: QueueRef, id: str, reply: Any) -> MessageId:
@@ -259,8 +242,7 @@ def _parse_sent(ref: QueueRef, id: str, reply: Any) -> MessageId:
 
 def first_try(ref: QueueRef, send: ScriptCall[T]) -> ScriptCall[T]:
     """The send without the check for an earlier message with its id, which is new. A repeated attempt checks again."""
-    forms = (form for form in send.args[4::4] if isinstance(form, bytes))
-    few = not _needs_every_key(ref.settings) and all(stored_group(form) is None for form in forms)
+    few = ref.settings.max_length is None and ref.settings.max_dead is None
     return send._replace(keys=ref.keys.group(FEW_KEYS) if few else send.keys, args=[b"0", *send.args[1:]])
 
 
@@ -288,7 +270,7 @@ def send_many(
     if options.get("id") is not None:
         raise InvalidInput("send_many cannot give every message the same id: use Draft(payload, id=…) per message")
     shared = Draft(None, **options)
-    careful, grouped = shared.unique is not None, shared.group is not None
+    careful = shared.unique is not None
     args: list[Argument] = [b"0"]
     ids = []
     plain = shared == _PLAIN and not ref.sending
@@ -309,7 +291,6 @@ def send_many(
         else:
             entry = draft_entry(ref, draft, item.payload if draft is item else item)
         careful = careful or draft.unique is not None
-        grouped = grouped or draft.group is not None
         ids.append(entry[0])
         args += entry
     if careful:
@@ -325,7 +306,7 @@ def send_many(
             for sent_id, other in zip(ids, reply[1:], strict=True)
         ]
 
-    return _sending(ref, args, parse, ids, durability, grouped)
+    return _sending(ref, args, parse, ids, durability)
 
 
 def receive(

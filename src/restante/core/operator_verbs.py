@@ -10,15 +10,13 @@ from restante.core.queue_ref import QueueRef
 from restante.core.scripts import Argument, Script, ScriptCall
 
 DELETE = Script(
-    "delete",
-    "queue journal messages deliveries history ready scheduled retrying dead done leased unique outbox "
-    "marker groups held",
+    "delete", "queue journal messages deliveries history ready scheduled retrying dead done leased unique outbox"
 )
-REVOKE = Script("revoke", "queue journal deliveries history ready leased unique marker groups held")
+REVOKE = Script("revoke", "queue journal deliveries history ready leased unique marker")
 CANCEL = Script(
     "cancel",
     "queue journal messages deliveries history ready scheduled retrying leased dead done unique marker cancelled "
-    "outbox groups held",
+    "outbox",
 )
 
 

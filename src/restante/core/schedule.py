@@ -31,7 +31,7 @@ from restante.core.stored import Stored
 from restante.core.ticks import Timing, cron, every, instant
 
 SCHEDULE = Script("schedule", "queue journal marker schedules ticks")
-AGENDA = Script("agenda", "queue journal schedules ready scheduled retrying leased dead done messages")
+AGENDA = Script("agenda", "queue journal schedules ready scheduled retrying leased dead done")
 
 log = logging.getLogger("restante")
 
@@ -59,7 +59,6 @@ class ScheduleOptions(TypedDict, total=False):
     unique_states: frozenset[State] | None
     expires: float | timedelta | None
     timeout: float | timedelta | None
-    group: str | None
 
 
 class Head(NamedTuple):

@@ -24,17 +24,13 @@ READ_ONLY = frozenset({"agenda", "batch_show", "counts", "list", "show", "status
 #: The parts of a verb beside moves.lua: Lua files whose text runs only when the script requires them. A part costs a
 #: little at each call of a verb that has it, so a verb has only those it requires.
 PARTS: Mapping[str, tuple[str, ...]] = {
-    "ack": ("settling", "groups"),
-    "ack_result": ("settling", "groups"),
-    "batch_count": ("batches", "groups"),
-    "batch_seal": ("batches", "groups"),
-    "receive": ("settling", "sweep", "limits", "turns", "groups", "choosing"),
-    "send": ("repeats", "groups"),
-    "tick": ("repeats", "groups", "send"),
-    **dict.fromkeys(
-        ("bury", "cancel", "delete", "edit", "group", "move", "nack", "purge", "release", "replay", "revoke"),
-        ("groups",),
-    ),
+    "ack": ("settling",),
+    "ack_result": ("settling",),
+    "batch_count": ("batches",),
+    "batch_seal": ("batches",),
+    "receive": ("settling", "sweep", "limits"),
+    "send": ("repeats",),
+    "tick": ("repeats", "send"),
 }
 #: A verb that another runs as a part: a tick stores its messages as a send does.
 WHOLE: Mapping[str, str] = {"tick": "send"}

@@ -41,7 +41,6 @@ class EachSendOptions(MessageOptions, total=False):
     due_at: datetime | None
     headers: dict[str, Any] | None
     unique: str | None
-    group: str | None
 
 
 class SendOptions(EachSendOptions, total=False):
@@ -95,7 +94,6 @@ def checked_entry(
     unique_states: frozenset[State] | None,
     expires: float | timedelta | None,
     timeout: float | timedelta | None,
-    group: str | None,
     batch: str | None = None,
 ) -> tuple[str, str, int, bytes]:
     """Checks one message and returns its four script arguments."""
@@ -129,7 +127,6 @@ def checked_entry(
         unique=unique,
         unique_states=letters,
         timeout_ms=None if timeout is None else milliseconds(timeout, "timeout", least=0.001),
-        group=group,
         batch=batch,
     )
     if size > ref.settings.max_payload:
@@ -156,7 +153,6 @@ def draft_entry(ref: QueueRef, draft: Draft, payload: Any, batch: str | None = N
         draft.unique_states,
         draft.expires,
         draft.timeout,
-        draft.group,
         batch,
     )
 

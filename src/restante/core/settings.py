@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import Any, TypedDict
@@ -11,7 +10,6 @@ from typing import Any, TypedDict
 from restante.core.errors import Corrupt, InvalidInput
 from restante.core.keywords import check_keywords, nearest
 from restante.core.retry import RetryPolicy, exponential, seconds, valid_retry
-from restante.core.stored import check_group
 
 #: Default limit of a payload in bytes. Far below Redis' 512 MB, because one large value stalls every client.
 DEFAULT_MAX_PAYLOAD = 16 * 1024 * 1024
@@ -25,10 +23,6 @@ DEFAULT_RETRY = exponential()
 DEFAULT_DURABILITY = "memory"
 #: Default port of the HTTP server: 25 is the port of SMTP.
 DEFAULT_HTTP_PORT = 8025
-#: Most groups with a weight of their own: every receive of the queue reads them all.
-MAX_WEIGHTS = 100
-#: Smallest and largest weight of a group; others have 1. With 0 a group would never have its turn.
-LEAST_WEIGHT, MOST_WEIGHT = 0.01, 100
 JOURNAL_LEVELS = ("full", "payloads", "terminal", "off")
 
 
@@ -43,9 +37,6 @@ class QueueOptions(TypedDict, total=False):
     max_payload: int | None
     max_leased: int | None
     rate: float | None
-    group_concurrency: int | None
-    group_rate: float | None
-    group_weights: Mapping[str, float] | None
     keep_done: int | None
     dedup: float | timedelta | None
     timeout: float | timedelta | None
@@ -66,9 +57,6 @@ _FIELDS = {
     "max_payload": "max_payload_bytes",
     "max_leased": "max_leased",
     "rate": "rate",
-    "group_concurrency": "group_concurrency",
-    "group_rate": "group_rate",
-    "group_weights": "group_weights",
     "keep_done": "keep_done",
     "dedup": "dedup_ms",
     "timeout": "timeout_ms",
@@ -87,7 +75,6 @@ _WHOLE = {
     "max_dead": (1, 2**40),
     "max_payload": (1, 512 * 1024 * 1024),
     "max_leased": (1, 2**31),
-    "group_concurrency": (1, 2**31),
     "keep_done": (0, 10_000_000),
     "journal_keep": (1000, 2**40),
     "journal_cap": (1000, 2**40),
@@ -138,46 +125,16 @@ def _field_text(name: str, value: Any) -> str:
             return str(milliseconds(value, name))
         case "retry":
             return valid_retry(value).text()
-        case "rate" | "group_rate":
+        case "rate":
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0.001 <= value <= 1e6:
-                raise InvalidInput(f"{name} must be messages per second from 0.001 to 1000000, not {value!r}")
+                raise InvalidInput(f"rate must be messages per second from 0.001 to 1000000, not {value!r}")
             return repr(float(value))
-        case "group_weights":
-            return _weights_text(value)
         case "durability":
             return valid_durability(str(value))
         case _:
             if value not in JOURNAL_LEVELS:
                 raise InvalidInput(f"journal must be one of {', '.join(JOURNAL_LEVELS)}, not {value!r}")
             return str(value)
-
-
-def _weights_text(weights: Any) -> str:
-    """Weights as the scripts read them: the largest, then each group between control characters."""
-    if not isinstance(weights, Mapping) or len(weights) > MAX_WEIGHTS:
-        raise InvalidInput(f"group_weights must map up to {MAX_WEIGHTS} groups to weights, not {weights!r}")
-    for group, weight in weights.items():
-        check_group(group, "a group of group_weights")
-        number = isinstance(weight, int | float) and not isinstance(weight, bool)
-        if not number or not LEAST_WEIGHT <= weight <= MOST_WEIGHT:
-            raise InvalidInput(
-                f"group_weights must be numbers from {LEAST_WEIGHT} to {MOST_WEIGHT}, not {weight!r} for {group!r}"
-            )
-    if not weights:
-        return ""
-    each = "".join(f"{group}\2{_decimal(weight)}\1" for group, weight in weights.items())
-    return f"{_decimal(max(1, *weights.values()))}\1{each}"
-
-
-def _decimal(number: float) -> str:
-    """A number without an exponent, which the scripts would not recognise."""
-    return f"{number:.6f}".rstrip("0").rstrip(".")
-
-
-def _weights(text: str) -> dict[str, float]:
-    """Reads what `_weights_text` returned."""
-    pairs = (item.split("\2") for item in text.split("\1")[1:-1])
-    return {group: float(weight) for group, weight in pairs}
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,9 +149,6 @@ class QueueSettings:
     max_payload: int = DEFAULT_MAX_PAYLOAD
     max_leased: int | None = None
     rate: float | None = None
-    group_concurrency: int | None = None
-    group_rate: float | None = None
-    group_weights: Mapping[str, float] | None = None
     keep_done: int = 0
     dedup: float = 60.0
     timeout: float | None = None
@@ -204,8 +158,6 @@ class QueueSettings:
     journal_keep: int = 100_000
     journal_cap: int = 1_000_000
     paused: bool = False
-    #: Whether the queue has had a message with a group: since then its messages take turns.
-    grouped: bool = False
     version: int = 0
 
     @classmethod
@@ -218,11 +170,7 @@ class QueueSettings:
 
     @classmethod
     def _parse(cls, stored: dict[str, str]) -> QueueSettings:
-        values: dict[str, Any] = {
-            "paused": stored.get("pause") == "1",
-            "grouped": bool(stored.get("grouped")),
-            "version": int(stored.get("version", 0)),
-        }
+        values: dict[str, Any] = {"paused": stored.get("pause") == "1", "version": int(stored.get("version", 0))}
         for name, key in _FIELDS.items():
             text = stored.get(key)
             if not text:
@@ -231,10 +179,8 @@ class QueueSettings:
                 values[name] = int(text) / 1000
             elif name == "retry":
                 values[name] = RetryPolicy.parse(text)
-            elif name in ("rate", "group_rate"):
+            elif name == "rate":
                 values[name] = float(text)
-            elif name == "group_weights":
-                values[name] = _weights(text)
             elif name in _WHOLE:
                 values[name] = int(text)
             else:

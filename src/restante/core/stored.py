@@ -1,11 +1,9 @@
 """The stored form of a message: one string with the facts that the scripts need first and the payload last.
 
-    line 1, the sequence number it was sent under          (added by the server, like sent_at; in a queue with groups
-            the turn that it was given)
+    line 1, the sequence number it was sent under          (added by the server, like sent_at)
     line 2, the facts:  sent_at ⇥ kind ⇥ priority ⇥ payload bytes
-    line 3, the limits: lease_ms+expires_ms@due_ms ⇥ max_attempts ⇥ unique states ⇥ unique key, then ⇥ group for a
-            message with a group, then ⇥ batch for one that is part of a batch (behind an empty group if it has none);
-            empty for most messages
+    line 3, the limits: lease_ms+expires_ms@due_ms ⇥ max_attempts ⇥ unique states ⇥ unique key, then ⇥ batch for a
+            message that is part of one; empty for most messages
             (expires_ms counts from sent_at, or from due_ms if that is given and later)
     then CRC-32 of the bytes that the client wrote (4 bytes), length of the options (2 bytes), options (JSON), payload
 
@@ -40,13 +38,11 @@ _SCALARS = frozenset({str, int, float, bool, type(None)})
 _NOT_FINITE = re.compile(rb"[\xf0-\xff][\x7f\xff]")
 _dumps, _marshal = orjson.dumps, marshal.dumps
 #: The limits of most messages.
-_UNBOUND = (None,) * 6
+_UNBOUND = (None,) * 5
 #: Bytes; headers and options together. Larger headers belong in the payload.
 MAX_OPTIONS = 65535
 #: Bytes of a unique key: it is part of the limits, which the scripts read at every move.
 MAX_UNIQUE = 200
-#: Bytes of a group, for the same reason.
-MAX_GROUP = 128
 
 
 class Json:
@@ -186,23 +182,6 @@ def _check_unique(unique: Any) -> None:
         raise InvalidInput(f"unique must be text of 1 to {MAX_UNIQUE} bytes without tabs or line ends, not {unique!r}")
 
 
-def check_group(group: Any, name: str = "group") -> str:
-    """Returns a group if it is a text that may be one; raises InvalidInput otherwise."""
-    try:
-        fits = 1 <= len(group.encode()) <= MAX_GROUP and not any(ch < " " or ch == "\x7f" for ch in group)
-    except (AttributeError, UnicodeEncodeError):
-        fits = False
-    if not fits or not isinstance(group, str):
-        raise InvalidInput(f"{name} must be text of 1 to {MAX_GROUP} bytes without control characters, not {group!r}")
-    return group
-
-
-def stored_group(form: bytes) -> str | None:
-    """The group in a stored form without sequence number and sent_at, as `encode` returns it."""
-    fields = form.split(b"\n", 2)[1].split(b"\t")
-    return fields[4].decode() or None if len(fields) > 4 else None
-
-
 def _encode_wide(value: Any, what: str) -> bytes:
     try:
         return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
@@ -225,7 +204,6 @@ def encode(
     unique: str | None = None,
     unique_states: str = "",
     timeout_ms: int | None = None,
-    group: str | None = None,
     batch: str | None = None,
 ) -> tuple[bytes, int]:
     """Returns the stored form without sent_at, and the payload's size in bytes."""
@@ -244,7 +222,7 @@ def encode(
     if len(extra) > MAX_OPTIONS:
         raise InvalidInput(f"headers take {len(extra)} bytes, more than {MAX_OPTIONS}: move them into the payload")
     limits = b""
-    bounds = (lease_ms, expires_ms, max_attempts, unique, group, batch)
+    bounds = (lease_ms, expires_ms, max_attempts, unique, batch)
     if bounds != _UNBOUND:
         if unique is not None:
             _check_unique(unique)
@@ -252,10 +230,8 @@ def encode(
         if expires_ms is not None:
             first += f"+{expires_ms}" if expires_from is None else f"+{expires_ms}@{expires_from}"
         limits = f"{first}\t{max_attempts or ''}\t{unique_states}\t{unique or ''}".encode()
-        if group is not None:
-            limits += b"\t" + check_group(group).encode()
         if batch is not None:
-            limits += (b"\t" if group is not None else b"\t\t") + batch.encode()
+            limits += f"\t{batch}".encode()
     head = b"%b\t%d\t%d\n%b\n" % (kind.encode(), priority, len(body), limits)
     tail = b"%b%b%b" % (len(extra).to_bytes(2), extra, body)
     return head + crc32(tail, crc32(head)).to_bytes(4) + tail, len(body)
@@ -289,10 +265,9 @@ _UNREAD = object()
 DAMAGED = "the stored message is damaged"
 #: Sequence number, then the facts, then the limits.
 _HEAD = re.compile(rb"\d+\n(\d{1,18})\t([^\t\n]*)\t(\d{1,18})\t(\d{1,18})\n([^\n]*)\n")
-#: lease_ms, expires_ms, due_ms, max_attempts, unique states, unique key, group, batch; or an empty line.
+#: lease_ms, expires_ms, due_ms, max_attempts, unique states, unique key, batch; or an empty line.
 _LIMITS = re.compile(
-    r"(?:(\d{0,18})(?:\+(\d{1,18})@?(\d{0,18}))?\t(\d{0,18})\t([^\t]*)\t([^\t]*)(?:\t([^\t]*)(?:\t(.+))?)?)?",
-    re.DOTALL,
+    r"(?:(\d{0,18})(?:\+(\d{1,18})@?(\d{0,18}))?\t(\d{0,18})\t([^\t]*)\t([^\t]*)(?:\t(.+))?)?", re.DOTALL
 )
 
 
@@ -379,13 +354,9 @@ class Stored:
         return self._split()[1][5] or None
 
     @property
-    def group(self) -> str | None:
-        return self._split()[1][6] or None
-
-    @property
     def batch(self) -> str | None:
         """The batch that the message is a part of: its home queue, a slash and its id."""
-        return self._split()[1][7] or None
+        return self._split()[1][6] or None
 
     @property
     def options(self) -> dict[str, Any]:
@@ -462,7 +433,7 @@ class Damaged(Stored):
     """A stored form that cannot be read. It has empty facts and shows its bytes, so that a list can still be read."""
 
     def _split(self) -> tuple[list[bytes], list[str], int]:
-        return [b"0", b"", b"0", b"%d" % len(self.raw)], [""] * 8, 0
+        return [b"0", b"", b"0", b"%d" % len(self.raw)], [""] * 7, 0
 
     @property
     def kind(self) -> str:

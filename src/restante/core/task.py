@@ -63,7 +63,6 @@ class TaskOptions(MessageOptions, total=False):
 
     kind: str | None
     unique: bool | str | Sequence[str]
-    group: str | None
     soft_timeout: float | timedelta | None
     cron: str | Timing | None
     every: float | str | timedelta | Timing | None
@@ -78,7 +77,7 @@ class SendingOptions(EachSendOptions, total=False):
 
 
 #: Options of the task itself; the others go into each message.
-_OF_TASK: Final = ("kind", "unique", "group", "timeout", "soft_timeout", "cron", "every", "tz")
+_OF_TASK: Final = ("kind", "unique", "timeout", "soft_timeout", "cron", "every", "tz")
 #: What a task decides for its messages.
 _DECIDED: Final = ("payload", "kind", "content_type")
 #: Characters of a kind that stand before the hash of arguments which are too long for a unique key.
@@ -95,7 +94,6 @@ class TaskDefinition:
         self.asynchronous = is_coroutine_function(function)
         self.parameters, self.takes_message = self._parameters()
         self.unique = self._unique(options.get("unique", False))
-        self.group = self._group(options.get("group"))
         self.timeout, self.soft_timeout = _limits(options)
         try:
             self.arguments  # noqa: B018 (refuses now what cannot be sent)
@@ -108,9 +106,9 @@ class TaskDefinition:
 
     @functools.cached_property
     def _defaults(self) -> dict[str, Any]:
-        """The JSON values of the defaults that a unique key or a group may need."""
-        required, named = self.arguments.required, {*self.unique, *([self.group] if self.group else [])}
-        return {name: self.arguments.default_json(name) for name in named if name not in required}
+        """The JSON values of the defaults that a unique key may need."""
+        required = self.arguments.required
+        return {name: self.arguments.default_json(name) for name in self.unique if name not in required}
 
     def payload(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The payload for a call with these arguments."""
@@ -124,14 +122,6 @@ class TaskDefinition:
         if len(text) <= MAX_UNIQUE:
             return text
         return f"{self.kind[:_KIND_IN_KEY]}:{hashlib.sha256(text.encode()).hexdigest()}"
-
-    def group_of(self, payload: dict[str, Any]) -> str | None:
-        """The value of the argument that `group` names, as text; None for no group."""
-        name = str(self.group)
-        value = payload[name] if name in payload else self._defaults[name]
-        if value is None or isinstance(value, str):
-            return value
-        return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
     def handler(self) -> Callable[[Any], Any]:
         """What a consumer calls with each message: the function, with the arguments of the payload."""
@@ -213,16 +203,6 @@ class TaskDefinition:
                 raise InvalidInput(f"unique of the task {self.kind} names no argument {name!r}: {nearest(name, known)}")
         return names
 
-    def _group(self, group: str | None) -> str | None:
-        """The argument whose value is the group of a message."""
-        known = [one.name for one in self.parameters]
-        if group is not None and group not in known:
-            raise InvalidInput(
-                f"group of the task {self.kind} names no argument {group!r}: {nearest(str(group), known)}; give one "
-                "group to all its messages with using(group=…)"
-            )
-        return group
-
 
 def _is_async(queue: Queue | AsyncQueue) -> bool:
     return inspect.iscoroutinefunction(queue.send)
@@ -261,7 +241,7 @@ class AnyTask(Registered, Generic[P, R]):
         functools.update_wrapper(cast(Callable[..., Any], self), definition.function, updated=())
         self._definition = definition
         self._options = options
-        self._unique, self._grouped = bool(definition.unique), definition.group is not None
+        self._unique = bool(definition.unique)
 
     @property
     def kind(self) -> str:
@@ -291,7 +271,6 @@ class AnyTask(Registered, Generic[P, R]):
         other = copy.copy(self)
         other._options = {**self._options, **options}
         other._unique = self._unique and "unique" not in options
-        other._grouped = self._grouped and "group" not in options
         return other
 
     def draft(self, *args: P.args, **kwargs: P.kwargs) -> Draft:
@@ -308,12 +287,10 @@ class AnyTask(Registered, Generic[P, R]):
 
     def _message(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Payload and options of the message for a call."""
-        payload, options = self._definition.payload(args, kwargs), self._options
-        if self._unique:
-            options = {**options, "unique": self._definition.unique_key(payload)}
-        if self._grouped:
-            options = {**options, "group": self._definition.group_of(payload)}
-        return payload, options
+        payload = self._definition.payload(args, kwargs)
+        if not self._unique:
+            return payload, self._options
+        return payload, {**self._options, "unique": self._definition.unique_key(payload)}
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.kind} of {self._definition.queue.name}>"

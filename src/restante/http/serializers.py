@@ -57,7 +57,6 @@ def draft_out(draft: Draft) -> dict[str, Any]:
         "content_type": draft.content_type,
         "max_attempts": draft.max_attempts,
         "unique": draft.unique,
-        "group": draft.group,
         "retry": draft.retry.text() if draft.retry else None,
         "lease_seconds": None if draft.lease is None else seconds(draft.lease, "lease", least=0.001),
         "expires_seconds": None if draft.expires is None else seconds(draft.expires, "expires"),
@@ -85,7 +84,6 @@ def _check(draft: Draft) -> None:
         content_type=draft.content_type,
         retry=draft.retry,
         unique=draft.unique,
-        group=draft.group,
     )
 
 
@@ -119,7 +117,6 @@ def stored_in(fields: dict[str, Any]) -> Stored:
         retry=RetryPolicy.parse(fields["retry"]) if fields["retry"] else None,
         max_attempts=fields["max_attempts"],
         unique=fields["unique"],
-        group=fields.get("group"),
         expires_ms=None if expires_at is None else expires_at - sent_at,
         timeout_ms=round(fields["timeout_seconds"] * 1000) if fields.get("timeout_seconds") else None,
         batch=fields.get("batch"),

@@ -18,8 +18,7 @@ from restante.core.errors import InvalidInput, InvalidPayload
 from restante.core.message import Draft, State
 from restante.core.operations import MAX_BATCH, MAX_STEP
 from restante.core.retry import LONGEST_DELAY, RetryPolicy
-from restante.core.settings import DURATIONS, JOURNAL_LEVELS, LEAST_WEIGHT, MAX_WEIGHTS, MOST_WEIGHT
-from restante.core.stored import MAX_GROUP
+from restante.core.settings import DURATIONS, JOURNAL_LEVELS
 
 #: Seconds a receive may wait. Longer polls run into the timeouts of proxies.
 MAX_WAIT = 60.0
@@ -60,10 +59,6 @@ Lines = Annotated[int, Field(ge=1000, le=2**40), BeforeValidator(_whole)]
 #: JSON holds an enumeration's member as text, which strict mode would reject.
 AnyState = Annotated[State, Field(strict=False)]
 Count = Annotated[int, Field(ge=1, le=MAX_BATCH), BeforeValidator(_whole)]
-Group = Annotated[
-    str, Field(min_length=1, max_length=MAX_GROUP, pattern=r"^[^\x00-\x1f\x7f]*$", examples=["tenant-42"])
-]
-Weight = Annotated[float, Field(ge=LEAST_WEIGHT, le=MOST_WEIGHT, allow_inf_nan=False)]
 Ids = Annotated[list[Name], Field(min_length=1, max_length=MAX_BATCH)]
 
 
@@ -106,7 +101,6 @@ class SendOne(Strict):
     unique_states: list[AnyState] | None = Field(None, max_length=6)
     expires_seconds: Seconds | None = None
     timeout_seconds: Lease | None = None
-    group: Group | None = None
 
     @model_validator(mode="after")
     def _one_payload(self) -> SendOne:
@@ -138,7 +132,6 @@ class SendOne(Strict):
             frozenset(self.unique_states) if self.unique_states else None,
             self.expires_seconds,
             self.timeout_seconds,
-            self.group,
         )
 
 
@@ -282,15 +275,8 @@ class Empty(Strict):
     """An empty body."""
 
 
-class OfGroup(Strict):
-    """Nothing, for the whole queue, or one of its groups."""
-
-    group: Group | None = None
-
-
 class Purge(Strict):
     states: list[Literal["scheduled", "ready", "retrying", "dead", "done"]] = Field(min_length=1, max_length=5)
-    group: Group | None = None
 
 
 class Some(Strict):
@@ -354,9 +340,6 @@ class Configure(Strict):
     max_payload_bytes: Bytes | None = None
     max_leased: Leases | None = None
     rate: float | None = Field(None, ge=0.001, le=1e6, allow_inf_nan=False)
-    group_concurrency: Leases | None = None
-    group_rate: float | None = Field(None, ge=0.001, le=1e6, allow_inf_nan=False)
-    group_weights: dict[Group, Weight] | None = Field(None, max_length=MAX_WEIGHTS)
     keep_done: Results | None = None
     dedup_seconds: Seconds | None = None
     timeout_seconds: Lease | None = None
@@ -399,7 +382,6 @@ class PutSchedule(Strict):
     retry: Policy | None = None
     expires_seconds: Seconds | None = None
     timeout_seconds: Lease | None = None
-    group: Group | None = None
 
     def options(self) -> dict[str, Any]:
         """The schedule as keywords of `Admin.add_schedule`."""
@@ -427,7 +409,6 @@ class PutSchedule(Strict):
             "retry": check_policy(self.retry),
             "expires": self.expires_seconds,
             "timeout": self.timeout_seconds,
-            "group": self.group,
         }
 
 

@@ -44,7 +44,6 @@ class _Message(BaseModel):
     sent_at: int
     expires_at: int | None
     unique: str | None
-    group: str | None
     batch: str | None
 
 
@@ -110,9 +109,6 @@ class SettingsOut(BaseModel):
     max_payload_bytes: int
     max_leased: int | None
     rate: float | None
-    group_concurrency: int | None
-    group_rate: float | None
-    group_weights: dict[str, float] | None
     keep_done: int
     dedup_seconds: float
     timeout_seconds: float | None
@@ -152,7 +148,6 @@ class Totals(StateCounts):
 class QueueCounts(BaseModel):
     queue: str
     states: StateCounts
-    held_back: int = Field(description="Ready messages that their groups hold back.")
     overdue: int
     waited_seconds: float
     paused: bool
@@ -256,7 +251,6 @@ class JournalLine(BaseModel):
     due_at: int | None
     error_class: str
     detail: str
-    group: str
 
 
 class MessageOut(_Message):
@@ -266,7 +260,6 @@ class MessageOut(_Message):
     lease_expires_at: int | None
     received_at: int | None
     settled_at: int | None
-    held_back: bool = Field(description="Whether its group holds a ready message back.")
     preview: str
     whole: bool
     error_class: str
@@ -293,25 +286,6 @@ class MessagePage(BaseModel):
     messages: list[MessageOut]
     next: str | None
     scanned: int
-
-
-class GroupOut(BaseModel):
-    group: str
-    scheduled: int
-    ready: int
-    held_back: int
-    leased: int = Field(description="Of the first thousand leases of the queue.")
-    retrying: int
-    dead: int
-    paused: bool
-    throttled: bool = Field(description="Whether messages wait because its rate is used up.")
-
-
-class GroupsOut(BaseModel):
-    now: int
-    total: int
-    complete: bool
-    groups: list[GroupOut]
 
 
 class OneMessage(BaseModel):

@@ -34,7 +34,7 @@ def settings_out(settings: QueueSettings) -> dict[str, Any]:
     fields = settings.as_dict()
     for theirs, ours in RENAMED.items():
         fields[theirs] = fields.pop(ours)
-    del fields["paused"], fields["grouped"], fields["version"]
+    del fields["paused"], fields["version"]
     return fields
 
 
@@ -43,7 +43,6 @@ def counts_out(counts: Counts) -> dict[str, Any]:
     return {
         "queue": counts.queue,
         "states": {state.value: getattr(counts, state.value) for state in State},
-        "held_back": counts.held_back,
         "overdue": counts.overdue,
         "waited_seconds": round(counts.waited, 3),
         "paused": counts.paused,
@@ -100,7 +99,6 @@ def _facts(message: Message, max_attempts: int) -> dict[str, Any]:
         "sent_at": message.stored.sent_ms,
         "expires_at": ms(message.expires_at),
         "unique": message.unique,
-        "group": message.group,
         "batch": message.batch_id,
     }
 
@@ -131,7 +129,6 @@ def message_out(message: Message, settings: QueueSettings | None, anomalies: lis
         "lease_expires_at": ms(message.lease_expires_at),
         "received_at": ms(message.received_at),
         "settled_at": ms(message.settled_at),
-        "held_back": message.held_back,
         "preview": message.preview[:GLANCE].decode(errors="replace"),
         "whole": message.whole,
         "error_class": last.error_class if last else "",
@@ -230,7 +227,6 @@ def export_out(message: Message) -> dict[str, Any]:
         "max_attempts": message.max_attempts,
         "retry": message.retry.text() if message.retry else None,
         "unique": message.unique,
-        "group": message.group,
         "timeout_seconds": message.timeout,
     }
     return line | {name: value for name, value in optional.items() if value is not None}

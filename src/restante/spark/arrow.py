@@ -6,7 +6,6 @@ failure: lines of a format that this client does not know raise Corrupt.
 
 from __future__ import annotations
 
-import re
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as csv
 
 from restante.core.errors import Corrupt
-from restante.core.journal import COLUMNS, FORMAT, GROUP_FORMAT
+from restante.core.journal import COLUMNS, FORMAT
 from restante.core.journal_reader import Block, JournalReader
 from restante.core.stored import Stored
 from restante.spark.schemas import JOURNAL, Table
@@ -25,14 +24,11 @@ from restante.spark.schemas import JOURNAL, Table
 #: Rows of one Arrow batch: each costs Spark and the CSV reader a fixed time, and its rows take memory.
 BATCH = 32_768
 _PARSE = csv.ParseOptions(delimiter="\t", quote_char=False, escape_char=False, ignore_empty_lines=False)
-_FORMATS = pa.array([FORMAT, GROUP_FORMAT])
 _MILLISECONDS = ("at", "sent_at", "due_at")
 _TYPES = {name: pa.int64() for name in _MILLISECONDS} | dict.fromkeys(("priority", "size", "attempts"), pa.int32())
 _CONTENT = {"payload": pa.binary(), "headers": pa.string(), "content_type": pa.string()}
 #: Beginnings of the lines whose entry may carry the stored form.
-_CARRIERS = tuple(form + event for form in (b"1\t", b"2\t") for event in (b"sent\t", b"edited\t"))
-#: A line of a message without a group, among lines of messages with one.
-_PLAIN = re.compile(rb"^(1\t.*)$", re.MULTILINE)
+_CARRIERS = (b"1\tsent\t", b"1\tedited\t")
 
 
 def batches(
@@ -68,15 +64,11 @@ def _batch(
     """Adjacent blocks as one batch, cut to the requested lines."""
     first, last = blocks[0].first, blocks[-1].last
     text = b"\n".join([block.lines for block in blocks])
-    columns_of: tuple[str, ...] = COLUMNS[:-1]
-    if text.startswith(b"2\t") or b"\n2\t" in text:
-        # Every row must have the same columns: the others get an empty group.
-        text, columns_of = _PLAIN.sub(rb"\1\t", text), COLUMNS
-    wanted = [name for name in columns_of if name in names or name == "format"]
+    wanted = [name for name in COLUMNS if name in names or name == "format"]
     try:
         table = csv.read_csv(
             pa.BufferReader(text),
-            csv.ReadOptions(column_names=columns_of, use_threads=False, block_size=max(len(text) + 1, 1024)),
+            csv.ReadOptions(column_names=COLUMNS, use_threads=False, block_size=max(len(text) + 1, 1024)),
             _PARSE,
             csv.ConvertOptions(
                 include_columns=wanted,
@@ -87,8 +79,8 @@ def _batch(
         )
     except pa.ArrowInvalid as error:
         raise Corrupt(f"journal lines {first} to {last} of {queue} cannot be read: {error}") from None
-    if table.num_rows != last - first + 1 or not pc.all(pc.is_in(table["format"], _FORMATS)).as_py():
-        raise Corrupt(f"journal lines {first} to {last} of {queue} are of another format: update this client")
+    if table.num_rows != last - first + 1 or not pc.all(pc.equal(table["format"], FORMAT)).as_py():
+        raise Corrupt(f"journal lines {first} to {last} of {queue} are not of format {FORMAT}: update this client")
     start = max(0, after + 1 - first)
     count = min(last, upto) - first + 1 - start
     columns: dict[str, Any] = {}

@@ -157,8 +157,8 @@ FAULTS: Final = (
         "core",
         "a page of messages repeats the last one of the page before",
         "Inspector.messages",
-        "[limit - len(messages), preview, score, last, ",
-        '[limit - len(messages), preview, score, "", ',
+        "[limit, preview, score, last, ",
+        '[limit, preview, score, "", ',
         (_OPERATING, "-k", "pages and sync"),
     ),
     # -- stored messages and settings --------------------------------------------------------------------------------

@@ -1,24 +1,22 @@
 -- Acks leased messages: removed, or done where the queue keeps results.
 -- KEYS: queue journal messages deliveries history leased done unique acked acked_before ready marker
---       outbox groups held, and verdicts where a lease journal stores them
+--       outbox, and verdicts where a lease journal stores them
 -- ARGV: id and token per message
 -- Returns the positions (1-based) whose lease is lost; an ack repeated with the same token is not lost. A 0 and what
 --         was put into the outbox follow, if anything was.
 -- Journal: acked
 local k = { messages = KEYS[3], deliveries = KEYS[4], history = KEYS[5], leased = KEYS[6], done = KEYS[7],
   unique = KEYS[8], acked = KEYS[9], acked_before = KEYS[10] }
-k.groups, k.held = KEYS[14], KEYS[15]
-local ready, marker, outbox, verdicts = KEYS[11], KEYS[12], KEYS[13], KEYS[16]
-k.ready = ready
+local ready, marker, outbox, verdicts = KEYS[11], KEYS[12], KEYS[13], KEYS[14]
 local packed, sequence, total_acked, acked_since, skipped = unpack(call('HMGET', queue, 'settings', 'sequence',
   'acked', 'acked_since', 'journal_skip'))
 local set, now, base = read_settings(packed), clock(), tonumber(sequence) or 0
 local keep = tonumber(set.keep_done) or 0
 skip = tonumber(skipped) or 0
 if #ARGV == 0 or #ARGV > 2000 then return refuse('INVALID', 'give 1 to 1000 messages') end
-local plan, apply, leave = require('settling')
-local gone, lines, lost, freed = plan(1, now, keep, k.deliveries, k.unique, k.acked, k.acked_before, set.dedup_ms,
-  acked_since, base, outbox)
+local plan, apply = require('settling')
+local gone, lines, lost = plan(1, now, keep, k.deliveries, k.unique, k.acked, k.acked_before, set.dedup_ms, acked_since,
+  base, outbox)
 if #gone > 0 then
   call('HSET', queue, 'sequence', format('%d', base + #gone), 'acked',
     format('%d', (tonumber(total_acked) or 0) + #gone))
@@ -26,8 +24,7 @@ if #gone > 0 then
   apply(gone, now, keep, k)
 end
 if verdicts then require('moves').decided(verdicts, 'ack', lost, 1, 2) end
-local came = freed and leave(freed, k) or 0
-if came > 0 or tonumber(set.max_leased) and call('ZCARD', ready) > 0 then call('ZADD', marker, '0', '0') end
+if tonumber(set.max_leased) and call('ZCARD', ready) > 0 then call('ZADD', marker, '0', '0') end
 if not noted then return lost end
 if noted.sooner then call('ZADD', marker, '0', '0') end
 return require('moves').with_noted(lost)

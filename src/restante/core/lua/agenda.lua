@@ -1,11 +1,10 @@
 -- Returns schedules with the state of their last message: a page of all, or those with the given names.
--- KEYS: queue journal schedules ready scheduled retrying leased dead done messages
+-- KEYS: queue journal schedules ready scheduled retrying leased dead done
 -- ARGV: cursor, about how many, then names ("" or none for all)
 -- Returns now, the next cursor ("0" at the end), then per schedule: name, record, state of its last message or "".
 -- Journal: none
 local schedules, dead, done = KEYS[3], KEYS[8], KEYS[9]
 local places = { ready = KEYS[4], scheduled = KEYS[5], retrying = KEYS[6], leased = KEYS[7], dead = dead, done = done }
-local messages = KEYS[10]
 local cursor, count = ARGV[1], ARGV[2]
 local reply, found = { (clock()), '0' }, {}
 if #ARGV > 2 then
@@ -21,8 +20,6 @@ for i = 1, #found, 2 do
     for name, zset in pairs(places) do
       if call('ZSCORE', zset, id) then state = name end
     end
-    -- It is ready too if its group holds it back. Its form, which names the group, is not for everyone who sends.
-    if state == '' and call('HEXISTS', messages, id) == 1 then state = 'ready' end
     local at = #reply
     reply[at + 1], reply[at + 2], reply[at + 3] = found[i], record, state
   end

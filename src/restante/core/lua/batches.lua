@@ -54,13 +54,10 @@ local function send(k, name, event, record, now)
   options = options .. summary(k, name, record) .. '}}'
   local tail = string.char(math.floor(#options / 256), #options % 256) .. options .. body
   local base, stamp = m.advance('sent', 1), format('%d', now)
-  local facts, limits = match(head, '^([^\n]*)\n([^\n]*)\n')
-  facts = stamp .. '\t' .. facts
-  local sequence = m.place(k, facts, limits, base + 1)
-  m.regroup(k, facts, limits, nil, 'r')
+  local sequence, facts = format('%d', base + 1), stamp .. '\t' .. match(head, '^[^\n]*')
   local form = sequence .. '\n' .. stamp .. '\t' .. head .. crc32(head .. tail) .. tail
-  write(base, { m.line('sent', 'ready', stamp, id, facts, 0, '', '', '', event .. ' of batch ' .. name,
-    limits) }, false, { id, form })
+  write(base, { m.line('sent', 'ready', stamp, id, facts, 0, '', '', '', event .. ' of batch ' .. name) }, false,
+    { id, form })
   call('HSET', k.messages, id, form)
   call('ZADD', k.ready, m.position(facts, sequence), id)
   call('ZADD', k.marker, '0', '0')
@@ -131,7 +128,7 @@ local function finish(k, name, now)
   if record.parent ~= '' then
     local dead = (tonumber(record.dead) or 0) > 0
     local how = state == 'cancelled' and 'cancelled' or dead and 'dead' or 'acked'
-    m.note(k.outbox, '\t\t\t\t\t' .. record.parent, name, how, dead and 'BatchHasDead' or '', now, 1)
+    m.note(k.outbox, '\t\t\t\t' .. record.parent, name, how, dead and 'BatchHasDead' or '', now, 1)
   end
   call('ZREM', k.batches, id)
   call('ZREMRANGEBYSCORE', k.batches_ended, '-inf', now)
@@ -140,9 +137,4 @@ local function finish(k, name, now)
   call('PEXPIRE', k.members, record.keep_ms)
 end
 
--- Writes the book of groups of the home if a message was sent there, once all is counted.
-local function close(k)
-  m.regrouped(k.marker)
-end
-
-return { count = count, finish = finish, leave_out = leave_out, close = close }
+return { count = count, finish = finish, leave_out = leave_out }

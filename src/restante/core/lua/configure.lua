@@ -30,11 +30,13 @@ if #changed > 0 then
     call('HSET', queue, 'acked_since', format('%d', now))
   end
   local version = call('HINCRBY', queue, 'version', 1)
-  m.repack(version)
-  -- What groups hold back may come in under the new settings: the next receive begins to look through it.
-  if string.find(table.concat(changed, ','), 'group', 1, true) and call('HGET', queue, 'grouped') then
-    call('HSET', queue, 'group_cursor', '-', 'due', '0')
-  end
+  -- The same settings in one field, which the verbs read at every call; only the version if all are defaults.
+  local kept = call('HMGET', queue, 'journal', 'pause', 'lease_ms', 'max_attempts', 'dedup_ms', 'keep_done',
+    'max_leased', 'rate', 'max_length', 'max_dead', 'max_payload_bytes')
+  local packed = ''
+  for i = 1, #kept do packed = packed .. '\t' .. (kept[i] or '') end
+  if not string.find(packed, '[^\t]') then packed = '' end
+  call('HSET', queue, 'settings', version .. packed)
   call('ZADD', marker, '0', '0')
 end
 call('HSETNX', queue, 'incarnation', format('%d', clock()))

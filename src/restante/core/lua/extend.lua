@@ -23,8 +23,7 @@ for i = 3, #ARGV, 3 do
   else
     d.expires = now + ARGV[i + 2]
     local expires_at = format('%d', d.expires)
-    lines[#lines + 1] = m.line('extended', 'leased', now, id, d.facts, d.attempts, d.consumer, expires_at, '', '',
-      d.limits)
+    lines[#lines + 1] = m.line('extended', 'leased', now, id, d.facts, d.attempts, d.consumer, expires_at, '', '')
     call('HSET', deliveries, id, m.pack(d) .. d.progress)
     call('ZADD', leased, expires_at, id)
     soonest = math.min(soonest or d.expires, d.expires)

@@ -1,21 +1,18 @@
 -- Moves messages that are not leased to another queue: due times, headers and errors are kept, attempts reset to 0.
--- KEYS: queue journal messages deliveries history ready scheduled retrying dead leased unique outbox marker groups held
---       of the source, then queue journal messages deliveries history ready scheduled unique marker groups held of
---       the target
+-- KEYS: queue journal messages deliveries history ready scheduled retrying dead leased unique outbox of the source,
+--       then queue journal messages deliveries history ready scheduled unique marker of the target
 -- ARGV: operator, source name, target name, then message ids
 -- Returns per message its state in the source, "leased" if it is leased, "exists" if the target has it, "" if none.
 -- Journal: deleted in the source, sent in the target
 local m = require('moves')
 local messages, deliveries, history, ready, scheduled = KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
 local retrying, dead, leased, unique, outbox = KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12]
-local marker, groups, held = KEYS[13], KEYS[14], KEYS[15]
-local k = { groups = groups, held = held, ready = ready }
-local to = { queue = KEYS[16], journal = KEYS[17], messages = KEYS[18], deliveries = KEYS[19], history = KEYS[20],
-  ready = KEYS[21], scheduled = KEYS[22], unique = KEYS[23], marker = KEYS[24], groups = KEYS[25], held = KEYS[26] }
+local to = { queue = KEYS[13], journal = KEYS[14], messages = KEYS[15], deliveries = KEYS[16], history = KEYS[17],
+  ready = KEYS[18], scheduled = KEYS[19], unique = KEYS[20], marker = KEYS[21] }
 local operator, source, target = ARGV[1], ARGV[2], ARGV[3]
 local places = { ready = ready, scheduled = scheduled, retrying = retrying, dead = dead }
 local from = { queue = queue, journal = journal }
-local now, reply, there = clock(), {}, require('moves')
+local now, reply = clock(), {}
 local function on(side)
   queue, journal = side.queue, side.journal
   local set = call('HMGET', queue, 'journal', 'journal_skip')
@@ -29,9 +26,6 @@ for i = 4, #ARGV do
     if score then state, due = name, (name == 'scheduled' or name == 'retrying') and score or nil end
   end
   if state == '' and body and call('ZSCORE', leased, id) then state = 'leased' end
-  local before = body and call('HGET', deliveries, id)
-  local member = body and state == '' and m.held_back(held, id, body, before)
-  if member then state = 'ready' end
   if places[state] and call('HEXISTS', to.messages, id) == 1 then state = 'exists' end
   if places[state] then
     local facts, limits = m.read(body)
@@ -41,11 +35,9 @@ for i = 4, #ARGV do
     call('HSETNX', queue, 'incarnation', format('%d', now))
     local base = m.advance('sent', 1)
     local sequence = format('%d', base + 1)
-    if due then there.enter(to, limits, base + 1) else sequence = there.place(to, facts, limits, base + 1) end
-    there.regroup(to, facts, limits, nil, due and 's' or 'r')
     local fresh = sequence .. string.sub(body, string.find(body, '\n', 1, true), -1)
     write(base, { m.line('sent', due and 'scheduled' or 'ready', now, id, facts, 0, operator, due or '', '',
-      'moved from ' .. source, limits) }, false, { id, fresh })
+      'moved from ' .. source) }, false, { id, fresh })
     call('HSET', to.messages, id, fresh)
     if lines then call('HSET', to.history, id, lines) end
     m.hold_unique(to.unique, limits, id, due and 's' or 'r')
@@ -58,16 +50,11 @@ for i = 4, #ARGV do
     end
     on(from)
     write(m.advance('deleted', 1),
-      { m.line('deleted', 'gone', now, id, facts, 0, operator, '', '', state .. ', moved to ' .. target,
-        limits) }, true)
+      { m.line('deleted', 'gone', now, id, facts, 0, operator, '', '', state .. ', moved to ' .. target) }, true)
     m.note(outbox, limits, id, 'moved', target, now)
-    m.regroup(k, facts, limits, m.letter(state, before))
-    if member then call('ZREM', held, member) else call('ZREM', places[state], id) end
+    call('ZREM', places[state], id)
     m.forget(messages, deliveries, history, { id })
   end
   reply[i - 3] = state
 end
-m.regrouped(marker)
-on(to)
-there.regrouped(to.marker)
 return reply

@@ -2,7 +2,6 @@
 local call, match, format, slice, find = redis.call, string.match, string.format, string.sub, string.find
 local HISTORY = 50 -- attempts kept per message
 local CARRY_MS = 250 -- after which another consumer carries what is in the outbox
-local COUNTED = '\t*' -- the mark of a lease that counts against the concurrency of its group
 
 -- Trims the journal behind the slowest registered reader: keeps at least `keep` lines and at most `cap`; lines beyond
 -- the cap that a reader has not read are counted as lost.
@@ -34,17 +33,8 @@ local function open(kept, passed)
   level, skip = kept or 'full', tonumber(passed) or 0
 end
 
--- The group of a message, behind the unique key in its limits; nil if it has none.
-local function group_of(limits)
-  return limits ~= '' and match(limits, '^[^\t]*\t[^\t]*\t[^\t]*\t[^\t]*\t([^\t]+)') or nil
-end
-
 -- Builds a journal line; see journal.py for the columns.
-local function line(event, state, now, id, facts, attempts, consumer, due, class, detail, limits)
-  local group = limits and group_of(limits)
-  if group then
-    return table.concat({ 2, event, state, now, id, facts, attempts, consumer, due, class, detail, group }, '\t')
-  end
+local function line(event, state, now, id, facts, attempts, consumer, due, class, detail)
   return table.concat({ 1, event, state, now, id, facts, attempts, consumer, due, class, detail }, '\t')
 end
 
@@ -56,8 +46,8 @@ local function lower_due(known, at)
 end
 
 -- Splits a stored form into facts for the journal (sent_at, kind, priority, size), limits (lease_ms, max_attempts,
--- unique states, unique key, group, batch; empty for most) and the sequence number of the send; see stored.py for the
--- layout. A damaged form gets empty facts: it must reach a client, whose checksum detects the damage and which buries it.
+-- unique states, unique key; empty for most) and the sequence number of the send; see stored.py for the layout. A
+-- damaged form gets empty facts: it must reach a client, whose checksum detects the damage and which buries it.
 local function read(stored)
   local sequence, facts, limits = match(stored, '^(%d+)\n(%d+\t[^\t\n]*\t%d+\t%d+)\n([^\n]*)\n')
   if not facts then return '0\t\t0\t0', '', '0' end
@@ -67,62 +57,6 @@ end
 -- The score of a ready message: high priority first, then by sequence number.
 local function position(facts, sequence)
   return format('%d', (255 - match(facts, '\t(%d+)\t%d+$')) * SPAN + sequence)
-end
-
--- The letter under which the book of groups counts a state; nil for those that it does not count. A message given back
--- with a delay counts as one that waits for its retry: its group's next one may not overtake it either.
-local function letter(state, delivery)
-  if state == 'scheduled' then return delivery and 't' or 's' end
-  return state == 'ready' and 'r' or state == 'retrying' and 't' or state == 'leased' and 'l' or state == 'dead' and 'd'
-    or nil
-end
-
--- The book of groups that this call has opened, and the part that reads it.
-local book, groups
-
--- Counts a message out of one state and into another, by their letters, if it has a group. `given` is its delivery, for
--- one that is leased: it counts as such only where the delivery says so.
-local function regroup(k, facts, limits, from, to, given)
-  local group = group_of(limits)
-  if not group then return end
-  groups = groups or require('groups')
-  book = book or groups.open_book(k)
-  if from == 'l' and not given.counted then from = nil end
-  groups.shift(book, group, match(facts, '\t(%d+)\t%d+$'), from, to)
-end
-
--- Writes the book if it was opened, lets in what may come in, and wakes a consumer for it.
-local function regrouped(marker)
-  if book and groups.close_book(book) > 0 then call('ZADD', marker, '0', '0') end
-  book = nil
-end
-
--- Opens the book, and begins it for the first message with a group; returns whether the queue has groups.
-local function enter(k, limits, sequence)
-  groups = groups or require('groups')
-  book = book or groups.open_book(k)
-  if not book.since and group_of(limits) then groups.begin(book, sequence) end
-  return book.since
-end
-
--- The place of a message that takes its turn now: behind its group where the queue has groups, else the given number.
-local function place(k, facts, limits, sequence)
-  if not enter(k, limits, sequence) then return format('%d', sequence) end
-  return format('%d', groups.next_turn(book, group_of(limits), match(facts, '\t(%d+)\t%d+$')))
-end
-
--- Writes the settings that the verbs read at every call as one field; only the version if all are defaults. Behind them
--- are those of groups, with the sequence number at which the queue had its first one.
-local function repack(version)
-  local kept = call('HMGET', queue, 'journal', 'pause', 'lease_ms', 'max_attempts', 'dedup_ms', 'keep_done',
-    'max_leased', 'rate', 'max_length', 'max_dead', 'max_payload_bytes', 'grouped', 'group_concurrency', 'group_rate',
-    'groups_paused', 'group_weights')
-  local packed, behind = '', ''
-  for i = 1, 11 do packed = packed .. '\t' .. (kept[i] or '') end
-  for i = 12, 16 do behind = behind .. ';' .. (kept[i] or '') end
-  if find(behind, '[^;]') then packed = packed .. behind end
-  if not find(packed, '[^\t]') then packed = '' end
-  call('HSET', queue, 'settings', version .. packed)
 end
 
 -- Whether a message has expired. The first field of the limits is lease_ms, then + and expires_ms, then @ and the due
@@ -147,7 +81,7 @@ end
 -- The batch of a message, the last of its limits; nil for most messages.
 local function batch_of(limits)
   if limits == '' then return nil end
-  return match(limits, '^[^\t]*\t[^\t]*\t[^\t]*\t[^\t]*\t[^\t]*\t(.+)$')
+  return match(limits, '^[^\t]*\t[^\t]*\t[^\t]*\t[^\t]*\t(.+)$')
 end
 
 -- Puts into the outbox how a message of a batch has ended, or that it is replayed or moved. The caller of the verb
@@ -180,7 +114,7 @@ end
 -- A delivery is stored apart from the payload, so that no receive rewrites the payload:
 -- lease_expires_at (13 digits), token / facts, attempts, consumer / sequence, received_at, replays / limits, and
 -- behind them / when, progress (JSON) where the handler has noted any. `pack` leaves the progress out: it ends with the
--- lease. So does the mark behind the limits that the lease counts against the concurrency of its group.
+-- lease.
 local DELIVERY = '^(%d+) ([^\n]*)\n([^\t]*\t[^\t]*\t[^\t]*\t[^\t]*)\t(%d+)\t([^\n]*)\n([^\t]*)\t([^\t]*)\t([^\n]*)\n([^\n]*)(.*)$'
 local function parse(text)
   local expires, token, facts, attempts, consumer, sequence, received, replays, limits, progress = match(text or '',
@@ -190,26 +124,13 @@ local function parse(text)
     expires, token, facts, attempts, consumer = 0, '', '0\t\t0\t0', 1, ''
     sequence, received, replays, limits, progress = '0', '', '0', '', ''
   end
-  local counted = slice(limits, -2) == COUNTED and match(limits, '^[^\t]*\t[^\t]*\t[^\t]*\t[^\t]*\t[^\t]+.*\t%*$') ~= nil
-  if counted then limits = slice(limits, 1, -3) end
-  return { counted = counted, token = token, expires = tonumber(expires), attempts = tonumber(attempts), sequence = sequence,
+  return { token = token, expires = tonumber(expires), attempts = tonumber(attempts), sequence = sequence,
     received = received, consumer = consumer, replays = replays, facts = facts, limits = limits, progress = progress }
-end
-
--- The member of `held` that is this message, if it is held back there; nil if not.
-local function held_back(held, id, body, delivery)
-  local facts, limits, sequence = read(body)
-  local group = group_of(limits)
-  if not group then return nil end
-  if delivery then sequence = parse(delivery).sequence end
-  local member = group .. '\t' .. format('%016d', position(facts, sequence)) .. '\t' .. id
-  return call('ZSCORE', held, member) and member or nil
 end
 
 local function pack(d)
   return format('%013d', d.expires) .. ' ' .. d.token .. '\n' .. d.facts .. '\t' .. d.attempts .. '\t' .. d.consumer
     .. '\n' .. d.sequence .. '\t' .. d.received .. '\t' .. d.replays .. '\n' .. d.limits
-    .. (d.counted and d.token ~= '' and d.token ~= '-' and COUNTED or '')
 end
 
 -- Adds one line per finished attempt; the oldest lines are dropped, so that the history stays bounded.
@@ -307,14 +228,6 @@ return {
   lower_due = lower_due,
   read = read,
   position = position,
-  group_of = group_of,
-  letter = letter,
-  regroup = regroup,
-  regrouped = regrouped,
-  enter = enter,
-  place = place,
-  repack = repack,
-  held_back = held_back,
   is_over = is_over,
   hold_unique = hold_unique,
   batch_of = batch_of,

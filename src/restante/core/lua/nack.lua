@@ -1,14 +1,13 @@
 -- Fails attempts: a message is retrying until its delay is over, or dead when no attempt is left.
--- KEYS: queue journal deliveries history retrying leased dead unique marker outbox groups held ready, and verdicts as
---       in ack
+-- KEYS: queue journal deliveries history retrying leased dead unique marker outbox, and verdicts as in ack
 -- ARGV: per message: id, token, delay_ms ("dead" if the retry policy gives up), error class, error text (JSON)
 -- Returns the positions (1-based) whose lease is lost, then the state reached per message ("" if lost). The positions
 --         are followed as in ack.
 -- Journal: nacked
 local m = require('moves')
 local k = { deliveries = KEYS[3], history = KEYS[4], retrying = KEYS[5], leased = KEYS[6], dead = KEYS[7],
-  unique = KEYS[8], outbox = KEYS[10], groups = KEYS[11], held = KEYS[12], ready = KEYS[13] }
-local marker, verdicts = KEYS[9], KEYS[14]
+  unique = KEYS[8], outbox = KEYS[10] }
+local marker, verdicts = KEYS[9], KEYS[11]
 local set = call('HMGET', queue, 'journal', 'journal_skip', 'max_attempts', 'due', 'max_leased')
 m.open(set[1], set[2])
 local now, part = clock()
@@ -29,8 +28,7 @@ for i = 1, #ARGV, 5 do
     local due = spent and '' or format('%d', now + (tonumber(delay) > 0 and part or 0) + delay)
     states[at] = spent and 'dead' or 'retrying'
     write(m.advance('nacked', 1),
-      { m.line('nacked', states[at], now, id, d.facts, d.attempts, d.consumer, due, class, '', d.limits) }, spent)
-    m.regroup(k, d.facts, d.limits, 'l', spent and 'd' or 't', d)
+      { m.line('nacked', states[at], now, id, d.facts, d.attempts, d.consumer, due, class, '') }, spent)
     if spent then
       m.to_dead(k, id, d, now, 'nacked', class, text)
     else
@@ -46,7 +44,6 @@ for i = 1, #ARGV, 5 do
 end
 if soonest then m.wake_by(marker, set[4], soonest, now) end
 if verdicts then m.decided(verdicts, 'nack', lost, 1, 5) end
-m.regrouped(marker)
 if set[5] then call('ZADD', marker, '0', '0') end
 if noted and noted.sooner then call('ZADD', marker, '0', '0') end
 return { m.with_noted(lost), unpack(states) }

@@ -26,12 +26,12 @@ end
 local function read_settings(packed)
   if not packed or #packed < 12 then return { version = packed or '0' } end
   local version, journal_level, pause, lease_ms, max_attempts, dedup_ms, keep_done, max_leased, rate, max_length,
-    max_dead, max_payload_bytes, groups = string.match(packed,
-      '^(%d+)\t(.-)\t(.-)\t(.-)\t(.-)\t(.-)\t(.-)\t(.-)\t(.-)\t(.-)\t(.-)\t([^\t;]*);?(.*)$')
+    max_dead, max_payload_bytes = string.match(packed,
+      '^(%d+)\t(.-)\t(.-)\t(.-)\t(.-)\t(.-)\t(.-)\t(.-)\t(.-)\t(.-)\t(.-)\t([^\t]*)$')
   if journal_level ~= '' then level = journal_level end
   return { version = version, pause = pause, lease_ms = lease_ms, max_attempts = max_attempts, dedup_ms = dedup_ms,
     keep_done = keep_done, max_leased = max_leased, rate = rate, max_length = max_length, max_dead = max_dead,
-    max_payload_bytes = max_payload_bytes, groups = groups ~= '' and groups or nil }
+    max_payload_bytes = max_payload_bytes }
 end
 
 local function refuse(code, text)

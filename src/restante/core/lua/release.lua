@@ -1,12 +1,11 @@
 -- Returns leased messages without counting the attempt: ready at their old position, or scheduled after a delay.
--- KEYS: queue journal deliveries ready scheduled leased unique marker groups held, and verdicts as in ack
+-- KEYS: queue journal deliveries ready scheduled leased unique marker, and verdicts as in ack
 -- ARGV: delay_ms, then id and token per message
 -- Returns the positions (1-based) whose lease is lost.
 -- Journal: released
 local m = require('moves')
 local deliveries, ready, scheduled, leased, unique = KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
-local marker, verdicts = KEYS[8], KEYS[11]
-local k = { groups = KEYS[9], held = KEYS[10], ready = ready }
+local marker, verdicts = KEYS[8], KEYS[9]
 local delay = whole(ARGV[1], 0, 4e15)
 if not delay then return refuse('INVALID', 'delay_ms must be a whole number') end
 local set = call('HMGET', queue, 'journal', 'journal_skip', 'due', 'max_leased')
@@ -24,16 +23,14 @@ for i = 2, #ARGV, 2 do
   else
     moved[#moved + 1] = id
     lines[#lines + 1] = m.line('released', state, now, id, d.facts, d.attempts - 1, d.consumer, delay > 0 and due or '',
-      '', '', d.limits)
+      '', '')
     d.token, d.expires, d.attempts = '', 0, d.attempts - 1
     call('HSET', deliveries, id, m.pack(d))
     call('ZADD', delay > 0 and scheduled or ready, delay > 0 and due or m.position(d.facts, d.sequence), id)
     call('ZREM', leased, id)
     m.hold_unique(unique, d.limits, id, delay > 0 and 's' or 'r')
-    m.regroup(k, d.facts, d.limits, 'l', delay > 0 and 't' or 'r', d)
   end
 end
-m.regrouped(marker)
 if verdicts then m.decided(verdicts, 'release', lost, 2, 2) end
 if #moved > 0 then
   write(m.advance('released', #moved), lines, false)

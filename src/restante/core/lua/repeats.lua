@@ -10,7 +10,7 @@ local function holder_of(id, form, letter, k, window, age)
     or (age < window and call('HEXISTS', k.acked_before, id) == 1) then
     return id
   end
-  local states, key = match(form, '^[^\n]*\n[^\t\n]*\t[^\t\n]*\t([^\t\n]*)\t([^\t\n]*)')
+  local states, key = match(form, '^[^\n]*\n[^\t\n]*\t[^\t\n]*\t([^\t\n]*)\t([^\t\n]*)[\t\n]')
   if key and key ~= '' then
     local holder = seen['\t' .. key] or call('HGET', k.unique, key)
     if holder then return holder end

@@ -1,15 +1,13 @@
 -- Stores messages, each ready or scheduled; a message id that was sent before changes nothing.
 -- KEYS: queue journal messages ready marker scheduled unique acked acked_before leased retrying dead
---       groups held
---       (the first six suffice unless an id may have been sent before, a unique key or a group is given or the queue has
---       limits or groups)
+--       (the first six suffice unless an id may have been sent before, a unique key is given or the queue has limits)
 -- ARGV: "1" if an id may have been sent before or a key is unique, then per message: id, due ("" now, "+ms" from now,
 --       "ms"), priority, stored form without sequence and sent_at
 -- Returns the sequence number before the first; with "1" a list: that number, then per message "" if stored or the id
 --         of the earlier message that has its id or unique key.
 -- Journal: sent
 local messages, ready, marker, scheduled, unique, acked = KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
-local acked_before, leased, retrying, dead, groups, held = KEYS[9], KEYS[10], KEYS[11], KEYS[12], KEYS[13], KEYS[14]
+local acked_before, leased, retrying, dead = KEYS[9], KEYS[10], KEYS[11], KEYS[12]
 local careful, argc = ARGV[1] == '1', #ARGV
 local packed, sequence, total_sent, due_hint, skipped, acked_since = unpack(call('HMGET', queue, 'settings', 'sequence',
   'sent', 'due', 'journal_skip', 'acked_since'))
@@ -19,8 +17,7 @@ local longest = set.max_payload_bytes and tonumber(set.max_payload_bytes)
 skip = tonumber(skipped) or 0
 local now, part = clock()
 if (argc - 1) % 4 ~= 0 then return refuse('INVALID', 'a message takes four arguments') end
-local grouped, turns, book, begins = set.groups and match(set.groups, '^%d'), nil, nil, nil
-if (careful or max_length or max_dead or grouped) and not dead then return refuse('KEYS', 'every key is needed here') end
+if (careful or max_length or max_dead) and not dead then return refuse('KEYS', 'every key is needed here') end
 
 local statuses, holder_of, k, window, age
 if careful then
@@ -34,7 +31,7 @@ local lead, n = '1\tsent\tready\t' .. stamp .. '\t', 0
 local lines, bodies, readied, later, soonest = {}, {}, {}, nil, nil
 for i = 2, argc, 4 do
   local id, due, priority, form = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2]), ARGV[i + 3]
-  local facts, size, own = match(form, '^([^\t\n]*\t%d+\t(%d+))\n([^\n]*)\n')
+  local facts, size = match(form, '^([^\t\n]*\t%d+\t(%d+))\n[^\n]*\n')
   if not priority or priority < 0 or priority > 255 or priority % 1 ~= 0 then
     return refuse('INVALID', 'priority must be 0 to 255')
   elseif not facts then
@@ -50,22 +47,7 @@ for i = 2, argc, 4 do
   if not holder then
     n = n + 1
     facts = stamp .. '\t' .. facts
-    local place, group = base + n, nil
-    if grouped or book or own ~= '' then
-      group = match(own, '^[^\t]*\t[^\t]*\t[^\t]*\t[^\t]*\t([^\t]+)')
-      if group or grouped or book then
-        if not held then return refuse('KEYS', 'every key is needed here') end
-        if not book then
-          turns = require('groups')
-          book = turns.open_book({ groups = groups, held = held, ready = ready }, set.groups or '')
-          if not book.since then book.since, begins = base + (argc - 1) / 4, true end
-          turns.load_sent(book, i, argc)
-        end
-        if at <= now then place = turns.next_turn(book, group, ARGV[i + 2]) end
-        if group then turns.shift(book, group, ARGV[i + 2], nil, at > now and 's' or 'r') end
-      end
-    end
-    local sequence = format('%d', place)
+    local sequence = format('%d', base + n)
     bodies[2 * n - 1], bodies[2 * n] = id, sequence .. '\n' .. stamp .. '\t' .. form
     if at > now then
       later = later or {}
@@ -74,33 +56,29 @@ for i = 2, argc, 4 do
       lines[n] = '1\tsent\tscheduled\t' .. stamp .. '\t' .. id .. '\t' .. facts .. '\t0\t\t' .. format('%d', at)
         .. '\t\t'
     else
-      local at_end = #readied
-      readied[at_end + 1], readied[at_end + 2] = format('%d', (255 - priority) * SPAN + place), id
+      local place = #readied
+      readied[place + 1], readied[place + 2] = format('%d', (255 - priority) * SPAN + base + n), id
       lines[n] = lead .. id .. '\t' .. facts .. '\t0\t\t\t\t'
     end
-    local batch = own ~= '' and match(own, '^[^\t]*\t[^\t]*\t[^\t]*\t[^\t]*\t[^\t]*\t(.+)$')
+    local batch = careful and match(form, '^[^\n]*\n[^\t\n]*\t[^\t\n]*\t[^\t\n]*\t[^\t\n]*\t([^\n]+)\n')
     if batch then lines[n] = lines[n] .. 'batch ' .. batch end
-    if group then lines[n] = '2' .. string.sub(lines[n], 2) .. '\t' .. group end
   end
 end
 if n == 0 then return { 0, unpack(statuses) } end
 if max_dead and call('ZCARD', dead) >= max_dead then return refuse('DEADFULL', 'max_dead is ' .. max_dead) end
 if max_length then
   local length = call('ZCARD', ready) + call('ZCARD', scheduled) + call('ZCARD', retrying) + call('ZCARD', leased)
-    + call('ZCARD', held)
   if length + n > max_length then return refuse('FULL', 'max_length is ' .. max_length) end
 end
 
 call('HSET', queue, 'sequence', format('%d', base + n), 'sent', format('%d', (tonumber(total_sent) or 0) + n))
 write(base, lines, false, bodies)
-if begins then turns.begin(book, book.since) end
-if book then turns.save(book) end
 call('HSET', messages, unpack(bodies))
 if careful then
   local m = require('moves')
   for i = 1, n do
     local _, limits = m.read(bodies[2 * i])
-    m.hold_unique(unique, limits, bodies[2 * i - 1], string.find(lines[i], '^%d\tsent\tr') and 'r' or 's')
+    m.hold_unique(unique, limits, bodies[2 * i - 1], string.find(lines[i], '^1\tsent\tr') and 'r' or 's')
   end
 end
 if soonest then

@@ -1,5 +1,5 @@
 -- Plans and performs acks for the two verbs that take them.
-local call, match, find, format = redis.call, string.match, string.find, string.format
+local call, match, format = redis.call, string.match, string.format
 local GRAVES = 1000000 -- acked ids kept per generation at most, however long the dedup window
 
 -- Keeps acked ids with their tokens for the dedup window, in two generations that rotate by age or size.
@@ -22,51 +22,34 @@ local function tombstone(acked, acked_before, window, since, graves, base, now)
 end
 
 -- Plans the acks of pairs (id, token) from ARGV[first] on: which messages are removed, the journal's lines, and which
--- leases are lost; also the groups of those whose leases count for their group, nil if there are none. The ids are
--- stored as acked here, before anything moves.
+-- leases are lost. The ids are stored as acked here, before anything moves.
 local function plan(first, now, keep, deliveries, unique, acked, acked_before, window, since, base, outbox)
-  local ids, gone, lines, graves, lost, freed = {}, {}, {}, {}, {}, nil
+  local ids, gone, lines, graves, lost = {}, {}, {}, {}, {}
   for i = first, #ARGV, 2 do ids[#ids + 1] = ARGV[i] end
   local found = call('HMGET', deliveries, unpack(ids))
-  local m
   local lead, seen, count = format('1\tacked\t%s\t%d\t', keep > 0 and 'done' or 'gone', now), {}, 0
   for i = 1, #ids do
     local id, given, text = ids[i], ARGV[first + 2 * i - 1], found[i]
-    local ends, expires, token, tail, _
-    if text then _, ends, expires, token, tail = find(text, '^(%d+) ([^\n]+)\n([^\n]*)\n') end
+    local expires, token, tail
+    if text then expires, token, tail = match(text, '^(%d+) ([^\n]+)\n([^\n]*)\n') end
     if token == given and tonumber(expires) > now and not seen[id] then
-      local group, counted
       seen[id] = token
       count = count + 1
       gone[count] = id
       graves[2 * count - 1], graves[2 * count] = id, token
+      lines[count] = lead .. id .. '\t' .. tail .. '\t\t\t'
       if string.byte(text, -1) ~= 10 then
-        -- Most messages with limits have only a group.
-        group, counted = match(text, '^[^\n]*\n\t\t\t\t([^\t\n]+)(\t?%*?)$', ends + 1)
-        if not group then
-          m = m or require('moves')
-          local d = m.parse(text)
-          local limits = d.limits
-          m.hold_unique(unique, limits, id, keep > 0 and 'k' or 'g')
-          m.note(outbox, limits, id, 'acked', '', now, base + count)
-          group, counted = m.group_of(limits), d.counted and '\t*'
-        end
-      end
-      if group then
-        lines[count] = '2' .. string.sub(lead, 2) .. id .. '\t' .. tail .. '\t\t\t\t' .. group
-        if counted == '\t*' then
-          freed = freed or {}
-          freed[#freed + 1] = group
-        end
-      else
-        lines[count] = lead .. id .. '\t' .. tail .. '\t\t\t'
+        local m = require('moves')
+        local limits = m.parse(text).limits
+      m.hold_unique(unique, limits, id, keep > 0 and 'k' or 'g')
+      m.note(outbox, limits, id, 'acked', '', now, base + count)
       end
     elseif not (seen[id] == given or call('HGET', acked, id) == given or call('HGET', acked_before, id) == given) then
       lost[#lost + 1] = i
     end
   end
   if count > 0 then tombstone(acked, acked_before, window, since, graves, base, now) end
-  return gone, lines, lost, freed
+  return gone, lines, lost
 end
 
 -- Performs planned acks, after their lines are in the journal.
@@ -91,13 +74,4 @@ local function apply(gone, now, keep, k)
   end
 end
 
--- Counts acked messages out of their groups; returns how many messages were let in for them.
-local function leave(freed, k)
-  local groups = require('groups')
-  local book = groups.open_book(k)
-  groups.load_fields(book, freed, {}, {})
-  for i = 1, #freed do groups.shift(book, freed[i], nil, 'l') end
-  return groups.close_book(book)
-end
-
-return plan, apply, leave
+return plan, apply

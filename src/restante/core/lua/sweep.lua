@@ -4,12 +4,6 @@ local call, match, format = redis.call, string.match, string.format
 local BATCH = 200 -- messages promoted or reclaimed per call, so that no call blocks the server for long
 local m = require('moves')
 
--- Counts a message out of one state and into another, in the book of groups that a queue with groups has open.
-local function count_in(k, facts, limits, from, to)
-  local group = k.book and m.group_of(limits)
-  if group then k.groups_part.shift(k.book, group, match(facts, '\t(%d+)\t%d+$'), from, to) end
-end
-
 -- Scheduled and retrying messages become ready in order of due_at; those delivered before keep their position.
 local function promote(from, k, now)
   local ids = call('ZRANGEBYSCORE', from, '-inf', now, 'LIMIT', 0, BATCH)
@@ -22,17 +16,12 @@ local function promote(from, k, now)
     local d = given[i] and m.parse(given[i])
     if not d then
       -- Its position is that of the moment it became ready, and is kept if the message returns.
-      local turn = base + i
-      if k.book then
-        turn = k.groups_part.next_turn(k.book, m.group_of(limits), match(facts, '\t(%d+)\t%d+$'))
-      end
-      d = { token = '', expires = 0, attempts = 0, sequence = format('%d', turn), received = '', consumer = '',
+      d = { token = '', expires = 0, attempts = 0, sequence = format('%d', base + i), received = '', consumer = '',
         replays = '0', facts = facts, limits = limits }
       call('HSET', k.deliveries, ids[i], m.pack(d))
     end
-    count_in(k, facts, limits, given[i] and 't' or 's', 'r')
     scored[2 * i - 1], scored[2 * i] = m.position(facts, d.sequence), ids[i]
-    moved[i] = m.line('promoted', 'ready', now, ids[i], facts, d.attempts, '', '', '', '', limits)
+    moved[i] = m.line('promoted', 'ready', now, ids[i], facts, d.attempts, '', '', '', '')
     m.hold_unique(k.unique, limits, ids[i], 'r')
   end
   write(base, moved, false)
@@ -50,8 +39,7 @@ local function reclaim(k, now, max_attempts)
     local id, d = ids[i], m.parse(given[i])
     local spent = d.attempts >= m.allowed_attempts(d.limits, max_attempts)
     write(base + i - 1, { m.line('expired', spent and 'dead' or 'ready', now, id, d.facts, d.attempts, d.consumer, '',
-      'LeaseExpired', '', d.limits) }, spent)
-    count_in(k, d.facts, d.limits, d.counted and 'l' or nil, spent and 'd' or 'r')
+      'LeaseExpired', '') }, spent)
     if spent then
       m.to_dead(k, id, d, now, 'expired', 'LeaseExpired', '"the lease ran out on the last attempt"')
     else
@@ -78,16 +66,13 @@ local function find_noted(k, now)
   return now + m.CARRY_MS
 end
 
--- Stores when the next message, lease or group is due and returns it, nil if none is.
+-- Stores when the next message or lease is due and returns it, nil if none is.
 local function note_next_due(k, now)
   local due = find_noted(k, now)
   for _, zset in ipairs({ k.scheduled, k.retrying, k.leased }) do
     local head = call('ZRANGE', zset, 0, 0, 'WITHSCORES')
     if head[2] and (not due or tonumber(head[2]) < due) then due = tonumber(head[2]) end
   end
-  local look = k.book and call('ZRANGE', k.waits, 0, 0, 'WITHSCORES')[2]
-  if look and (not due or tonumber(look) < due) then due = tonumber(look) end
-  if k.looking then due = k.looking end -- more groups to look through
   call('HSET', queue, 'due', due and format('%d', due) or '')
   return due
 end

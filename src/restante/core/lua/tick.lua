@@ -1,7 +1,6 @@
 -- Fires schedules: stores the messages of ticks that are due, as a send does, and with them each schedule's next tick.
 -- A schedule that has changed since the caller read it is left alone, so that of many firers one fires each tick.
--- KEYS: queue journal messages ready marker scheduled unique acked acked_before leased retrying dead groups held
---       schedules ticks done
+-- KEYS: queue journal messages ready marker scheduled unique acked acked_before leased retrying dead schedules ticks
 -- ARGV: most schedules to return, a number that chooses among more, ms ahead to look, then per schedule: name, its head
 --       as read, its head after the tick, its head if the tick is passed over because the last message is not settled
 --       ("" to fire all the same), due ms of the next tick ("" for none), number of messages, then per message: id, due
@@ -10,17 +9,15 @@
 --         schedule, then name and record per schedule that is due, or if none is, that is due soon.
 -- Journal: sent
 local messages, ready, marker, scheduled, unique, acked = KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
-local acked_before, leased, retrying, dead = KEYS[9], KEYS[10], KEYS[11], KEYS[12]
-local groups, held, schedules, ticks, done = KEYS[13], KEYS[14], KEYS[15], KEYS[16], KEYS[17]
-local most, chance, ahead = whole(ARGV[1], 0, 1000), whole(ARGV[2], 0, 4e15), whole(ARGV[3], 0, 4e15)
+local acked_before, leased, retrying, dead, schedules = KEYS[9], KEYS[10], KEYS[11], KEYS[12], KEYS[13]
+local ticks, most, chance, ahead = KEYS[14], whole(ARGV[1], 0, 1000), whole(ARGV[2], 0, 4e15), whole(ARGV[3], 0, 4e15)
 if not most or not chance or not ahead then return refuse('INVALID', 'give the most schedules to return, and a number') end
 local now = clock()
 local statuses, applied, sends, name_of = {}, {}, { '1' }, {}
 
--- A message may also wait in `held`, whose members take more than an id to find.
 local function unsettled(id)
-  return id ~= '' and call('HEXISTS', messages, id) == 1
-    and not (call('ZSCORE', dead, id) or call('ZSCORE', done, id))
+  return id ~= '' and (call('ZSCORE', ready, id) or call('ZSCORE', leased, id) or call('ZSCORE', retrying, id)
+    or call('ZSCORE', scheduled, id))
 end
 
 local at = 4
@@ -50,9 +47,7 @@ if #sends > 1 then
   local plain = write
   write = function(base, lines, terminal, bodies)
     for i = 1, #lines do
-      local text, group = lines[i], ''
-      if string.byte(text) == 50 then text, group = match(text, '^(.*)(\t[^\t]*)$') end -- format 2: the group follows
-      lines[i] = text .. 'schedule ' .. name_of[match(text, '^%d\t%a+\t%a+\t%d+\t([^\t]*)')] .. group
+      lines[i] = lines[i] .. 'schedule ' .. name_of[match(lines[i], '^%d\t%a+\t%a+\t%d+\t([^\t]*)')]
     end
     plain(base, lines, terminal, bodies)
   end

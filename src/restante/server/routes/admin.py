@@ -60,24 +60,24 @@ async def drop(state: StateDep, caller: Operator, queue: QueueName) -> Json:
     return Json({"dropped": queue})
 
 
-@json_route(api.post, "/queues/{queue:name}/pause", responses.QueueOut, summary="Pause a queue or a group")
-async def pause(state: StateDep, caller: Operator, queue: QueueName, body: requests.OfGroup | None = None) -> Json:
-    """No message, or none of the group, is delivered until `resume`. Sends continue; leases and delays keep running."""
-    await state.operate(caller, Admin.pause, queue, group=body.group if body else None)
+@json_route(api.post, "/queues/{queue:name}/pause", responses.QueueOut, summary="Pause a queue")
+async def pause(state: StateDep, caller: Operator, queue: QueueName, body: requests.Empty | None = None) -> Json:
+    """No message is delivered until `resume`. Sends continue, and leases and delays keep running."""
+    await state.operate(caller, Admin.pause, queue)
     return Json(await one_queue(state, caller, queue))
 
 
-@json_route(api.post, "/queues/{queue:name}/resume", responses.QueueOut, summary="Resume a queue or a group")
-async def resume(state: StateDep, caller: Operator, queue: QueueName, body: requests.OfGroup | None = None) -> Json:
-    """Wakes waiting receives. The queue and each of its groups are paused and resumed apart."""
-    await state.operate(caller, Admin.resume, queue, group=body.group if body else None)
+@json_route(api.post, "/queues/{queue:name}/resume", responses.QueueOut, summary="Resume a queue")
+async def resume(state: StateDep, caller: Operator, queue: QueueName, body: requests.Empty | None = None) -> Json:
+    """Wakes waiting receives."""
+    await state.operate(caller, Admin.resume, queue)
     return Json(await one_queue(state, caller, queue))
 
 
 @json_route(api.post, "/queues/{queue:name}/purge", responses.Purged, summary="Purge messages by state")
 async def purge(state: StateDep, caller: Operator, queue: QueueName, body: requests.Purge) -> Json:
-    """Removes every message in the given states, or those of one group. Leased messages cannot be purged."""
-    return Json({"purged": await state.operate(caller, Admin.purge, queue, body.states, group=body.group)})
+    """Removes every message in the given states. Leased messages cannot be purged."""
+    return Json({"purged": await state.operate(caller, Admin.purge, queue, body.states)})
 
 
 @json_route(api.post, "/queues/{queue:name}/delete", responses.Deleted, summary="Delete messages by ID")

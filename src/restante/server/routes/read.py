@@ -6,7 +6,6 @@ filter scans a bounded number of messages per call and returns where it stopped.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Annotated, Any
 
 from fastapi import Query, Request
@@ -111,23 +110,6 @@ async def queue_(state: StateDep, caller: Reader, queue: QueueName) -> Json:
     return Json(await one_queue(state, caller, queue))
 
 
-@json_route(api.get, "/queues/{queue:name}/groups", responses.GroupsOut, summary="List the groups of a queue")
-async def groups(state: StateDep, caller: Reader, queue: QueueName, limit: Limit = 50) -> Json:
-    """Groups that are not idle, those in trouble first. `complete` is false if there are too many to read them all."""
-    await state.existing(queue)
-    admin = state.admin(caller)
-    found = await state.call(partial(admin.groups, limit=limit), queue)
-    now = await state.call(admin.now_ms)
-    return Json(
-        {
-            "now": now,
-            "total": found.total,
-            "complete": found.complete,
-            "groups": [counts.as_dict() for counts in found.groups],
-        }
-    )
-
-
 # -- messages --------------------------------------------------------------------------------------------------------
 
 
@@ -140,7 +122,6 @@ async def messages(
     kind: Text = None,
     q: Text = None,
     error_class: Text = None,
-    group: Text = None,
     order: Annotated[str, Query(pattern="^(oldest|newest)$")] = "oldest",
     limit: Limit = 50,
     before: Cursor = None,
@@ -148,7 +129,7 @@ async def messages(
     """Pass `next` as `before` to get the next page; it is null at the end. `total` counts all messages of the state."""
     await state.existing(queue)
     return Json(
-        await state.call(_page, state, caller, queue, message_state, kind, q, error_class, group, order, limit, before)
+        await state.call(_page, state, caller, queue, message_state, kind, q, error_class, order, limit, before)
     )
 
 
@@ -160,7 +141,6 @@ def _page(
     kind: str | None,
     q: str | None,
     error_class: str | None,
-    group: str | None,
     order: str,
     limit: int,
     before: str | None,
@@ -173,8 +153,7 @@ def _page(
     filtered = bool(kind or q or error_class)
     while True:
         size = min(1000, SCANNED - scanned) if filtered else limit
-        newest = order == "newest"
-        page = admin.messages(queue, message_state, limit=size, after=place, newest_first=newest, group=group)
+        page = admin.messages(queue, message_state, limit=size, after=place, newest_first=order == "newest")
         place = page.next
         for message in page.messages:
             scanned += 1
