@@ -95,6 +95,7 @@ class Walk:
         else:
             raise AssertionError("a batch took a message after its end")
         self._move_late(here, there)
+        self._die_late(here, there)
         self._end_before_seal(here)
         self._replay_after_end(here)
         self._carry_twice(here)
@@ -114,6 +115,23 @@ class Walk:
         run_flow(self.client.connection, calls.carry(here.name, entries, False))
         del self.admin._carry
         assert self.admin.batch(batch.id).dead == 1, "a late carrier of a move brought a dead message back"
+
+    def _die_late(self, here: Any, there: Any) -> None:
+        with self.client.batch("home-3", on_dead="alarm") as batch:
+            id = batch.send(here, 1)
+        key = here.ref.keys["outbox"]
+        self.client.connection.run(ops.bury_many(QueueRef(here.name, "dying", Draft), [here.receive()]))
+        entries = self.client.connection.command("ZRANGE", key, 0, -1, key=key)
+        self.admin.move(here.name, there.name, [id])
+        self.admin.replay(there.name, ids=[id])
+        run_flow(self.client.connection, calls.carry(here.name, entries, False))
+        status = self.admin.batch(batch.id)
+        assert (status.dead, status.pending) == (0, 1), "what a queue said before a move was counted after it"
+        self.admin.move(there.name, here.name, [id])
+        run_flow(self.client.connection, calls.carry(here.name, entries, False))
+        assert self.admin.batch(batch.id).pending == 1, "what a queue said before a message came back was counted again"
+        here.receive().ack()
+        assert self.admin.batch(batch.id).state == "complete"
 
     def _end_before_seal(self, queue: Any) -> None:
         name = BatchName("home-3", "unsealed")

@@ -64,12 +64,19 @@ MUTANTS = (
         "entries counted twice",
         "batch_count",
         (
-            "if not letter or (place == source and sequence <= tonumber(last)) then return end",
-            "if not letter then return end",
+            "if sequence <= tonumber(place == source and last or left_with(k, id, source)) then return end",
+            "",
         ),
     ),
+    mutant(
+        "news of a queue that the message has left",
+        "batch_count",
+        ("(place == source and last or left_with(k, id, source))", "(place == source and last or '0')"),
+    ),
     mutant("a late move counts", "batch_count", ("if returns and place ~= source then return end", "")),
-    mutant("a moved message keeps its number", "batch_count", ("to, upto = class, '0'", "to = class")),
+    mutant(
+        "a moved message keeps its number", "batch_count", ("to, upto = class, left_with(k, id, class)", "to = class")
+    ),
     mutant("an ended message is not counted off", "batch_count", ("call('HINCRBY', k.batch, before, -1)", "")),
     mutant("the end without its sealing", "batch_count", ("(state ~= 'running' and state ~= 'cancelled')", "false")),
     mutant(

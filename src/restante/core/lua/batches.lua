@@ -81,6 +81,16 @@ local function leave_out(k, id)
   return true
 end
 
+-- The number of the entry with which a message left a queue for another, 0 if it never did: what that queue said
+-- before is old news, however late it comes.
+local function left_with(k, id, place)
+  local last = '0'
+  for from, number in string.gmatch(call('HGET', k.batch, 'moved:' .. id) or '', '(%S+) (%d+)') do
+    if from == place then last = number end
+  end
+  return last
+end
+
 -- Counts one entry of an outbox, unless it or a later one of the message was counted already.
 local function count(k, name, source, sequence, how, id, class, now)
   if how == 'unsent' then
@@ -88,7 +98,12 @@ local function count(k, name, source, sequence, how, id, class, now)
     how = 'lost'
   end
   local letter, place, last, error = match(call('HGET', k.members, id) or '', '^(%a) (%S+) (%d+) (.*)$')
-  if not letter or (place == source and sequence <= tonumber(last)) then return end
+  if not letter then return end
+  if sequence <= tonumber(place == source and last or left_with(k, id, source)) then return end
+  if how == 'moved' then
+    local before = call('HGET', k.batch, 'moved:' .. id) or ''
+    call('HSET', k.batch, 'moved:' .. id, format('%s %s %d', before, source, sequence))
+  end
   if how == 'lost' and letter ~= 'p' then return end
   local returns = how == 'moved' or how == 'replayed'
   if returns and place ~= source then return end -- it is elsewhere by now
@@ -99,7 +114,7 @@ local function count(k, name, source, sequence, how, id, class, now)
     call('HDEL', k.members, id)
   else
     local to, upto = source, format('%d', sequence)
-    if how == 'moved' then to, upto = class, '0' end -- the other queue counts for itself
+    if how == 'moved' then to, upto = class, left_with(k, id, class) end -- the other queue counts for itself
     call('HSET', k.members, id, table.concat({ ENDINGS[how] or 'p', to, upto, returns and '' or class }, ' '))
   end
   if not ENDINGS[how] then return end
