@@ -140,7 +140,7 @@ def measure(processes: str, tests: Sequence[str], limit: float) -> None:
     CONSOLE.print(f"data in {folder}")
     run = run_tests([*coverage, "run"], processes, tests, environment, limit)
     if not run.ended:
-        raise SystemExit("no test has ended: there is nothing to report")
+        raise SystemExit(f"pytest ended with {run.code} before any test: there is nothing to report")
     subprocess.run([*coverage, "combine", "--quiet"], cwd=ROOT, env=environment, check=True)
     report = Path(folder, "report.json")
     # Tests also run copies of the package, which are gone by now.
