@@ -116,9 +116,15 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("tests", nargs="*", help="tests to run instead of all")
     parser.add_argument("--again", action="store_true", help="make the table of the last run again; runs no tests")
     told = parser.parse_args(words)
+    if told.write_docs and told.tests:
+        parser.error("--write-docs publishes a whole run: leave the tests out")
+    if told.again and not RESULTS.exists():
+        parser.error("no run has ended here: leave --again out")
     if not told.again:
         measure(told.processes, told.tests, told.limit * 60)
     last = json.loads(RESULTS.read_text())
+    if told.write_docs and not last["run"]["whole"]:
+        parser.error("--write-docs publishes a whole run, and the last one was of chosen tests")
     text = table(last["files"], last["run"])
     CONSOLE.print(text, markup=False, highlight=False, soft_wrap=True)
     if told.write_docs:
@@ -140,14 +146,16 @@ def measure(processes: str, tests: Sequence[str], limit: float) -> None:
     CONSOLE.print(f"data in {folder}")
     run = run_tests([*coverage, "run"], processes, tests, environment, limit)
     if not run.ended:
-        raise SystemExit("no test has ended: there is nothing to report")
+        raise SystemExit(f"pytest ended with {run.code} before any test: there is nothing to report")
     subprocess.run([*coverage, "combine", "--quiet"], cwd=ROOT, env=environment, check=True)
     report = Path(folder, "report.json")
     # Tests also run copies of the package, which are gone by now.
     chosen = ["--include", "src/restante/*", "--ignore-errors"]
     subprocess.run([*coverage, "json", "--quiet", *chosen, "-o", str(report)], cwd=ROOT, env=environment, check=True)
     RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps({"run": run.outcome(), "files": json.loads(report.read_text())["files"]}))
+    RESULTS.write_text(
+        json.dumps({"run": run.outcome() | {"whole": not tests}, "files": json.loads(report.read_text())["files"]})
+    )
     shutil.rmtree(folder)
 
 
@@ -249,8 +257,9 @@ def ending(run: dict[str, Any]) -> list[str]:
     """When the tests ran, which of them failed, and which did not end."""
     lines = [f"Run on {run['date']}: {run['ended']:,} tests, {len(run['failed'])} failed."]
     lines += [f"Failed: `{test}`." for test in run["failed"]]
-    if run["stopped"]:
-        lines.append(f"The run was stopped after {run['ended']:,} of {run['count']:,} tests; data may be missing.")
+    if run["stopped"] or run["code"] not in (0, 1):
+        how = "was stopped" if run["stopped"] else f"ended with {run['code']}"
+        lines.append(f"The run {how} after {run['ended']:,} of {run['count']:,} tests: the figures are incomplete.")
         lines += [f"Did not end: `{test}`." for test in run["running"]]
     return lines
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -86,12 +87,30 @@ def test_the_table_names_rooms_low_modules_and_what_failed(monkeypatch: pytest.M
     assert lines[0].endswith(": 2 tests, 1 failed.")
     assert lines[1:4] == [
         "Failed: `tests/x.py::test_y`.",
-        "The run was stopped after 2 of 9 tests; data may be missing.",
+        "The run was stopped after 2 of 9 tests: the figures are incomplete.",
         "Did not end: `z`.",
     ]
     assert "| core | 400 | 87.5% |" in lines
     assert "| `core/low.py` | 100 | 50% | runs in processes that a test kills |" in lines
     assert not any("high.py" in line for line in lines)
+
+
+def test_a_run_that_was_killed_from_outside_is_not_taken_for_a_whole_one() -> None:
+    run = Run(code=-9, count=9, ended={"a"})
+    lines = table(file("src/restante/core/high.py", 3, 3), run.outcome()).splitlines()
+    assert lines[1] == "The run ended with -9 after 1 of 9 tests: the figures are incomplete."
+
+
+@pytest.mark.parametrize("words", [["--again"], ["tests/core"]])
+def test_chosen_tests_are_not_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    results = tmp_path / "coverage.json"
+    monkeypatch.setattr(coverage_report, "RESULTS", results)
+    results.write_text(json.dumps({"run": Run().outcome() | {"whole": False}, "files": {}}))
+    with pytest.raises(SystemExit):
+        coverage_report.main(["--write-docs", *words])
+    assert "--write-docs publishes a whole run" in capsys.readouterr().err
 
 
 def test_the_table_goes_between_the_marks_of_the_page(tmp_path: Path) -> None:
