@@ -76,7 +76,7 @@ def _restante_clean(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture
 def restante_server(request: pytest.FixtureRequest, _restante_clean: None) -> Iterator[PrivateServer]:
-    """The private server of this session, empty. A `connect()` without a URL reaches it during the test."""
+    """The private server of this test run, empty. A `connect()` without a URL reaches it during the test."""
     server = _server(request.config)
     server.start()
     server.clear()
